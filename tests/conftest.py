@@ -22,7 +22,7 @@ from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
 
 pytest_plugins = ["tests.support.versions", "tests.support.scratch", "tests.support.order"]
 
-# how long an example takes is the machine's business: other workers, and their servers, run beside it
+# the duration of an example depends on the machine: other workers and their servers run at the same time
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slot", metavar="NAME", help="a permanent slot, created if missing; tail resumes from its position; default: a temporary slot"
     )
     parser.add_argument("--format", choices=sorted(_FORMATS), default="text", help="default: %(default)s; json: one object per line")
-    parser.add_argument("--messages", action="store_true", help="print print print print logical messages (pg_logical_emit_message) too")
+    parser.add_argument("--messages", action="store_true", help="print logical messages (pg_logical_emit_message) too")
     until = parser.add_mutually_exclusive_group()
     until.add_argument("--until-caught-up", action="store_true", help="end when everything that is committed at the start is printed")
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything that is committed up to this LSN is printed")

@@ -2,7 +2,7 @@
 
 ``python -m tests.benchmark.parallel_apply [ROWS]`` (``make benchmark-parallel``) starts a publisher and a target and prints, for
 each kind of transaction, the seconds from the publisher's COMMIT to its durability in the target, and the ratio of the two. The two
-options take turns in one run: other work on the machine meets both.
+options take turns in one run: other work on the machine affects both.
 
 * *bulk*: one INSERT … SELECT; the COMMIT comes long before the publisher has decoded the rows.
 * *steady*: the same rows in fifty statements, each begun when the publisher has sent the one before: a job that works for a while.

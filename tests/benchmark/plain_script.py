@@ -1,4 +1,4 @@
-"""What somebody writes who needs it today: psycopg2's replication cursor, and every change executed as it comes.
+"""A plain script, as one would write it today: psycopg2's replication cursor, and each change executed when it arrives.
 
 ``python -m tests.benchmark.plain_script DSN SLOT END_LSN TARGET`` applies what the slot gives up to END_LSN to table ``t`` of TARGET, a
 ``sqlite:///`` or ``mariadb://`` URL, and prints the seconds from its first connection to the last commit. It is as quick as that way can
@@ -47,7 +47,7 @@ def _values(payload: bytes, position: int) -> list[str | None]:
 
 
 def _connect(url: str) -> tuple[Any, str]:
-    """The connection, in which transactions begin by themselves, and what stands for a parameter."""
+    """The connection, in which transactions begin by themselves, and the placeholder of a parameter."""
     if url.startswith("sqlite:///"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"))
         connection.execute("PRAGMA journal_mode = WAL")

@@ -1,20 +1,20 @@
-"""How fast a target of SQLAlchemy catches up, beside the publisher's own limit and beside a plain script.
+"""How fast a target of SQLAlchemy catches up, compared with the publisher's own limit and with a plain script.
 
 ``python -m tests.benchmark.sinks sqlite|mariadb [ROWS [SIZE]]`` (``make bench SINK=… ROWS=… SIZE=…``) writes so many inserts and then
-updates of the same rows, in transactions of SIZE rows, each three times. Then three read what was written, each by a slot of its own that
-was created before:
+updates of the same rows, in transactions of SIZE rows, each three times. Then three programs read what was written, each from its own
+slot that was created before:
 
 * ``pg_recvlogical`` into ``/dev/null``: what the publisher needs to decode and send;
 * :mod:`tests.benchmark.plain_script`: psycopg2's replication cursor, every change executed by itself;
 * this program, from the start of its run to the durability of the last row. Its garbage collector is set as the command sets it.
 
-They take turns, in another order each time: other work on the machine meets all of them. Given are medians. All commits are synchronous,
+They take turns, in another order each time: other work on the machine affects all of them. Given are medians. All commits are synchronous,
 of the script and of ours, and rows are compared at the end. The start of each counts, so there are enough rows for it not to.
 
 Without SIZE (or with 0) it is done for each of :data:`SIZES`: one row a transaction, as applications write that save one thing at a time;
 ten, an order with its lines; a thousand, a batch job. The script waits for the disk once a transaction, and this program once a batch: how
-many times as fast it can be depends on SIZE and on the disk. Nobody is faster than the publisher: how many times as fast as the script it
-is stands beside, and what is more than that cannot be reached.
+many times as fast it can be depends on SIZE and on the disk. No program is faster than the publisher: the output also gives
+how many times as fast as the script the publisher is, which is the upper limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long many tables take, beside PostgreSQL's own subscription.
+"""How long many tables take, compared with PostgreSQL's own subscription.
 
 ``python -m tests.benchmark.tables [VERSION [TARGET]]`` (``make bench-tables VERSION=15 TARGET=sqlite``), the publisher of that version;
 the target too, or ``sqlite`` or ``mariadb``, where there is no native subscription to compare with:

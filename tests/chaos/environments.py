@@ -63,7 +63,7 @@ class Environment(ABC):
 
     @abstractmethod
     async def assert_same(self) -> None:
-        """The rows of all tables, and what is left behind. The program does not run."""
+        """The rows of all tables, and what the program has left. It does not run."""
 
     @abstractmethod
     def forget_forged(self) -> None:
@@ -244,5 +244,5 @@ def _moved(url: str, port: int) -> str:
 
 
 async def in_thread(function: Any, *arguments: Any) -> Any:
-    """What blocks, beside the proxies."""
+    """What blocks, except the proxies."""
     return await asyncio.to_thread(function, *arguments)

@@ -1,7 +1,7 @@
 """Messages of a walsender that are wrong, each in a way that a subscriber can notice, or need not notice.
 
-What nobody can notice is left out: a value, a relation id or a known tag changed to another; a row that is missing or comes twice; a WAL
-end that is wrong, but within the publisher's WAL.
+Faults that no subscriber can notice are left out: a value, a relation id or a known tag changed to another; a missing or duplicate row; a
+WAL end that is wrong, but within the publisher's WAL.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _trailing(state: StreamState, message: bytes, rng: random.Random) -> Strike 
 
 
 def _tuple_place(state: StreamState, message: bytes) -> int | None:
-    """Where the number of a tuple's columns stands."""
+    """Offset of a tuple's number of columns."""
     if not _is_frame(state, message) or payload_tag(message) not in _ROWS:
         return None
     return HEADER + PAYLOAD + 1 + (4 if state.block == ord("S") else 0) + 4 + 1
@@ -201,7 +201,7 @@ def _error(state: StreamState, _: bytes, rng: random.Random) -> Strike | None:
 
 
 def _ended(state: StreamState, message: bytes, rng: random.Random) -> Strike | None:
-    """The end of the COPY, as when a server shuts down; in the middle of whatever it is."""
+    """The end of the COPY, as when a server shuts down, at any place of the stream."""
     if not state.streaming:
         return None
     done = b"c\0\0\0\4"

@@ -26,7 +26,7 @@ def _delay(_: StreamState, message: bytes, rng: random.Random) -> Strike:
 
 
 def _stall(_: StreamState, message: bytes, rng: random.Random) -> Strike:
-    """Silence for longer than the timeouts; then it goes on, or not."""
+    """Silence for longer than the timeouts; then the connection continues, or not."""
     return Strike(message, pause=rng.uniform(*_LONG), then=rng.choice((Then.GO_ON, *_ENDS)))
 
 

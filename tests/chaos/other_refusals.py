@@ -146,7 +146,7 @@ def _kill(environment: Environment, what: str) -> None:
     for (session,) in database.fetch(
         "SELECT id FROM information_schema.processlist WHERE db = %s AND id <> connection_id()", [database.name]
     ):
-        with contextlib.suppress(pymysql.err.OperationalError):  # it ended meanwhile
+        with contextlib.suppress(pymysql.err.OperationalError):  # it has ended
             database.execute(f"{what} {session}")
 
 

@@ -2,7 +2,7 @@
 
 It passes on whole messages of the server, and what the client sends as it comes. A fault is *armed*; the next message that it fits, or one
 soon after that, is struck. Bytes are never lost or changed silently: what a fault damages is either found by any reader of the protocol, or
-the connection ends with it. (PostgreSQL's protocol has no checksums, because TCP has: nobody can find a flipped bit inside a value.)
+the connection ends with it. (PostgreSQL's protocol has no checksums, because TCP has: a flipped bit inside a value cannot be detected.)
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Proxy:
         self.calm.clear()
 
     def arm(self, fault: Fault) -> None:
-        """Do this soon; what was armed before and met no message is forgotten."""
+        """Do this soon; a fault that was armed before and has not struck is dropped."""
         self.armed = fault
 
     def end_links(self) -> None:
@@ -246,7 +246,7 @@ class Link:
             await self._server_writer.drain()
 
     async def _carry_out(self, found: Strike, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection goes on."""
+        """Whether the connection continues."""
         self.damaged = True
         if found.pause:
             self._open.clear()

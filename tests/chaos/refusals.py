@@ -201,7 +201,7 @@ def _setting(environment: Environment, name: str, value: str) -> Iterator[None]:
     finally:
         with contextlib.closing(_maintenance(environment)) as session:
             session.execute(f"ALTER DATABASE {name_of_database} RESET {name}".encode())
-        # a session of now would keep it for ever
+        # the present session would keep it for its whole life
         _signal(environment, "pg_terminate_backend")
 
 

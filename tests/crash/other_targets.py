@@ -26,7 +26,7 @@ SMALL = ("logical_decoding_work_mem=128kB", "batch_rows=500", "copy_range_size=5
 
 
 class TargetReader(Protocol):
-    """Reads a target on a session of its own."""
+    """Reads a target on its own session."""
 
     url: str
 
@@ -120,7 +120,7 @@ async def make_specimens_of_text(target_url: str) -> None:
 
 
 async def assert_same(process: OtherProcess) -> None:
-    """The rows of all tables value by value, what is prepared, and nothing left behind on the way."""
+    """The rows of all tables value by value, what is prepared, and that nothing temporary is left."""
     publisher = process.publisher
     tables = await published_tables(publisher.dsn, ["pub"])
     inspection = TargetInspection(process.target_url)

@@ -1,4 +1,4 @@
-"""``python -m subscriber run`` as a process of its own, to be killed."""
+"""``python -m subscriber run`` as a process that tests kill."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RunProcess:
         try:
             return any(self.spool.glob("*/*.spool"))
         except FileNotFoundError:
-            # a process that starts makes the directory anew, while we look into it
+            # a process that starts creates the directory again while it is listed
             return False
 
     def arguments(self, *more: str) -> list[str]:
@@ -65,19 +65,19 @@ class RunProcess:
         return self.process
 
     def assert_runs(self) -> None:
-        """It did not end by itself."""
+        """The process is still running."""
         assert self.process is not None
         assert self.process.poll() is None, f"ended by itself with status {self.process.returncode}\n{self.log()}"
 
     def kill(self) -> None:
-        """SIGKILL: no handler, no cleaning up. Fails if it had ended by itself."""
+        """SIGKILL: no handler, no cleaning up. Fails if it had already ended."""
         self.assert_runs()
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def end(self) -> None:
-        """At the end of the test, whatever state it is in."""
+        """Clean up at the end of the test, in any state."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -88,7 +88,7 @@ class RunProcess:
         assert status == 0, f"status {status}\n{self.log()}"
 
     def conflicts(self) -> list[str]:
-        """Lines of the log about conflicts. Where nobody else writes there are none, unless something came in a wrong order, or twice."""
+        """Lines of the log about conflicts. Without other writers there are none, unless changes came in a wrong order, or twice."""
         return [line for line in self.log(10**9).splitlines() if "conflict detected" in line and " WARNING " in line]
 
     def log(self, lines: int = 40) -> str:

@@ -47,7 +47,7 @@ def make_load(publisher: Database, seed: int, *, reconnect: bool = False, rate: 
 
 
 async def eventually(condition: Callable[[], bool], timeout: float, process: RunProcess) -> bool:
-    """Poll until it is true; False after so many seconds. Fails if the process ends meanwhile."""
+    """Poll until it is true; False after so many seconds. Fails if the process ends before."""
     deadline = asyncio.get_running_loop().time() + timeout
     while not condition():
         process.assert_runs()
@@ -79,7 +79,7 @@ def prepare_one(publisher: Database, gid: str, rng: random.Random) -> None:
 
 
 async def assert_same(process: SubscriberProcess) -> None:
-    """The rows of all tables, what is prepared, and nothing left behind on the way; no change ever met anything but what it should."""
+    """The rows of all tables, what is prepared, that nothing temporary is left, and that no change met a conflict."""
     publisher, target = process.publisher, process.target
     found = await compare(publisher.dsn, target.dsn, table_names("load"), samples=5)
     assert [table for table in found if not table.equal] == [], process.log()

@@ -1,7 +1,7 @@
 """Killed while its session waits for a lock, behind more statements than the connection's buffers hold.
 
-The end of a connection comes behind everything that was written to it, and a backend that waits reads nothing: the bug was that it kept
-the writer's lock as long as it waited, and nobody could go on.
+A server sees the end of a connection after everything that was written to it, and a backend that waits reads nothing: the bug was that
+it kept the writer's lock as long as it waited, and no other process could continue.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cannot_send(port: int) -> None:
 @pytest.mark.crash
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("streaming", ["off", "parallel"])
-async def test_the_next_process_goes_on(publisher18_db: Database, target_db: Database, tmp_path: Path, streaming: str) -> None:
+async def test_next_process_resumes(publisher18_db: Database, target_db: Database, tmp_path: Path, streaming: str) -> None:
     publisher, target = publisher18_db, target_db
     for database in (publisher, target):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")

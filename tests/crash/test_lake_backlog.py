@@ -1,4 +1,4 @@
-"""Nobody applies: the subscriber's memory stays as it is, and only the landing zone grows; when the applier is back, the backlog goes.
+"""Without an applier the subscriber's memory is constant, and only the landing zone grows. When the applier is back, it applies all.
 
 ``SUBSCRIBER_BACKLOG_SECONDS`` says how long it is away: seconds in ``make test``, minutes in ``make soak-lake``.
 """
@@ -32,7 +32,7 @@ def rss(pid: int) -> int:
 
 
 def followed(lake: Path) -> bool:
-    """The table is copied: what is written now comes to the landing zone."""
+    """The table is copied: later changes are landed."""
     found = Lake.find(storage(lake)) if (lake / "status.json").exists() else None
     return found is not None and [entry.entry.state.value in "sr" for entry in found.state.tables.values()] == [True]
 
@@ -65,7 +65,7 @@ def write(dsn: str, until: float) -> int:
 @pytest.mark.crash
 @pytest.mark.endurance
 @pytest.mark.timeout(180 + 3 * SECONDS)
-async def test_memory_is_flat_while_nobody_applies_and_the_backlog_goes(publisher_db: Database, tmp_path: Path) -> None:
+async def test_memory_is_flat_while_no_applier_runs_and_the_backlog_is_applied_later(publisher_db: Database, tmp_path: Path) -> None:
     publisher, lake = publisher_db, tmp_path / "lake"
     publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text, long text); CREATE PUBLICATION pub FOR TABLE t")
     settings = [argument for setting in (*QUICK, f"spool_directory={tmp_path / 'spool'}") for argument in ("-c", setting)]

@@ -119,7 +119,7 @@ class LauncherScenario:
         self.assert_runs()
 
     async def change_tables(self, rng: random.Random) -> None:
-        """A new table is published; and a refresh. Either may fail because somebody is killed meanwhile."""
+        """A new table is published; and a refresh. Either may fail because a process is killed at the same time."""
         try:
             if self.extra < 3 or rng.random() < 0.7:
                 self._publish_another()
@@ -132,7 +132,7 @@ class LauncherScenario:
     def _publish_another(self) -> None:
         name = f"extra_{self.extra}"
         self.target.execute(f"CREATE TABLE IF NOT EXISTS {name} (id int, v text)")
-        # an earlier attempt may have been done, and not heard of
+        # an earlier attempt may have been completed although its caller saw an error
         if not self.publisher.value(f"SELECT to_regclass('{name}') IS NOT NULL"):
             self.publisher.execute(
                 f"CREATE TABLE {name} (id int, v text); ALTER PUBLICATION extra ADD TABLE {name};"
@@ -207,7 +207,7 @@ async def test_everybody_is_killed(tmp_path: Path) -> None:
             await scenario.catch_up()
             for number, party in enumerate(parties):
                 refreshing = asyncio.create_task(scenario.change_tables(rng)) if number % 3 == 0 else None
-                # chance, not synchronisation: somewhere in what comes next
+                # a random moment, not synchronisation
                 await asyncio.sleep(rng.uniform(0, 0.6))
                 if refreshing is not None and (party != "launcher" or rng.random() < 0.5):
                     await asyncio.wait({refreshing}, timeout=rng.uniform(0, 3))

@@ -48,7 +48,7 @@ async def test_killed_in_parallel_apply(publisher18_db: Database, target_db: Dat
                 if number % 3 == 0:
                     process.kill()
                 session.execute("COMMIT" if number % 3 < 2 else f"PREPARE TRANSACTION 'p{number}'")
-            # chance, not synchronisation: somewhere in what comes next
+            # a random moment, not synchronisation
             await asyncio.sleep(rng.choice((0, rng.uniform(0, 0.02), rng.uniform(0, 0.3))))
             if number % 3:
                 process.kill()

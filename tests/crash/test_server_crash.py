@@ -1,4 +1,4 @@
-"""The servers crash under the load, the subscriber's process lives: what was acknowledged is in the target whatever happens."""
+"""The servers crash under the load, the subscriber's process lives: what was acknowledged is in the target in every case."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_target_crashes(tmp_path: Path) -> None:
                         let_small_transactions_stream(process.publisher, load)
                     if number:
                         await _progress(process, load)
-                    # chance, not synchronisation: somewhere in what comes next
+                    # a random moment, not synchronisation
                     await asyncio.sleep(rng.uniform(0, 1))
                     visible = _position(process)
                     await asyncio.to_thread(target.stop, "immediate")

@@ -117,7 +117,7 @@ class _Killer:
     """Starts the process, waits for a moment, kills it.
 
     Attributes:
-        met: how often which moment was there; one that does not come in time is done without.
+        met: how often each moment was reached; a moment that does not come in time is skipped.
     """
 
     def __init__(self, process: SubscriberProcess, rng: random.Random) -> None:
@@ -131,7 +131,7 @@ class _Killer:
             process.start()
             if await eventually(lambda moment=moment: moment(process), patience, process):  # type: ignore[misc]
                 self.met[name] += 1
-            # chance, not synchronisation: somewhere in what comes next
+            # a random moment, not synchronisation
             await asyncio.sleep(rng.choice([0, rng.uniform(0, 0.05), rng.uniform(0, 0.5), rng.uniform(0, 1)]))
             process.kill()
 

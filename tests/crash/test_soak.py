@@ -29,7 +29,7 @@ ENDS = (
 
 
 class Writer(threading.Thread):
-    """Small transactions, one after another, on a session of its own."""
+    """Small transactions, one after another, on its own session."""
 
     def __init__(self, publisher: Database, seed: int) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ def _late(rng: random.Random, kills: int) -> list[tuple[str, Moment]]:
 
 
 async def _chance(rng: random.Random) -> None:
-    """Chance, not synchronisation: somewhere in what comes next."""
+    """A random moment, not synchronisation."""
     await asyncio.sleep(rng.choice([0, rng.uniform(0, 0.05), rng.uniform(0, 0.5), rng.uniform(0, 1)]))
 
 
@@ -186,7 +186,7 @@ async def test_mariadb_is_killed_twenty_times(
                         assert await eventually(process.is_ready, 90, process), process.log()
                         let_small_transactions_stream(publisher, load)
                     before = process.acknowledged()
-                    # it gets somewhere in half of the lives; in the others it is killed whatever it does
+                    # in half of the lives it makes progress; in the others it is killed at any moment
                     if number % 2 and await eventually(lambda before=before: process.acknowledged() != before, 30, process):  # type: ignore[misc]
                         progressed += 1
                     await _chance(rng)

@@ -83,7 +83,7 @@ def test_killed_in_init_and_in_datasync(process: SubscriberProcess) -> None:
 
 
 def test_killed_while_the_slot_is_created(any_process: SubscriberProcess) -> None:
-    """An open transaction holds up the snapshot; its row is committed when nobody looks."""
+    """An open transaction holds up the snapshot; its row is committed later."""
     publisher, target = any_process.publisher, any_process.target
     publisher.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE a")
     any_process.catch_up(SECONDS)
@@ -100,7 +100,7 @@ def test_killed_while_the_slot_is_created(any_process: SubscriberProcess) -> Non
 
 
 def test_killed_in_finishedcopy(any_process: SubscriberProcess) -> None:
-    """All rows are copied, a change that came meanwhile is being applied: nothing is copied again."""
+    """All rows are copied, and a change that arrived during the copy is being applied: nothing is copied again."""
     publisher, target = any_process.publisher, any_process.target
     make_row_gate(target, "a", "NEW.id = 1300", 1)
     make_row_gate(target, "a", "NEW.id = 2000", 2)
@@ -122,7 +122,7 @@ def test_killed_in_finishedcopy(any_process: SubscriberProcess) -> None:
 
 
 def test_killed_in_syncdone(process: SubscriberProcess) -> None:
-    """The apply worker is behind: what ends before the handover is the table's, what comes after it the apply worker's, to the change."""
+    """The apply worker is behind: the synchronization applies exactly the changes before the handover, the apply worker those after it."""
     publisher, target = process.publisher, process.target
     process.settings = (*QUICK, "copy_range_size=64kB")
     make_row_gate(target, "a", "NEW.id = 1300", 1)

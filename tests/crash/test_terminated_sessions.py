@@ -1,4 +1,4 @@
-"""Sessions of ours are terminated at random, on both sides, while tables are copied: each is tried again, and nothing else notices."""
+"""The subscriber's sessions are terminated at random, on both sides, while tables are copied: each copy is retried."""
 
 from __future__ import annotations
 

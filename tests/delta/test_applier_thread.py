@@ -35,5 +35,5 @@ async def test_what_is_landed_is_applied_meanwhile(tmp_path: Path, delta: SparkS
     await sink.close()
     assert "applier" not in {thread.name for thread in threading.enumerate()}
     assert current(tmp_path) == [(200, "b"), (300, "a")]
-    # the session is not the applier's: it goes on
+    # the session is not the applier's: it stays open
     assert delta.range(3).count() == 3

@@ -226,7 +226,7 @@ async def test_what_recent_keys_are_merged_into_does_not_grow_for_ever(tmp_path:
     assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)
 
 
-async def test_where_the_first_column_of_the_key_divides_nothing_it_is_merged_all_the_same(tmp_path: Path, delta: SparkSession) -> None:
+async def test_merges_even_if_the_first_key_column_divides_nothing(tmp_path: Path, delta: SparkSession) -> None:
     target = 20
     tenants = Relation(5, "public", "t", "d", (Column("tenant", 23, -1, True), Column("id", 23, -1, True)))
     sink = await begun(make(tmp_path))

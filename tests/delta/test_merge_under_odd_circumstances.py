@@ -83,7 +83,7 @@ class OneTable:
 
 
 async def _changed(table: OneTable, width: int) -> None:
-    """Two rounds behind the first of each kind of change; one row that nobody touches."""
+    """Two rounds after the first of each kind of change; one row is never changed."""
     some = [str(number) for number in range(6)]
     await table.round(*(Insert(5, row(key, *["1"] * width)) for key in some))
     await table.round(Update(5, None, None, row("1", *["2"] * width)), Delete(5, row("2", *[None] * width), None))

@@ -1,4 +1,4 @@
-"""A Delta jar that is another Spark's, or is missing, is told before anything is applied. Each in a process of its own: a JVM has one."""
+"""A Delta jar for another Spark, or a missing one, is reported before any work. Each case has a process, one JVM has one jar."""
 
 from __future__ import annotations
 

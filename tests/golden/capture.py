@@ -25,7 +25,7 @@ PUBLICATION: Final = "golden"
 Options = Mapping[str, str]
 Connection = psycopg.Connection[tuple[object, ...]]
 
-# name of the file, slot, options beside publication_names
+# name of the file, slot, options except publication_names
 CAPTURES: Final[Sequence[tuple[str, str, Options]]] = (
     ("proto1", "plain", {"proto_version": "1", "messages": "true"}),
     ("proto1-binary", "plain", {"proto_version": "1", "binary": "true"}),
@@ -163,7 +163,7 @@ def interleaved(first: Connection, second: Connection) -> None:
 
 
 def replicated(connection: Connection, statements: str) -> None:
-    """Run statements as a subscriber would that got them from elsewhere."""
+    """Run statements as a subscriber would that received them from another publisher."""
     connection.execute("SELECT pg_replication_origin_session_setup('upstream')")
     connection.execute("BEGIN")
     connection.execute("SELECT pg_replication_origin_xact_setup('16/B374D848', '2024-01-01 00:00:00+00')")
@@ -223,7 +223,7 @@ def capture(version: int) -> None:
 
 
 def cut(messages: list[bytes], until: str | None) -> list[bytes]:
-    """The messages up to the commit of the transaction that inserted this note: what comes later belongs to another capture."""
+    """The messages up to the commit of the transaction that inserted this note: later messages belong to another capture."""
     if until is None:
         return messages
     last = next(number for number, message in enumerate(messages) if message[:1] == b"I" and until.encode() in message)

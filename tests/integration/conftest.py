@@ -35,7 +35,7 @@ def make_server() -> Iterator[Callable[..., EmbeddedServer]]:
 
 @pytest.fixture
 def tls_server(make_server: Callable[..., EmbeddedServer], publisher_version: int) -> EmbeddedServer:
-    """A publisher that speaks TLS, with ``server.crt`` in its data directory, and never sends a keepalive by itself."""
+    """A publisher that speaks TLS, with ``server.crt`` in its data directory, and never sends a keepalive unasked."""
     server = make_server(publisher_version, wal_sender_timeout="0")
     with psycopg.connect(server.dsn(), autocommit=True) as session:
         if session.execute("SHOW ssl_library").fetchone() == ("",):

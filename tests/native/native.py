@@ -39,7 +39,7 @@ def _option(value: Any) -> str:
 
 @dataclass
 class BothSubscriptions:
-    """Both subscriptions at work."""
+    """Both subscriptions while they run."""
 
     publisher: Database
     native: Database
@@ -167,6 +167,6 @@ class Nodes:
 
 
 async def in_thread(database: Database, query: str) -> None:
-    """Run SQL that waits for a subscription of this loop, on a session of its own."""
+    """Run SQL that waits for a subscription of this loop, on its own session."""
     with contextlib.closing(database.connect()) as session:
         await asyncio.to_thread(session.execute, query.encode())

@@ -48,6 +48,6 @@ async def follow_transactions(nodes: Nodes, transactions: Sequence[Sequence[str]
         assert was_streamed(both) == (options["streaming"] != "off")
         status = both.replica.subscription.status
         assert (status.statistics.confl_update_missing, status.statistics.confl_delete_missing) == (0, 0)
-        # decoding an ALTER TABLE that is rolled back meanwhile, a publisher may lose sight of the table (docs/reference/publishers.md)
+        # decoding an ALTER TABLE that is rolled back, a publisher may lose sight of the table (docs/reference/publishers.md)
         errors = [*both.native_errors(), *([str(status.last_error)] if status.last_error else [])]
         assert all(re.search("could not map (filenumber|filenode) ", error) for error in errors)

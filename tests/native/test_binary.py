@@ -11,7 +11,7 @@ from tests.support.replica import replica
 
 
 async def test_types_that_are_not_the_same(nodes18: Nodes) -> None:
-    """Unlike texts, bytes fit only their own type: both refuse what its receive function refuses, and go on when the type is mended."""
+    """Unlike texts, bytes fit only their own type: both refuse what its receive function refuses, and continue when the type is fixed."""
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, a int[], b bigint); CREATE TABLE u (id int PRIMARY KEY, v text)")
     nodes18.publisher.execute("INSERT INTO t VALUES (1, '{1,2}', 1), (2, '{2}', 2); CREATE PUBLICATION pub FOR ALL TABLES")
     async with nodes18.followed(binary=True) as both:
@@ -57,7 +57,7 @@ async def test_columns_in_another_order_and_more_of_them(nodes18: Nodes) -> None
 
 
 async def test_a_copy_that_neither_side_can_do(nodes18: Nodes) -> None:
-    """The bug was that ours waited for ever, without a word, if publisher and target refused the same COPY."""
+    """The bug was that this program waited for ever, without a message, if publisher and target rejected the same COPY."""
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, rights aclitem); CREATE TABLE u (id int PRIMARY KEY)")
     nodes18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     # the first table that fails ends a subscription of which no other was copied: so this one comes first

@@ -58,7 +58,7 @@ async def test_bugs_of_the_past(nodes18: Nodes) -> None:
 
 
 async def test_functions_see_no_search_path(nodes18: Nodes) -> None:
-    """A trigger of the target that names a table without its schema finds none: nobody's objects are taken for others."""
+    """A trigger of the target that names a table without its schema finds none: no object is taken for another."""
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY)")
     nodes18.in_targets("""
         CREATE TABLE seen (id int);

@@ -116,7 +116,7 @@ async def test_rows_that_the_target_has_not(nodes18: Nodes) -> None:
 
 
 async def test_a_row_that_is_there_already(nodes18: Nodes) -> None:
-    """Tried again until it is out of the way; nothing of its transaction stays meanwhile."""
+    """Retried until the conflicting row is removed; until then nothing of its transaction stays."""
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text UNIQUE)")
     nodes18.publisher.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b'); CREATE PUBLICATION pub FOR TABLE t")
     async with nodes18.followed() as both:

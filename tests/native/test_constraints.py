@@ -85,7 +85,7 @@ async def test_constraints(nodes18: Nodes) -> None:
         "INSERT INTO t VALUES (1, 'a', 0); INSERT INTO child VALUES (1, 1), (2, 77); CREATE PUBLICATION pub FOR ALL TABLES"
     )
     async with nodes18.followed() as both:
-        # a child without its parent, in whatever order they come; what cascades is the publisher's matter
+        # a child without its parent, in any order; cascades happen on the publisher
         nodes18.publisher.execute("INSERT INTO child VALUES (3, 2), (4, 99); INSERT INTO t VALUES (2, 'b', 0); DELETE FROM t WHERE id = 1")
         nodes18.publisher.execute("INSERT INTO t VALUES (3, 'b', 0), (4, 'b', 2000); UPDATE t SET id = 5 WHERE id = 2")
         await both.equal()

@@ -64,7 +64,7 @@ async def test_alterations(nodes18: Nodes) -> None:
 
 
 async def test_rewrites_are_no_changes(nodes18: Nodes) -> None:
-    """What VACUUM FULL, CLUSTER and ALTER TABLE write anew is not sent, alone and in a transaction with changes."""
+    """What VACUUM FULL, CLUSTER and ALTER TABLE rewrite is not sent, alone and in a transaction with changes."""
     nodes18.everywhere(TABLE)
     nodes18.in_targets("ALTER TABLE t ADD COLUMN c text, ADD COLUMN d text")
     nodes18.publisher.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 20) AS i; CREATE PUBLICATION pub FOR TABLE t")

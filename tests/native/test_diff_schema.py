@@ -37,7 +37,7 @@ async def test_columns_in_another_order_and_more_of_them(nodes18: Nodes) -> None
         await both.assert_no_errors()
 
 
-# what the target's table is made into, the change, native's words, how it is mended
+# what the target's table is made into, the change, the native message, how it is fixed
 REFUSED = {
     "missing column": (
         "DROP COLUMN n",
@@ -80,7 +80,7 @@ REFUSED = {
 
 
 async def test_what_does_not_fit(nodes18: Nodes) -> None:
-    """Both say the same, and go on once the target fits."""
+    """Both report the same, and continue once the target fits."""
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text, n int)")
     nodes18.publisher.execute("INSERT INTO t SELECT i, 'copied', i FROM generate_series(10, 15) AS i; CREATE PUBLICATION pub FOR TABLE t")
     async with nodes18.followed() as both:
@@ -95,6 +95,6 @@ async def test_what_does_not_fit(nodes18: Nodes) -> None:
                 await both.both_report(words, RelationError)
             assert [target.fetch("SELECT id FROM t ORDER BY id") for target in (both.native, both.ours)] == [before, before]
             nodes18.in_targets(f"ALTER TABLE t {repair}")
-            # what was mended has lost values that the publisher will not send again
+            # the fixed table has lost values that the publisher will not send again
             nodes18.publisher.execute("TRUNCATE t; INSERT INTO t SELECT i, 'again', i FROM generate_series(20, 25) AS i")
         await both.equal()

@@ -1,4 +1,4 @@
-"""Logical decoding messages (native's topic 020): a subscription does not ask for them, and its position goes on past them."""
+"""Logical decoding messages (native's topic 020): a subscription does not ask for them, and its position moves past them."""
 
 from __future__ import annotations
 

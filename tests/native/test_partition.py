@@ -75,7 +75,7 @@ async def test_published_as_the_root(nodes: Nodes, target: str) -> None:
         # a partition that comes later is of the root from its first row on; one that goes takes no rows of the target with it
         nodes.publisher.execute("CREATE TABLE t_isles (LIKE t INCLUDING ALL)")
         if nodes.publisher.version >= 15:
-            # 13 and 14 go on to leave out a table that was written to before it was attached (docs/reference/publishers.md)
+            # 13 and 14 continue to leave out a table that was written to before it was attached (docs/reference/publishers.md)
             nodes.publisher.execute("INSERT INTO t_isles VALUES (3000, 'isles', 'before')")
         nodes.publisher.execute(
             "ALTER TABLE t ATTACH PARTITION t_isles FOR VALUES IN ('isles'); INSERT INTO t VALUES (3001, 'isles', 'after')"
@@ -138,7 +138,7 @@ async def test_published_as_partitions_into_partitions(nodes: Nodes) -> None:
 
 
 async def test_a_row_that_no_partition_of_the_target_takes(nodes18: Nodes) -> None:
-    """Tried again until the partition is there; the same for an UPDATE that moves a row there."""
+    """Retried until the partition exists; the same for an UPDATE that moves a row there."""
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     nodes18.publisher.execute("CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (1000)")
     nodes18.in_targets("CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100)")
@@ -193,7 +193,7 @@ async def test_partitions_that_differ_from_their_root(nodes18: Nodes) -> None:
 
 @pytest.mark.parametrize("target", ["plain", "hash"])
 async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, target_db: Database, target: str) -> None:
-    """Each partition is a part of its own, the larger ones several; rows that move while they are copied are there once."""
+    """Each partition is one part, the larger ones several; rows that move while they are copied are there once."""
     publisher_db.execute(PUBLISHER + OTHER_ORDER + ATTACH)
     publisher_db.execute("""
         INSERT INTO t SELECT i, (ARRAY['north', 'south', 'west', 'east', 'north'])[i % 5 + 1], repeat('x', 150)

@@ -1,4 +1,4 @@
-"""Row filters (native's topic 028): the examples of the manual's page, step by step, and what it says beside them.
+"""Row filters (native's topic 028): the examples of the manual's page, step by step, and its other statements.
 
 Source: PostgreSQL manual, Logical Replication, Row Filters. Where the page says CREATE SUBSCRIPTION, a subscription of ours runs;
 ALTER SUBSCRIPTION … REFRESH PUBLICATION is the same subscription run again.
@@ -236,7 +236,7 @@ async def test_as_native(nodes: Nodes) -> None:
             "root": "a > 50",
             "s.t": "a IN (1, 2)",
         }.items():
-            # whatever happened, the target has the rows that the filter is true for now
+            # in any case the target has the rows for which the filter is true now
             rows = f"SELECT {table}::text FROM {table} {{}} ORDER BY 1".replace("s.t::text", "t::text")
             assert both.ours.fetch(rows.format("")) == nodes.publisher.fetch(rows.format(f"WHERE {condition}")) != []
         # no UPDATE, no DELETE, and NULL is not true

@@ -19,7 +19,7 @@ async def test_tables_of_schemas(nodes18: Nodes) -> None:
     )
     nodes18.publisher.execute("INSERT INTO one.parent VALUES (11); CREATE PUBLICATION pub FOR TABLES IN SCHEMA one, two, TABLE public.t")
     async with nodes18.followed() as both:
-        # partitions follow their root's schema, wherever they are
+        # partitions follow their root's schema, in any schema of their own
         await both.equal()
         nodes18.publisher.execute(
             "INSERT INTO one.u VALUES (1); INSERT INTO two.t VALUES (3); INSERT INTO aside.t VALUES (4); INSERT INTO t VALUES (5)"
@@ -32,7 +32,7 @@ async def test_tables_of_schemas(nodes18: Nodes) -> None:
         nodes18.publisher.execute("INSERT INTO one.u VALUES (2); ALTER TABLE one.u SET SCHEMA aside; INSERT INTO aside.u VALUES (3)")
         await both.equal(publisher=False)
         assert await both.rows("SELECT id FROM one.u ORDER BY id") == [(1,), (2,)]
-        # a schema that is taken out and put in again: what was changed between is missed, what was there before stays
+        # a schema that is taken out and put in again: changes in between are lost, and earlier rows stay
         nodes18.publisher.execute("ALTER PUBLICATION pub DROP TABLES IN SCHEMA two; INSERT INTO two.t VALUES (4)")
         nodes18.publisher.execute("ALTER PUBLICATION pub ADD TABLES IN SCHEMA two; INSERT INTO two.t VALUES (5)")
         await both.equal(publisher=False)
@@ -43,7 +43,7 @@ async def test_tables_of_schemas(nodes18: Nodes) -> None:
 
 
 async def test_a_table_that_comes_later(nodes18: Nodes) -> None:
-    """It is not of the subscription until that is told: its changes are left out, and must not stop the others."""
+    """It is not part of the subscription before a refresh: its changes are left out, and must not stop the others."""
     nodes18.everywhere("CREATE SCHEMA one; CREATE TABLE one.t (id int PRIMARY KEY)")
     nodes18.publisher.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA one")
     async with nodes18.followed() as both:

@@ -1,4 +1,4 @@
-"""The initial copy (native's topic 004): into tables that hold something, that refuse a row, that are changed meanwhile, or not at all."""
+"""The initial copy (native's topic 004): into tables that have rows, that reject a row, that change during the copy, or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILL = "INSERT INTO {} SELECT i, 'copied' FROM generate_series(1, {}) AS i"
 
 
 async def test_into_tables_that_hold_rows(nodes18: Nodes) -> None:
-    """Rows of the target's own stay; one that is in the way is an error until it is gone. The other tables go on meanwhile."""
+    """Rows of the target's own stay; one that conflicts is an error until it is removed. The other tables continue."""
     nodes18.everywhere("".join(TABLE.format(name) + ";" for name in ("empty", "apart", "in_the_way")))
     for name in ("empty", "apart", "in_the_way"):
         nodes18.publisher.execute(FILL.format(name, 20))

@@ -27,7 +27,7 @@ async def test_truncate(nodes18: Nodes) -> None:
         nodes18.publisher.execute("BEGIN; INSERT INTO by_row VALUES (11); TRUNCATE by_row; INSERT INTO by_row VALUES (12); COMMIT")
         await both.equal()
         assert (await both.rows(f"{COUNTS} ORDER BY 1"))[0] == ("by_row", 1)
-        # sequences go on unless the publisher's began again; the targets' own were never drawn from
+        # sequences continue unless the publisher's were restarted; the targets' own were never drawn from
         drawn = "SELECT nextval('numbered_id_seq'), nextval('identity_id_seq')"
         nodes18.in_targets("SELECT setval('numbered_id_seq', 500), setval('identity_id_seq', 500)")
         nodes18.publisher.execute("TRUNCATE numbered, identity")
@@ -69,7 +69,7 @@ async def test_part_of_the_tables_published(nodes18: Nodes) -> None:
 
 
 async def test_a_table_of_the_targets_own_that_references(nodes18: Nodes) -> None:
-    """RESTRICT in the target, whatever the publisher said: rows that were not replicated are not removed."""
+    """RESTRICT in the target, even if the publisher used CASCADE: rows that were not replicated are not removed."""
     nodes18.everywhere("CREATE TABLE one (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY)")
     nodes18.in_targets("CREATE TABLE own (one int REFERENCES one); INSERT INTO own VALUES (NULL)")
     nodes18.publisher.execute("INSERT INTO one VALUES (1); INSERT INTO other VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES")
@@ -84,7 +84,7 @@ async def test_a_table_of_the_targets_own_that_references(nodes18: Nodes) -> Non
 
 
 async def test_with_synchronous_standbys(nodes18: Nodes) -> None:
-    """Both subscriptions are synchronous standbys, by their names: TRUNCATE and whatever follows return when both have it."""
+    """Both subscriptions are synchronous standbys, by their names: TRUNCATE and later statements return when both have it."""
     nodes18.everywhere(TABLES)
     publisher = nodes18.publisher
     publisher.execute(f"{FILL}; CREATE PUBLICATION pub FOR ALL TABLES")

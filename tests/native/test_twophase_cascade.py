@@ -15,7 +15,7 @@ pytestmark = pytest.mark.publisher(min=15, lacks="two_phase of the replication p
 
 
 async def test_through_ours_as_through_native(nodes_native16: Nodes) -> None:
-    """The publisher's changes go to native's target and to ours; from ours they go on to a third, by another subscription of ours."""
+    """The publisher's changes go to native's target and to ours; from ours they are passed on to a third."""
     nodes = nodes_native16
     with fresh_database(ServerAddress(nodes.ours.server.conninfo, 18), "end") as end:
         for database in (nodes.publisher, nodes.native, nodes.ours, end):

@@ -60,7 +60,7 @@ async def test_every_type(nodes18: Nodes, binary: bool) -> None:
 
 
 async def test_types_that_differ(nodes18: Nodes) -> None:
-    """Texts fit wherever the target's type can read them; where it cannot, both stop until it can."""
+    """Texts fit if the target's type can read them; otherwise both stop until it can."""
     nodes18.publisher.execute("""
         CREATE TYPE mood AS ENUM ('ok', 'sad');
         CREATE TABLE t (id int PRIMARY KEY, number int, word text, at timestamptz, flag boolean, mood mood, list int[], doc json)

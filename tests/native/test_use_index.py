@@ -6,7 +6,7 @@ from tests.native.native import Nodes
 from tests.support.observation import eventually
 from tests.support.replica import replica
 
-# what the targets have beside the columns a int, b text, c int; enough rows that a scan of the whole table is not cheaper
+# what the targets have in addition to the columns a int, b text, c int; enough rows that a scan of the whole table is not cheaper
 INDEXES = {
     "plain": "CREATE INDEX {0}_index ON {0} (a, b)",
     "duplicates": "CREATE INDEX {0}_index ON {0} (c)",

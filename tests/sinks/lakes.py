@@ -27,7 +27,7 @@ __all__ = ["LakeTarget"]
 
 
 class LakeTarget:
-    """A directory, and an applier that works whenever somebody looks.
+    """A directory, and an applier that works whenever the lake is read.
 
     Args:
         path: empty, or not there.

@@ -1,4 +1,4 @@
-"""The targets that the compliance suite runs over: each makes tables and reads rows by a driver of its own, never through the sink."""
+"""The targets that the compliance suite runs over: each creates tables and reads rows by its own driver, never through the sink."""
 
 from __future__ import annotations
 

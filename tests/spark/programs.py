@@ -1,4 +1,4 @@
-"""The two programs of a lake as processes: the subscriber, and the applier as a Spark application, started by itself or by spark-submit."""
+"""The two programs of a lake as processes: the subscriber, and the applier as a Spark application, started directly or by spark-submit."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ async def test_a_cluster_copies_and_follows(publisher18_db: Database, tmp_path: 
         assert all(Path(uri).name.startswith("copy-") for uri in first.file_uris()), "one commit of what executors wrote"
         assert await asyncio.to_thread(applier.end) == 0, tell()
 
-        # the same by spark-submit: it goes on where that one ended
+        # the same by spark-submit: it resumes where that one ended
         await load.run(transactions=30)
         await load.finish()
         goal = publisher.current_lsn()

@@ -1,4 +1,4 @@
-"""The applier on Spark is stopped while a part of a copy waits on the publisher: its tasks are gone, and nobody waits there any more."""
+"""The applier on Spark is stopped while a part of a copy waits on the publisher: its tasks have ended, and no session waits there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``postgres_changes`` on Spark: streams that stop and go on from their checkpoints, and batches, while landed files become change log."""
+"""``postgres_changes`` on Spark: streams that stop and resume from their checkpoints, and batches, while landed files become change log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_stream_gives_each_change_once_in_order_over_restarts(tmp_path: 
     lsns: list[int] = []
 
     def run() -> None:
-        """A query of its own each time: what comes until now, then it ends."""
+        """A new query each time: it reads what exists now, then it ends."""
 
         def take(frame: DataFrame, _: int) -> None:
             found.extend(changes_of(frame))
@@ -63,7 +63,7 @@ async def test_a_stream_gives_each_change_once_in_order_over_restarts(tmp_path: 
         expected += [change for row in landed_of(lake, 1) if (change := _change(row))[0] > last]
         lsns.append(publisher.end)
         if step % 2:
-            # what the stream has read, and what it has not, becomes log; nothing of it lies where it was
+            # what the stream has read, and what it has not, becomes change log; no landed file is left
             all_rounds(work)
             work.tidy(now=True)
         if step != 2:

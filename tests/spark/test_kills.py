@@ -184,7 +184,7 @@ async def _kill(
             java = applier.java()
             assert java is not None
             os.kill(java, 9)
-            # it sees that by itself, and a supervisor would start it again
+            # it notices that, and a supervisor would start it again
             await there(lambda: not applier.runs())
             assert applier.process is not None
             assert applier.process.returncode == 1

@@ -39,7 +39,7 @@ class Database:
         self.server = server
         self.name = name
         self.version = server.version
-        # SQL comes as UTF-8 whatever the database's own encoding is
+        # SQL is UTF-8 in any encoding of the database
         self._connection = psycopg.connect(self.conninfo(client_encoding="UTF8"), autocommit=True)
 
     @property
@@ -148,7 +148,7 @@ def _drop_origins(connection: psycopg.Connection[Any], oids: list[int], deadline
     left = "SELECT roname FROM pg_replication_origin WHERE roname ~ %s"
     while names := connection.execute(left, (f"^subscriber_({ours})(_|$)",)).fetchall():
         for (name,) in names:
-            # in use until the session that was terminated just now has ended
+            # in use until the terminated session has ended
             with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
                 connection.execute("SELECT pg_replication_origin_drop(%s)", (name,))
         if time.monotonic() > deadline:
@@ -167,7 +167,7 @@ def let_slots_be_created(publisher: Database, killed: MixedLoad | None = None) -
         publisher: its database.
         killed: the load of a test that kills those who make slots, or read them. Slots that go through this while tables are truncated
             are sometimes such that their publisher cannot decode what follows: "could not map filenumber", seen rarely, with 16.14 and
-            18.4. So no table is truncated meanwhile.
+            18.4. So no table is truncated at that time.
     """
     if killed is not None:
         killed.held.add(Kind.TRUNCATE)

@@ -1,4 +1,4 @@
-"""A proxy whose connections can be frozen: as behind a firewall that has forgotten them, both ends see neither data nor an end.
+"""A proxy whose connections can be frozen: as behind a firewall that has dropped them, both ends see neither data nor an end.
 
 It can be slow as well, and give sessions numbers of its own, as poolers do.
 """

@@ -1,4 +1,4 @@
-"""A lake of a test: its applier without Spark, and its rows beside the publisher's."""
+"""A lake of a test: its applier without Spark, and its rows compared with the publisher's."""
 
 from __future__ import annotations
 

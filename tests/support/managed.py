@@ -53,7 +53,7 @@ async def create(
 
 
 def launched(target: Database, *names: str, settings: Settings = QUICK) -> contextlib.AbstractAsyncContextManager[Launcher]:
-    """A launcher of that database at work while the block lasts."""
+    """A launcher of that database that runs while the block lasts."""
     return at_work(Launcher(target.dsn, names, settings=settings))
 
 

@@ -15,7 +15,7 @@ from tests.support.database import WAIT_SECONDS
 
 
 class MariaDatabase:
-    """One database of a server. Its session is made anew after the server was restarted."""
+    """One database of a server. Its session is opened again after the server was restarted."""
 
     def __init__(self, server: EmbeddedMariaDB, name: str) -> None:
         self.server = server
@@ -91,7 +91,7 @@ def fresh_mariadb_database(server: EmbeddedMariaDB) -> Iterator[MariaDatabase]:
         yield database
     finally:
         for (session,) in database.fetch("SELECT id FROM information_schema.processlist WHERE db = %s AND id <> connection_id()", [name]):
-            with contextlib.suppress(pymysql.err.OperationalError):  # it ended meanwhile
+            with contextlib.suppress(pymysql.err.OperationalError):  # it has ended
                 database.execute(f"KILL {session}")
         database.execute(f"DROP DATABASE `{name}`")
         database.close()

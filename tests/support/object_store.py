@@ -1,4 +1,4 @@
-"""An object store: moto's S3, as a process of its own. What a real one does besides (other latencies, other errors) it does not show."""
+"""An object store: moto's S3, as a process. It does not show what is special to a real one (other latencies, other errors)."""
 
 from __future__ import annotations
 

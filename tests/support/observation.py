@@ -1,4 +1,4 @@
-"""What a test sees of a running subscription from outside, while its loop goes on."""
+"""What a test sees of a running subscription from outside, while its loop runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.replica import Replica
 
 
 async def eventually(database: Database, query: str, expected: Any, timeout: float = WAIT_SECONDS) -> None:
-    """As Database.wait, in a thread: the subscription lives in this loop. Nothing else may use the database meanwhile."""
+    """As Database.wait, in a thread: the subscription runs in this loop. Nothing else may use the database at that time."""
     await asyncio.to_thread(database.wait, query, expected, timeout)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # in the order that was drawn; spread over what comes first, lest they are all run beside each other
+    # in the order that was drawn; spread over the first ones, so that they do not all run at the same time
     long = [item for item in items if item.get_closest_marker("crash") is not None]
     if not long:
         return

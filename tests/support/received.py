@@ -1,4 +1,4 @@
-"""What the tests of ``subscriber.transactions`` look at."""
+"""What the tests of ``subscriber.transactions`` check."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def first(stream: TransactionStream[ReceivedTransaction]) -> tuple[Receive
 
 
 async def eventually(database: Database, query: str, expected: Any) -> None:
-    """As Database.wait, while the loop goes on."""
+    """As Database.wait, while the loop runs."""
     await asyncio.to_thread(database.wait, query, expected)
 
 

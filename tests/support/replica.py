@@ -1,4 +1,4 @@
-"""A subscription at work between two databases of a test."""
+"""A subscription that runs between two databases of a test."""
 
 from __future__ import annotations
 

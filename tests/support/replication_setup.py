@@ -23,7 +23,7 @@ class ReplicationSetup:
     """A table ``t`` with rows on the publisher, publication ``pub``, the same table empty in the target.
 
     Attributes:
-        connection, connect_to: what ``--connection`` and ``--target`` say; to be changed by whoever spoils it.
+        connection, connect_to: what ``--connection`` and ``--target`` say; a test changes them.
         publications: the arguments of ``--publication``.
         more: further arguments.
         password: of roles and servers that a test makes; no message may contain it.

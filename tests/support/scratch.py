@@ -1,9 +1,9 @@
 """Where the files of tests are: in memory, where there is enough of it. A pytest plugin.
 
-A run makes and drops some two thousand databases of three hundred files each. ext4 looks at every inode that was deleted in the last
-minute before it makes a file: CREATE DATABASE takes five times as long there as on tmpfs, nearly all of it the kernel's.
+A run makes and drops some two thousand databases of three hundred files each. ext4 checks every inode that was deleted in the last
+minute before it creates a file: CREATE DATABASE takes five times as long there as on tmpfs, nearly all of it the kernel's.
 
-``SUBSCRIBER_TEST_DIRECTORY`` names another place, whose files stay behind as pytest leaves them.
+``SUBSCRIBER_TEST_DIRECTORY`` names another place, whose files stay as pytest leaves them.
 """
 
 from __future__ import annotations

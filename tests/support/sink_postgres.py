@@ -124,7 +124,7 @@ class Feed:
             await self.sink.set_position(Position("slot", "7000000000000000001", 1, START))
 
     async def reopen(self) -> None:
-        """As after a crash of ours: a new sink reads what is stored."""
+        """As after a crash of the subscriber: a new sink reads what is stored."""
         await self.sink.close()
         self.sink = self.new_sink()
         await self.open()

@@ -1,4 +1,4 @@
-"""Targets that SQLAlchemy serves, as a test sees them from outside: through drivers of their own, past everything of ours."""
+"""Targets that SQLAlchemy serves, as a test sees them from outside: through their own drivers, without code of this package."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Replica:
         assert self.target.fetch(ALL) == self.publisher.fetch(ALL)
 
     def acknowledged(self) -> None:
-        """What the target holds durably is what the publisher was told, and the slot is free."""
+        """What is durable in the target was acknowledged to the publisher, and the slot is free."""
         self.publisher.wait(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.name}'", False)
         assert confirmed(self.publisher, self.name) == self.target.position(self.name)
         assert slots(self.publisher) == [self.name]
@@ -180,7 +180,7 @@ def replica_of(publisher: Database, target: OtherTarget) -> Replica:
 
 @contextlib.contextmanager
 def write_locked(path: Path) -> Iterator[None]:
-    """Somebody else keeps the file's write lock while the block lasts."""
+    """Another program keeps the file's write lock while the block lasts."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=WAIT_SECONDS)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -1,11 +1,11 @@
 """Random histories of a publisher: sessions with nested savepoints that change rows, streamed in chunks that interleave.
 
-The model has what matters to whoever applies streamed transactions before their end: row locks, held until the end of the transaction
+The model has what matters for applying streamed transactions before their end: row locks, held until the end of the transaction
 or of the rolled back subtransaction that took them, and the order in which a walsender sends chunks, aborts and commits. It knows the rows
 that are left by undoing what is rolled back, and nothing of how that is found from the messages.
 
 Tables: ``t (id, v)`` with a key, ``log (label)`` without, which would show a row that came twice. A label begins with the number of its
-session and a dash; ``committed_before`` says how many labels of others were committed when it was sent: whoever applies it has to see
+session and a dash; ``committed_before`` says how many labels of others were committed when it was sent: the applier has to see
 as many.
 """
 

@@ -22,7 +22,7 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        # OSError is how Linux tells that nobody has the other end any more
+        # Linux reports by OSError that the other end is closed
         with contextlib.suppress(OSError):
             while data := os.read(self._ours, 65536):
                 self._shown.append(data)

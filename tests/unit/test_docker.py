@@ -78,7 +78,7 @@ def test_publisher_settings() -> None:
     assert int(settings["max_wal_senders"]) >= int(settings["max_replication_slots"]) > 0
 
 
-def test_nobody_comes_in_over_the_network_without_scram() -> None:
+def test_connections_over_the_network_need_scram() -> None:
     rules = [line.split() for line in (DOCKER / "publisher" / "pg_hba.conf").read_text().splitlines() if line and not line.startswith("#")]
     network = [rule for rule in rules if rule[0] != "local"]
     assert {rule[-1] for rule in network} == {"scram-sha-256"}

@@ -63,7 +63,7 @@ def test_python_examples_compile(name: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    """`make docs` looks at the anchors, too, but not at those of README."""
+    """`make docs` checks the anchors, too, but not those of README."""
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target

@@ -1,4 +1,4 @@
-"""A hint belongs to the error that it stands behind."""
+"""A hint belongs to the error that it follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bare install: what comes with extras is asked for when it is needed, and named."""
+"""A bare install: a missing extra is reported by name when it is needed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_which_targets_are_sqlalchemys(target: str, expected: bool) -> None:
 
 
 def loaded(program: str) -> set[str]:
-    """The modules that a program has imported at its end."""
+    """The modules that a program has imported when it ends."""
     return set(python(f"import sys\n{program}\nprint(*sys.modules)").splitlines()[-1].split())
 
 

@@ -26,7 +26,7 @@ T = TableName("public", "t")
 
 
 class _Sink:
-    """A target; unless it is told, it does nothing."""
+    """A target that does nothing unless it is told to."""
 
     def __init__(self, activity: TargetActivity | None = None) -> None:
         self.found = activity or TargetActivity(math.inf)
@@ -39,7 +39,7 @@ class _Sink:
 
 
 class _Asked:
-    """A session with the publisher, whose server is at work until then."""
+    """A session with the publisher, whose server is busy until then."""
 
     def __init__(self, until: float, error: SubscriberError | None = None) -> None:
         self.until = until
@@ -71,7 +71,7 @@ class WatchedRun:
         )
 
     async def lasts(self, *, tables: bool = False, asked: _Asked | None = None, end: float = 0.0) -> float:
-        """For how long work that does nothing goes on, which waits for this session; its end takes so long."""
+        """How long idle work that waits for this session lasts, and how long its end takes."""
         began = asyncio.get_running_loop().time()
 
         async def work() -> None:
@@ -122,7 +122,7 @@ def test_progress_of_a_task_that_the_work_started(tables: bool) -> None:
 
 
 def test_task_that_is_no_part_of_the_work() -> None:
-    """The receiver asks the publisher now and then where its WAL ends, however long the apply worker stands still."""
+    """The receiver asks the publisher now and then where its WAL ends, however long the apply worker makes no progress."""
 
     async def work() -> None:
         run = WatchedRun()
@@ -225,7 +225,7 @@ def test_publisher_that_refuses_the_question_is_not_silent() -> None:
 
 
 def test_work_that_ends_while_the_publisher_is_asked() -> None:
-    """It is not given up any more, and what comes after it is watched."""
+    """It is not given up any more, and the work after it is watched."""
 
     async def fails(run: WatchedRun) -> None:
         async with run.watchdog.watched(tables=True):

@@ -1,4 +1,4 @@
-"""Lakes beside what a Spark user writes today: ``make bench SINK=spark ROWS=1000000``. Needs Spark, and Maven for Delta's jar and JDBC's.
+"""Lakes compared with a plain Spark program: ``make bench SINK=spark ROWS=1000000``. Needs Spark, and Maven for Delta's jar and JDBC's.
 
 Measured, each three times in turns, medians given:
 

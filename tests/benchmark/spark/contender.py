@@ -1,4 +1,4 @@
-"""One of those that are measured, in a process with a Spark session of its own.
+"""One contender, in a process with a Spark session of its own.
 
 ``python -m tests.benchmark.spark.contender NAME DIRECTORY`` reads commands from stdin, one JSON object a line, and answers each with one
 line that begins with ``=`` (Spark may print what it likes).

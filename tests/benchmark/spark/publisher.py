@@ -1,4 +1,4 @@
-"""What of a lake needs a publisher: how fast changes are landed, and how fast a table is copied, beside Spark's own JDBC reader."""
+"""What of a lake needs a publisher: how fast changes are landed, and how fast a table is copied, compared with Spark's own JDBC reader."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What a Spark user writes today: Structured Streaming over the files of changes, and in ``foreachBatch`` the last change of each key,
-merged into a Delta table; without the Delta jar, the whole table written anew.
+merged into a Delta table; without the Delta jar, the whole table rewritten.
 
 It is given what the applier is given, and does less: one table, no TOASTed values, no TRUNCATE, no change log, no cut.
 """
@@ -28,7 +28,7 @@ class Script:
     Args:
         spark: the session.
         directory: for all its files.
-        delta: by MERGE INTO; else every batch writes the table anew.
+        delta: by MERGE INTO; else every batch rewrites the table.
 
     Attributes:
         done: of each micro-batch, when its rows could be read (``time.monotonic``).
@@ -55,7 +55,7 @@ class Script:
         rows.select(*_COLUMNS).write.format("delta" if self._delta else "parquet").save(self._table)
 
     def stream(self, *, until_empty: bool) -> Any:
-        """Start the query: for what is there, or for good."""
+        """Start the query: for the existing files, or without an end."""
         source = self._spark.readStream.schema(self._schema).parquet(str(self.changes))
         writer = source.writeStream.foreachBatch(self._merge).option("checkpointLocation", str(self._directory / "checkpoint"))
         return (writer.trigger(availableNow=True) if until_empty else writer).start()

@@ -88,7 +88,7 @@ async def test_rows_that_exist(any_target_db: Database) -> None:
         assert notes[:2] == ['conflict detected on relation "public.t": conflict=update_exists', exists("t_pkey", "id")]
         notes = await refused(feed, remote.relation, remote.update(1, SECRET, "w", 0, old=(2, None, None, None)))
         assert notes[0] == 'conflict detected on relation "public.t": conflict=multiple_unique_conflicts'
-        # met again, counted again
+        # it occurs again, and is counted again
         again = feed.transaction(remote.relation, remote.insert(1, "new", "new", 1))
         for _ in range(3):
             with pytest.raises(ApplyError):
@@ -98,12 +98,12 @@ async def test_rows_that_exist(any_target_db: Database) -> None:
             "confl_update_exists": 2,
             "confl_multiple_unique_conflicts": 3,
         }
-        # a prepared transaction meets them too
+        # a prepared transaction has them too
         with pytest.raises(ApplyError, match="duplicate key") as caught:
             await feed.prepare(remote.insert(1, "new", "new", 1))
         assert caught.value.__notes__[1] == exists("t_pkey", "id")
         assert counted.confl_insert_exists == 7
-        # in the way within the transaction only: what the server says is all there is
+        # the conflicting row is of the same transaction: there is only the server's message
         notes = await refused(feed, remote.relation, remote.insert(9, "n", "x", 0), remote.insert(9, "m", "y", 0))
         assert notes[1] == 'Key already exists in unique index "t_pkey".'
     assert any_target_db.value("SELECT count(*) FROM t") == 3
@@ -261,7 +261,7 @@ async def test_rows_of_another_origin(tracked_db: Database, caplog: pytest.LogCa
     async with opened(tracked_db) as feed:
         feed.lsn = int(feed.position())
         await feed.apply(t.relation, t.update(1, "last"))
-        # who stands in the way
+        # which row conflicts
         notes = await refused(feed, t.relation, t.insert(1, "x"))
         assert re.fullmatch(
             rf'Key already exists in unique index "t_pkey", modified by origin "subscriber_{feed.oid}" in transaction \d+ at {TIME}: '
@@ -330,7 +330,7 @@ class Side(Protocol):
     async def caught_up(self) -> None: ...
 
     async def failed(self) -> None:
-        """It met an error, and is disabled."""
+        """It had an error, and is disabled."""
         ...
 
     async def enable(self) -> None: ...
@@ -368,7 +368,7 @@ class Native:
 
 
 class Ours:
-    """One of ours, made anew when it failed: its counters are added up here."""
+    """One subscription, created again when it failed: its counters are added up here."""
 
     def __init__(self, publisher: Database, target: Database) -> None:
         self._publisher = publisher

@@ -29,7 +29,7 @@ async def test_the_workers_transaction_is_done_again(
     for database in (publisher, target):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     publisher.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a'), (2, 'a')")
-    # whoever waits for less than an hour is the victim
+    # the session that waits for less than an hour is the victim
     target.execute(f"{GATE}; ALTER DATABASE {target.name} SET deadlock_timeout = '50ms'")
     name = await create(publisher, target, options=SubscriptionOptions(disable_on_error=disable_on_error))
     async with launched(target):
@@ -59,7 +59,7 @@ async def test_the_workers_transaction_is_done_again(
         assert await same(publisher, target, name, ROWS) == [(1, "b"), (2, "b"), (3, "b"), (4, "c")]
         assert target.value(enabled)
         assert 'processing remote data for replication origin "pg_' in target.value(error)
-        # else it passes by itself: nothing that anybody has to mend
+        # otherwise it is temporary: there is nothing to fix
         assert ("ERROR" in {record.levelname for record in caplog.records}) == disable_on_error
         counted = "SELECT apply_error_count::int, confl_insert_exists::int FROM subscriber.pg_stat_subscription_stats"
         await eventually(target, counted, [(1, 0)])

@@ -1,4 +1,4 @@
-"""What ``disable_on_error`` is about: whatever natively is an ERROR of the worker, beside a native subscription."""
+"""``disable_on_error``: everything that is an ERROR of a native worker, compared with a native subscription."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def native(publisher: Database, target: Database) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def ours(publisher: Database, target: Database) -> AsyncIterator[str]:
-    """One of ours, with a launcher."""
+    """A subscription of this program, with a launcher."""
     name = await create(publisher, target, options=SubscriptionOptions(disable_on_error=True))
     async with launched(target):
         yield "subscriber"
@@ -94,7 +94,7 @@ async def test_errors(
         await asyncio.to_thread(target_db.wait, "SELECT count(*)::int FROM t WHERE id = 1", 1)
         await asyncio.to_thread(disabled, publisher18_db, target_db, schema, breaks)
         publisher18_db.execute("INSERT INTO t VALUES (3)")
-        # it goes on where it was
+        # it resumes where it was
         await enable(target_db, schema)
         await asyncio.to_thread(target_db.wait, "SELECT count(*)::int FROM t WHERE id = 3", 1)
 

@@ -2,7 +2,7 @@
 
 A MariaDB of 10.11 whose tables meet ENOSPC mostly ends itself; it may refuse the row instead. Either is one line, and the end is the same.
 
-One line with the remedy, nothing of the transaction, the position where it was; once there is room it goes on.
+One line with the remedy, nothing of the transaction, the position where it was; once there is room it continues.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_the_disk_of_a_sqlite_file(publisher18_db: Database, make_disk: Callable
     pair.catches_up()
 
 
-def test_it_goes_on_by_itself(publisher18_db: Database, make_disk: Callable[[int], Disk]) -> None:
+def test_continues_without_a_restart(publisher18_db: Database, make_disk: Callable[[int], Disk]) -> None:
     """A run that is under way when the disk becomes full waits for room."""
     disk = make_disk(16)
     pair = replica_of(publisher18_db, sqlite_target(disk.path / "replica.db"))

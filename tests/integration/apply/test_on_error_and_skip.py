@@ -27,7 +27,7 @@ def finished_at(text: str) -> Lsn:
 
 
 async def skip(publisher: Database, target: Database, name: str, conflicting: str) -> Lsn:
-    """A transaction conflicts with a row of the target: the subscription is disabled; skip it; it goes on."""
+    """A transaction conflicts with a row of the target: the subscription is disabled; after the skip it continues."""
     for statement in conflicting.split(";"):
         publisher.execute(statement)
     await asyncio.to_thread(target.wait, ENABLED, False)
@@ -65,7 +65,7 @@ async def test_disabled_then_skipped(
         await skip(publisher, target, name, LARGE)
         streamed = f"SELECT stream_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = '{name}'"
         await asyncio.to_thread(publisher.wait, streamed, streaming != "off")
-        # a prepared one: skipped at its PREPARE, and nothing comes of its COMMIT PREPARED
+        # a prepared one: skipped at its PREPARE, and its COMMIT PREPARED does nothing
         await skip(
             publisher,
             target,
@@ -94,7 +94,7 @@ async def test_disabled_then_skipped(
 async def test_skipped_though_it_was_applied_in_parallel(
     publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Most of it is applied before its end; then it conflicts, comes again, and is skipped whole."""
+    """Most of it is applied before its end; then it conflicts, is sent again, and is skipped whole."""
     publisher, target = publisher18_db, target_db
     for database in (publisher, target):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
@@ -123,7 +123,7 @@ async def test_skipped_though_it_was_applied_in_parallel(
             await subscription.skip(lsn)
             await subscription.enable()
         await asyncio.to_thread(target.wait, "SELECT subskiplsn::text FROM subscriber.pg_subscription", "0/0")
-        # and parallel apply goes on behind it
+        # and parallel apply continues after it
         with contextlib.closing(publisher.connect()) as session:
             session.execute("BEGIN")
             session.execute("INSERT INTO t SELECT i, repeat('y', 400) FROM generate_series(3000, 3999) AS i")

@@ -201,7 +201,7 @@ async def native(publisher: Database, target: Database, options: str, name: str 
 
 
 async def test_cascades(publisher18_db: Database, target_db: Database, publisher18: ServerAddress) -> None:
-    """With origin = any, what came from elsewhere goes on: from ours to a native one, and from a native one to ours."""
+    """With origin = any, replicated changes are passed on: from this program to a native subscription, and the other way."""
     with fresh_database(publisher18, "end") as end:
         for database in (publisher18_db, target_db, end):
             database.execute(f"{TABLE}; CREATE PUBLICATION pub FOR TABLE t")
@@ -328,7 +328,7 @@ async def test_one_that_is_still_active_is_waited_for(target_db: Database) -> No
 
 
 async def released(target: Database, name: str) -> None:
-    """The backend of a closed session is gone, and the origin free."""
+    """The backend of a closed session has ended, and the origin is free."""
     locks = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sub' AND datname = current_database()"
     await eventually(target, locks, 0)
 
@@ -357,12 +357,12 @@ async def test_leftovers_are_swept_and_all_can_be_dropped(target_db: Database) -
         assert origins(target_db) == []
         for name in others:
             target_db.execute(f"SELECT pg_replication_origin_drop('{name}')")
-        # dropped by somebody: made again
+        # dropped by another session: created again
         await feed.reopen()
         assert origins(target_db) == [own]
 
 
-# --- none to be had
+# --- without an origin
 
 
 async def test_drop_removes_them_all(publisher18_db: Database, target_db: Database) -> None:
@@ -452,7 +452,7 @@ class Target(Database):
 
 
 async def test_no_free_slot(make_server: Callable[..., EmbeddedServer], publisher18_db: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """The apply session has the only one: the copy goes on without."""
+    """The apply session has the only origin: the copy works without one."""
     server = make_server(18, max_active_replication_origins="1")
     publisher18_db.execute(f"{TABLE}; CREATE PUBLICATION pub FOR TABLE t")
     publisher18_db.execute(COPY)

@@ -32,7 +32,7 @@ TABLES = """
 # more than the publisher keeps in memory
 MANY = 400
 
-# what a session of ours does, as a column of its name: all but the one that asks
+# what each of the program's sessions does, as part of its name; without the session that asks
 PARALLEL = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%parallel apply'"
 # with rows of t in it: a session is idle for an instant after its BEGIN too
 OPEN = (
@@ -98,7 +98,7 @@ async def test_savepoints_and_rollbacks(publisher_db: Database, any_target_db: D
                 session.execute("BEGIN")
             one.execute(fill(0))
             await applied(target_db)
-            # nobody sees it yet
+            # not visible yet
             assert target_db.value("SELECT count(*) FROM t") == 0
             two.execute(fill(10_000))
             await applied(target_db, 2)
@@ -199,7 +199,7 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
         assert len(await found.same(ROWS)) == MANY + 1
         assert parallel(found) == 0
 
-        # TRUNCATE, and a table that is looked at in the target only
+        # TRUNCATE, and a table that is only read in the target
         with publisher_db.connect() as session:
             session.execute("BEGIN; TRUNCATE emptied")
             session.execute(fill(1001))
@@ -210,7 +210,7 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
         await found.caught_up()
         assert parallel(found) == 0
 
-        # through somebody else: an ALTER TABLE waits for the stream, and all others behind it
+        # through another session: an ALTER TABLE waits for the stream, and all others behind it
         with publisher_db.connect() as session:
             session.execute("BEGIN")
             session.execute(fill(2001))
@@ -227,7 +227,7 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
         assert target_db.value("SELECT count(*) FROM t WHERE here = 5") == 3 * MANY + 2
         assert parallel(found) == 0
 
-        # two streams in the way of each other; the one that waits is committed first
+        # two streams that block each other; the one that waits is committed first
         with publisher_db.connect() as one, publisher_db.connect() as two:
             one.execute("BEGIN; INSERT INTO t VALUES (6000, -1, 'x')")
             one.execute(fill(3001))
@@ -278,7 +278,7 @@ async def test_never_a_deadlock_with_another_subscription(
                 second_db.execute("INSERT INTO t VALUES (4, -1, 'waits for the other one'); DELETE FROM t WHERE id = 4")
                 goals = [(found, found.publisher.current_lsn()) for found in (first, second)]
                 await until(lambda: any(found.subscription.status.flushed >= lsn for found, lsn in goals), "one of them goes on")
-                # nothing is in the way of the other one then
+                # nothing blocks the other one then
                 for session in (one, two):
                     session.execute("DELETE FROM t WHERE u < 0; COMMIT")
             await first.caught_up()
@@ -308,7 +308,7 @@ async def test_errors_are_those_of_the_commit(
         assert len(await found.same(ROWS)) == MANY + 1
         assert parallel(found) == 0
 
-        # by a session that somebody ended
+        # by a session that was terminated
         with publisher_db.connect() as session:
             session.execute("BEGIN")
             session.execute(fill(2001))
@@ -375,7 +375,7 @@ async def test_prepared(publisher_db: Database, target_db: Database, tmp_path: P
             assert parallel(found) == number + 1
             assert len(target_db.fetch(PREPARED)) == 1
             assert target_db.value("SELECT count(*) FROM t") == MANY * number
-            # in nobody's way
+            # without blocking another session
             publisher_db.execute(f"INSERT INTO other VALUES ({number})")
             await found.caught_up()
             publisher_db.execute(f"{end} PREPARED 'p{number}'")

@@ -1,8 +1,8 @@
-"""Whatever the publisher sends, and however far an attempt got before its end: in parallel or from the spool, the rows are the same.
+"""For anything that the publisher sends, and at any progress of an attempt: in parallel or from the spool, the rows are the same.
 
 And no change is made before everything that was committed before it was sent: a trigger in the target notes with each row of ``log``
-how many rows of other transactions it sees. That would not show in the rows themselves: an attempt that came too early mostly meets a
-row that is missing or locked, and ends.
+how many rows of other transactions it sees. That would not show in the rows themselves: an attempt that came too early mostly finds a
+row missing or locked, and ends.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ async def test_same_rows(target_db: Database, tmp_path: Path, monkeypatch: pytes
         target_db.execute("DROP SCHEMA IF EXISTS subscriber CASCADE; DROP TABLE IF EXISTS t, log")
         target_db.execute(TABLES)
         rng, history = random.Random(f"pace {seed}"), History(seed)
-        # of what is received together, something may depend on something else
+        # changes that are received together may depend on each other
         together = (0.5, 0.9, 0.95)[seed % 3]
         async with opened(target_db, synchronous_commit="off") as feed:
             for name in ("t", "log"):

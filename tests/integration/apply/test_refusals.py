@@ -1,4 +1,4 @@
-"""Hundreds of refusals by the target, one after another: the subscription goes on as soon as the cause is removed."""
+"""Hundreds of refusals by the target, one after another: the subscription continues as soon as the cause is removed."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def fill(first: int, last: int, letter: str) -> str:
 
 def spool_files(spool: Path) -> list[Path]:
     found = []
-    with contextlib.suppress(FileNotFoundError):  # a directory that is gone meanwhile
+    with contextlib.suppress(FileNotFoundError):  # a directory that was removed in the meantime
         for path in spool.rglob("*.spool"):
             with contextlib.suppress(FileNotFoundError):  # a file that is
                 if path.stat().st_size:
@@ -185,7 +185,7 @@ async def test_toast_keys_and_truncate_inside_a_stream(publisher_db: Database, t
         "CREATE TABLE whole (a int, b text); ALTER TABLE whole REPLICA IDENTITY FULL;"
         "CREATE TABLE emptied (id serial PRIMARY KEY, v text)",
     )
-    # a value of the target's own shows that an unchanged one was kept and not written anew
+    # a value of the target's own shows that an unchanged one was kept and not rewritten
     publisher_db.execute("INSERT INTO big SELECT g, 0, repeat(g::text, 3000) FROM generate_series(1, 20) AS g")
     publisher_db.execute("INSERT INTO emptied (v) SELECT 'before' FROM generate_series(1, 10)")
     async with replica(publisher_db, target_db, streaming="parallel", settings=settings(tmp_path)) as found:

@@ -91,7 +91,7 @@ async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path:
         finish(publisher_db, "bPr", "ROLLBACK")
         assert len(await found.same(ROWS)) == 1
         assert target_db.fetch(PREPARED) == []
-        # S..p..K and S..p..r, with a rollback to a savepoint and interleaved; what comes later is not held up by open ones
+        # S..p..K and S..p..r, with a rollback to a savepoint and interleaved; later transactions are not held up by open ones
         one = prepare(publisher_db, "SpK", large(1000), "SAVEPOINT s", large(2000), "ROLLBACK TO s", large(3000))
         two = prepare(publisher_db, "Spr", large(5000))
         publisher_db.execute("INSERT INTO t VALUES (20, 'while two are open')")
@@ -124,7 +124,7 @@ async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path:
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_prepared_that_changed_nothing(publisher_db: Database, target_db: Database) -> None:
-    """18.4 sends PREPARE without BEGIN PREPARE and its end, 15 to 17 the end alone. The bug was that either ended the stream for good."""
+    """18.4 sends PREPARE without BEGIN PREPARE and its end, 15 to 17 the end alone. The bug was that either ended the stream for ever."""
     make_tables(publisher_db, target_db)
     publisher_db.execute("INSERT INTO t VALUES (1, 'locked')")
     lock = "SELECT FROM t FOR UPDATE"
@@ -243,7 +243,7 @@ async def test_pending_while_there_are_no_tables(publisher_db: Database, target_
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_rolled_back_before_it_was_decoded(publisher_db: Database, target_db: Database) -> None:
-    # a publisher that finds the transaction aborted while decoding it sends what it has, or nothing, then PREPARE all the same
+    # a publisher that finds the transaction aborted while decoding it sends what it has, or nothing, and then still sends PREPARE
     # (reorderbuffer.c: ReorderBufferPrepare, concurrent_abort): legal, because its rollback follows
     make_tables(publisher_db, target_db)
     async with replica(publisher_db, target_db, two_phase=True, streaming="off") as found:
@@ -454,7 +454,7 @@ async def test_what_is_refused_and_then_rolled_back(publisher_db: Database, targ
 
 
 async def test_a_part_of_what_was_rolled_back(publisher18_db: Database, target_db: Database) -> None:
-    """What 18 sends of a prepared transaction that was rolled back meanwhile may be refused: here, its DELETE of row 1 does not come."""
+    """What 18 sends of a prepared transaction that was rolled back may be rejected: here, its DELETE of row 1 does not come."""
     publisher_db = publisher18_db
     make_tables(publisher_db, target_db)
     publisher_db.execute("INSERT INTO t VALUES (1, 'there'), (2, 'there')")
@@ -482,7 +482,7 @@ async def test_a_part_of_what_was_rolled_back(publisher18_db: Database, target_d
 async def test_a_publisher_that_does_not_say_what_became_of_it(
     publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, answer: Exception
 ) -> None:
-    """Then the target's error stands."""
+    """Then the target's error is reported."""
 
     async def asked(*_: object, **__: object) -> bool:
         raise answer

@@ -1,4 +1,4 @@
-"""Names and messages of servers that command a terminal reach no output of ours as they are."""
+"""Names and messages of servers with terminal control characters are escaped in every output."""
 
 from __future__ import annotations
 

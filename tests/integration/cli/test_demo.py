@@ -1,4 +1,4 @@
-"""``subscriber demo`` as a person runs it: status 0 if both hold the same rows, 1 if not, and nothing left behind in any case."""
+"""``subscriber demo`` as a person runs it: status 0 if both hold the same rows, 1 if not, and nothing left in any case."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_name_that_its_command_line_defines(other_replica: Replica) -> None:
         program.says("nothing to run: the subscriptions of this target are defined by their command lines")
 
 
-def test_verbs_without_a_connection_string_say_how_to_go_on(other_replica: Replica) -> None:
+def test_verbs_without_a_connection_string_say_what_to_do(other_replica: Replica) -> None:
     pair = other_replica
     pair.catches_up()
     target = "--target", pair.target.url

@@ -54,7 +54,7 @@ def works(streams: Streams, *arguments: str, prints: bool) -> Ended:
     elif prints:
         assert done.status == 1
     if streams.heard and not streams.writable:
-        # whatever could not be printed is told
+        # it reports what could not be printed
         assert (done.status == 1) == (UNWRITABLE in done.errors), done.errors
     return done
 
@@ -91,7 +91,7 @@ def test_verbs_that_follow(streams: Streams, publisher18_db: Database, tmp_path:
     assert with_pipes(*tail).status == 0
     publisher18_db.execute("INSERT INTO t VALUES (2, 'ä')")
     done = works(streams, *tail, prints=True)
-    # what was not printed comes again
+    # what was not printed is sent again
     output = done.output if streams.writable else with_pipes(*tail).output
     assert "insert public.t new=(id='2' v='ä')\n" in output
     assert with_pipes(*tail).output == ""

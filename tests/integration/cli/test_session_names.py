@@ -1,4 +1,4 @@
-"""Names of sessions, for a subscription whose name leaves no room behind it."""
+"""Names of sessions, for a subscription whose name leaves no room for a suffix."""
 
 from __future__ import annotations
 

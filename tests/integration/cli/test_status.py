@@ -128,7 +128,7 @@ async def test_json_whatever_happens(publisher18_db: Database, target_db: Databa
     await drop_subscription(name, target=target_db.dsn)
 
 
-async def test_anybody_may_look_and_nobody_sees_the_password(publisher18_db: Database, target_db: Database) -> None:
+async def test_any_role_may_read_the_status_but_not_the_password(publisher18_db: Database, target_db: Database) -> None:
     for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")

@@ -30,7 +30,7 @@ def made(publisher: Database) -> Database:
 
 @pytest.fixture
 def any_source(publisher_db: Database) -> Database:
-    """Of the version that the run is for: for what comes of the protocol."""
+    """Of the version that the run is for, because the result depends on the protocol."""
     return made(publisher_db)
 
 
@@ -91,7 +91,7 @@ def parsed(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-async def test_json_lines_go_on_where_they_were(any_source: Database, start: Start) -> None:
+async def test_json_lines_resume_at_the_slots_position(any_source: Database, start: Start) -> None:
     caught_up = ("--slot", "s", "--format", "json", "--until-caught-up")
     assert await output(await start(any_source, *caught_up)) == []
     any_source.execute("INSERT INTO t VALUES (1, E'ü\\n\"'), (2, NULL)")
@@ -212,7 +212,7 @@ async def test_reader_who_is_slow_does_not_cost_the_connection(source: Database,
     await following(source)
     pid = source.value("SELECT active_pid FROM pg_replication_slots WHERE database = current_database()")
     source.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 5000) g")
-    # nobody reads: five megabytes fit into no pipe
+    # without a reader: five megabytes do not fit into a pipe
     began = source.value("SELECT now()::text")
     await asyncio.to_thread(source.wait, f"SELECT now() > '{began}'::timestamptz + interval '12 s'", True)
     assert source.value("SELECT active_pid FROM pg_replication_slots WHERE database = current_database()") == pid

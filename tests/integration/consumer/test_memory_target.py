@@ -1,4 +1,4 @@
-"""A subscription into memory, as a test of somebody's program would have it: rows as Python's values."""
+"""A subscription into memory, as in the test of a user's program: rows as Python values."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class TestChanges:
                     assert await changes(transaction) == found
                     break
 
-    async def test_changes_are_freed_when_the_iteration_goes_on(self, source: Database) -> None:
+    async def test_changes_are_freed_when_the_iteration_continues(self, source: Database) -> None:
         async with transactions(source.conninfo(), publications=["p"]) as stream:
             source.execute("INSERT INTO t VALUES (1)")
             source.execute("INSERT INTO t VALUES (2)")
@@ -277,7 +277,7 @@ class TestAcknowledging:
             assert found == [("insert", "t", {"id": "3", "note": None})]
 
     async def test_survives_the_program(self, source: Database) -> None:
-        settings = Settings(wal_receiver_status_interval=0)  # nothing is told unless it has to be
+        settings = Settings(wal_receiver_status_interval=0)  # nothing is reported unless it has to be
         async with transactions(source.conninfo(), publications=["p"], slot_name="s", settings=settings) as stream:
             source.execute("INSERT INTO t VALUES (1)")
             source.execute("INSERT INTO t VALUES (2)")

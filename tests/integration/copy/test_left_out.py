@@ -1,4 +1,4 @@
-"""Published tables that are not replicated: a run that ends by itself fails and names them; status, metrics and the library show them."""
+"""Published tables that are not replicated: a run with an end fails and names them; status, metrics and the library show them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_many_tables_in_mariadb(other_replica: Replica) -> None:
     assert len(left_out(pair.target.url)) == 300
 
 
-def test_table_published_while_the_run_goes_on(publisher18_db: Database, target_db: Database) -> None:
+def test_table_published_during_the_run(publisher18_db: Database, target_db: Database) -> None:
     create_tables(publisher18_db, target_db)
     target_db.execute("CREATE TABLE later (id int PRIMARY KEY)")
     name = publisher18_db.name

@@ -25,7 +25,9 @@ def publisher_and_target(publisher18_db: Database, target_db: Database) -> tuple
     return publisher18_db, target_db
 
 
-async def test_first_run_goes_on_with_the_others(publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+async def test_first_run_continues_with_the_other_tables(
+    publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture
+) -> None:
     publisher, target = publisher_and_target
     async with replica(publisher, target) as found:
         # a fails before b is copied
@@ -68,7 +70,7 @@ async def test_slot_of_an_attempt_is_dropped_when_the_table_stops_to_fit(publish
 async def test_position_after_an_error_of_the_target(
     publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The LSN from which the next attempt goes on is the target's, not the one where the session started."""
+    """The next attempt resumes at the target's LSN, not where the session started."""
     publisher, target = publisher_and_target
     target.execute("ALTER TABLE a ADD v text")
     caplog.set_level("INFO", "subscriber")

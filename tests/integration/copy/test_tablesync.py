@@ -28,7 +28,7 @@ IN_PARTS = changed(QUICK, copy_range_size=64 * 1024, max_copy_workers_per_table=
 
 
 async def until(database: Database, query: str, expected: Any) -> None:
-    """Wait for what a query gives, while the subscription in this loop goes on."""
+    """Wait for what a query gives, while the subscription in this loop runs."""
     await asyncio.to_thread(database.wait, query, expected)
 
 
@@ -92,7 +92,7 @@ async def test_parts_of_a_large_table_under_concurrent_writes(publisher_db: Data
             assert target_db.value("SELECT count(*) FROM big") == 0
             release()
             await copying.caught_up()
-            # each part was a transaction of its own (rows that nobody writes to show it)
+            # each part was a transaction of its own (rows that are never changed show it)
             blocks = publisher_db.value("SELECT pg_relation_size('big') / 8192")
             parts = target_db.value("SELECT count(DISTINCT xmin::text) FROM big WHERE id BETWEEN 2001 AND 6000")
             assert 10 < parts <= blocks // 8 + 1 if in_ranges else parts == 1
@@ -119,7 +119,7 @@ async def test_a_few_tables_at_a_time(publisher_db: Database, target_db: Databas
         async with replica(publisher_db, target_db, settings=settings) as some:
             waiting = " + ".join(f"({waiting_for_lock_on(name)})" for name in names)
             await until(target_db, f"SELECT {waiting}", 3)
-            # as a group the tables are given up soon, for they are locked; then each is waited for by itself
+            # as a group the tables are given up soon, because they are locked; then each is waited for alone
             await until(target_db, COPIED_ALONE, 3)
             # the change of a table that is not copied yet is of no concern to the apply worker, and comes with its copy
             publisher_db.execute("INSERT INTO t6 VALUES (3); INSERT INTO t0 VALUES (3)")
@@ -241,7 +241,7 @@ async def test_column_lists_that_contradict_each_other(publisher_db: Database, t
     assert refused.value.hint
     assert publisher_db.fetch(SLOTS) == []
     assert target_db.value("SELECT to_regnamespace('subscriber')") is None
-    # mended: a list with all columns is not another one than none; and once more contradicting while a run would go on
+    # fixed: a list of all columns is equal to no list; then they contradict each other again while a run would continue
     publisher_db.execute("ALTER PUBLICATION narrow SET TABLE t")
     await both.run(Until())
     assert target_db.fetch("SELECT * FROM t") == [(1, 1, 1)]
@@ -272,7 +272,7 @@ async def test_tables_come_and_go(publisher_db: Database, target_db: Database, c
     async with replica(publisher_db, target_db) as first:
         await first.same("SELECT id FROM old")
         publisher_db.execute("INSERT INTO missing VALUES (1); ALTER PUBLICATION pub ADD TABLE new, missing")
-        # until the next run a new table is not of the subscription, and its changes nobody's
+        # until the next run a new table is not part of the subscription, and its changes are left out
         publisher_db.execute("INSERT INTO new VALUES (2); INSERT INTO old VALUES (2)")
         await first.same("SELECT id FROM old ORDER BY id")
         assert target_db.value("SELECT count(*) FROM new") == 0
@@ -345,7 +345,7 @@ async def test_unpublished_in_the_middle_of_its_copy(publisher_db: Database, tar
     ],
 )
 async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Database, rewrite: str, rows: int) -> None:
-    """Rows lie in other blocks then: the parts do not fit together, and the table is copied anew."""
+    """Rows are in other blocks then: the parts do not fit together, and the table is copied again."""
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE big (id int, v text); CREATE INDEX big_id ON big (id)")
     publisher_db.execute("INSERT INTO big SELECT 10000 - i, repeat('v', 100) FROM generate_series(1, 6000) AS i")
@@ -423,7 +423,7 @@ async def test_swapped_between_two_parts(
 async def test_swapped_while_a_part_waits_to_be_read_and_back(
     publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody but the part itself can tell then."""
+    """Only the part itself can notice that."""
     make_swappable_table(publisher_db, partitioned=False)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     real_read, real_open, done = SnapshotReader.copy_out, SnapshotReader.open, list[str]()
@@ -526,7 +526,7 @@ async def test_without_copy_data(publisher_db: Database, target_db: Database) ->
 async def one_failing(publisher: Database, target: Database, mischief: str) -> AsyncIterator[Replica]:
     """A replica of the table first, and of two added to it: bad, whose copy fails, and good, which waits for the same worker.
 
-    (With bad from the start the run would end: a first start tells at once what somebody has to mend.)
+    (With bad from the start the run would end: a first start reports at once what has to be fixed.)
     """
     for database in (publisher, target):
         database.execute("CREATE TABLE first (id int PRIMARY KEY)")
@@ -545,7 +545,7 @@ async def one_failing(publisher: Database, target: Database, mischief: str) -> A
         yield found
 
 
-async def test_a_copy_that_fails_does_not_stop_others_and_is_mended(publisher_db: Database, target_db: Database) -> None:
+async def test_failing_copy_does_not_stop_others_and_succeeds_once_fixed(publisher_db: Database, target_db: Database) -> None:
     """The last part fails while earlier ones are committed already: they are undone, rows of others stay."""
     mischief = "INSERT INTO bad VALUES (-1, 'mine'); ALTER TABLE bad ADD CONSTRAINT small CHECK (id < 2000)"
     async with one_failing(publisher_db, target_db, mischief) as failing:
@@ -590,7 +590,7 @@ async def test_truncated_while_it_is_copied(publisher_db: Database, target_db: D
 
 
 async def test_a_catch_up_that_fails_does_not_copy_again(publisher_db: Database, target_db: Database) -> None:
-    """A row of ours is in the way of a change, not of the copy: the copy stays, the change comes once it is mended."""
+    """A row of the target conflicts with a change, not with the copy: the copy stays, and the change is applied once the row is fixed."""
     publisher_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
     target_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
     async with asyncio.timeout(90):

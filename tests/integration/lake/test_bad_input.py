@@ -86,7 +86,7 @@ def test_a_directory_of_something_else(publisher: Database, tmp_path: Path, verb
 
 
 def test_a_directory_that_cannot_be_made(publisher: Database) -> None:
-    # nobody may, not even root
+    # not allowed to any user, not even root
     done = run(publisher, Path("/sys/lake"))
     assert_one_error(done, r"cannot (read or )?write /sys/lake")
     assert slots(publisher) == []
@@ -188,7 +188,7 @@ def test_a_spark_that_does_not_start(tmp_path: Path, arguments: list[str], words
     assert_one_error(done, words)
 
 
-# --- while it is at work
+# --- while it runs
 
 
 def test_two_appliers_at_once(publisher: Database, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ async def test_a_landing_zone_that_was_damaged(publisher: Database, tmp_path: Pa
     assert_same(lake, await applied(lake), publisher, [T])
 
 
-async def test_a_table_that_somebody_else_changed(publisher: Database, tmp_path: Path) -> None:
+async def test_table_changed_by_another_writer(publisher: Database, tmp_path: Path) -> None:
     from deltalake import DeltaTable
 
     lake = tmp_path / "lake"
@@ -254,7 +254,7 @@ async def test_a_table_that_somebody_else_changed(publisher: Database, tmp_path:
     done = await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once")
     assert_one_error(done, re.escape(f"Delta table {table.table_uri.removeprefix('file://').rstrip('/')} was changed by another writer"))
     assert read_cut(storage(lake)) == before
-    # that is undone, as the remedy says; then it goes on
+    # that is undone, as the hint says; then it continues
     table.update_incremental()
     table.restore(before.tables[T].version)
     assert_same(lake, await applied(lake), publisher, [T])

@@ -38,7 +38,7 @@ def test_into_a_lake_that_spark_keeps(scratch: Path) -> None:
     assert not [name for name in left if name.startswith("subscriber-demo")]
 
 
-def test_a_directory_of_somebody_elses_is_left_alone(scratch: Path, tmp_path: Path) -> None:
+def test_directory_with_other_files_is_not_changed(scratch: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
     (tmp_path / "mine").write_text("x")
     done = demo(scratch, f"--target=spark://{tmp_path}")

@@ -1,4 +1,4 @@
-"""Initial copies by the applier's tasks, in threads: the same rows as by the subscriber's own COPY, whoever is stopped meanwhile."""
+"""Initial copies by the applier's tasks, in threads: the same rows as by the subscriber's own COPY, even if a program is stopped."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ async def test_parts_that_are_done_are_kept_when_the_applier_is_stopped(publishe
     assert len({row["_lsn"] for row in log_of(lake)}) == 1
 
 
-async def test_a_stopped_subscriber_begins_anew_and_leaves_nothing_behind(publisher_db: Database, tmp_path: Path) -> None:
+async def test_stopped_subscriber_starts_the_copy_again_and_leaves_no_files(publisher_db: Database, tmp_path: Path) -> None:
     many_rows(publisher_db)
     lake, begun = tmp_path / "lake", threading.Event()
 
@@ -243,7 +243,7 @@ async def test_a_stopped_subscriber_begins_anew_and_leaves_nothing_behind(publis
 
 
 @pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
-async def test_a_lost_snapshot_is_told_and_the_table_copied_anew(
+async def test_lost_snapshot_is_reported_and_the_table_copied_again(
     publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     many_rows(publisher_db)
@@ -325,7 +325,7 @@ async def test_swapped_between_two_parts(publisher_db: Database, tmp_path: Path,
 
 
 async def test_swapped_while_a_part_waits_to_be_read(publisher_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And back before anybody looks again: the part itself has to tell."""
+    """And renamed back before the next check: the part itself has to notice."""
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     publisher_db.execute("INSERT INTO t VALUES (1); INSERT INTO t_new VALUES (2); CREATE PUBLICATION pub FOR TABLE t, t_new")
     real_check, real_verify, done = copytask._check, PublishedSnapshot.verify, list[str]()
@@ -430,7 +430,7 @@ async def test_a_part_that_waits_for_a_lock_does_not_keep_the_copier(
     with open_transaction(publisher_db, LOCK), caplog.at_level(logging.WARNING):
         async with copier(lake):
             await asyncio.to_thread(publisher_db.wait, WAITS, True)
-        # nobody waits there any more; it was the stop, and no error
+        # no session waits there any more; the cause was the stop, not an error
         await asyncio.to_thread(publisher_db.wait, WAITS, False)
         assert [record for record in caplog.records if record.name.endswith(".copier")] == []
         assert not (lake / "copy/1-1/failure.json").exists()
@@ -506,7 +506,7 @@ async def test_the_applier_ends_while_the_publisher_does_not_answer(publisher_db
 
 
 @pytest.mark.publisher(min=14, lacks="client_connection_check_interval")
-async def test_a_killed_applier_leaves_nobody_waiting_at_the_publisher(publisher_db: Database, tmp_path: Path) -> None:
+async def test_killed_applier_leaves_no_session_waiting_on_the_publisher(publisher_db: Database, tmp_path: Path) -> None:
     syncing = await ordered(publisher_db, tmp_path)
     with open_transaction(publisher_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
         await asyncio.to_thread(publisher_db.wait, WAITS, True)

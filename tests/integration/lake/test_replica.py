@@ -1,4 +1,4 @@
-"""A lake as the target: copied, followed, stopped, gone on with; compared value by value, by a plain Delta reader."""
+"""A lake as the target: copied, followed, stopped, resumed; compared value by value, by a plain Delta reader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def subscription(publisher: Database, path: Path, *, parameters: str = "", setti
 T = TableName("public", "t")
 
 
-async def test_copies_follows_and_goes_on_after_a_stop(publisher_db: Database, tmp_path: Path) -> None:
+async def test_copies_follows_and_resumes_after_a_stop(publisher_db: Database, tmp_path: Path) -> None:
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text, d numeric(10,2), at timestamptz)")
     publisher_db.execute(
         "INSERT INTO t SELECT i, 'copied' || i, i / 4.0, timestamptz '2024-01-01 00:00+00' FROM generate_series(1, 5000) AS i;"
@@ -72,7 +72,7 @@ async def test_the_applier_is_a_thread_of_the_same_process(publisher_db: Databas
             apply_all(lake)
         replica.stop()
         await running
-        # what waited was applied before the end, and nobody else applied
+        # waiting batches were applied before the end, and by no other applier
         assert_same(lake, published(lake), publisher_db, [T])
     status = json.loads((lake / "applier.json").read_text())["document"]
     assert (status["engine"], status["last_error"]) == ("local", None)
@@ -80,7 +80,7 @@ async def test_the_applier_is_a_thread_of_the_same_process(publisher_db: Databas
 
 
 @pytest.mark.parametrize("confirm", ["landed", "applied"])
-async def test_a_table_that_leaves_the_publication_while_nobody_runs(publisher_db: Database, tmp_path: Path, confirm: str) -> None:
+async def test_table_removed_from_the_publication_while_no_subscriber_runs(publisher_db: Database, tmp_path: Path, confirm: str) -> None:
     """The bug was that what is durable was reported as the table went, before anything was received: that ended the run, each time."""
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t, u")
     lake, parameters = tmp_path / "lake", f"?apply=local&confirm={confirm}"

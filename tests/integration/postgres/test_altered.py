@@ -1,4 +1,4 @@
-"""The PostgreSQL sink: tables of the target that are altered, replaced or dropped while it is at work."""
+"""The PostgreSQL sink: tables of the target that are altered, replaced or dropped while it runs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_renamed_table_is_followed_by_its_oid(target_db: Database) -> None
         renamed = Remote("u", "*id", namespace="s")
         await feed.apply(renamed.relation, renamed.insert(2))
         assert target_db.fetch("SELECT id FROM s.u ORDER BY id") == [(1,), (2,)]
-        # synchronized up to an LSN: what comes before is the synchronization's
+        # synchronized up to an LSN: earlier changes are the synchronization's
         done = await feed.apply(renamed.insert(3))
         later = Lsn(done.end_lsn + 10_000)
         target_db.execute(f"UPDATE subscriber.pg_subscription_rel SET srsubstate = 's', srsublsn = '{later}'")
@@ -200,7 +200,7 @@ def terminate_reader(target: Database, application_name: str) -> None:
     """End the session that asks how far the target's WAL is flushed, and wait until it has gone."""
     named = f"FROM pg_stat_activity WHERE datname = current_database() AND application_name = '{application_name}'"
     target.wait(f"SELECT count(*) {named}", 2)
-    # the other one, which applies, has the lock of whoever writes
+    # the other one, which applies, has the writer's lock
     pid = target.value(f"SELECT pid {named} AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted)")
     target.execute(f"SELECT pg_terminate_backend({pid})")
     target.wait(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}", 0)

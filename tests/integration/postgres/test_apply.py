@@ -210,7 +210,7 @@ async def test_truncate_several_tables(any_target_db: Database) -> None:
 
 
 async def test_share_of_a_truncate_while_a_referencing_table_is_not_ours(any_target_db: Database) -> None:
-    """The bug was that both workers, each with its own table of the two, were refused for ever."""
+    """The bug was that both workers, each with its own table of the two, were rejected for ever."""
     any_target_db.execute("""
         CREATE TABLE parent (id serial PRIMARY KEY, born int GENERATED ALWAYS AS IDENTITY);
         CREATE TABLE child (parent int REFERENCES parent);

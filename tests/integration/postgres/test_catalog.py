@@ -134,7 +134,7 @@ async def test_oids_are_the_clusters(target_db: Database) -> None:
 
 async def test_catalog_made_by_many_at_once(target_db: Database) -> None:
     states = await asyncio.gather(*(state_of(target_db, f"s{number % 4}") for number in range(8)))
-    # two openers of one name meet: the later one waits, and finds the lock free
+    # two sinks open the same name: the later one waits, and finds the lock free
     assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 4
     assert len({state.oid for state in states}) == 4
     assert target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION,)]
@@ -406,7 +406,7 @@ async def test_what_its_command_line_says_is_shown(target_db: Database) -> None:
     assert target_db.fetch(shown) == [(oid, True, "t")]
 
 
-async def test_first_report_comes_while_somebody_looks(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_report_is_written_while_status_is_read(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(target_db) as feed:
         live_workers = PostgresStore.live_workers
 
@@ -420,7 +420,7 @@ async def test_first_report_comes_while_somebody_looks(target_db: Database, monk
 
 
 async def test_dropped_and_opened_again(target_db: Database) -> None:
-    """What was there is not made anew: nobody would run that, and its name would be taken."""
+    """An entry that was dropped is not created again: no process would run it, and its name would be taken."""
     sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(), settings=Settings())
     await sink.open(NAME, lambda _: None)
     target_db.execute("DELETE FROM subscriber.pg_subscription")

@@ -1,4 +1,4 @@
-"""Damaged answers of the target: the session is lost, with an error of ours."""
+"""Damaged answers of the target: the session is lost, with an error of this package."""
 
 from __future__ import annotations
 

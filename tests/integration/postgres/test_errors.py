@@ -83,7 +83,7 @@ async def test_refused_values(any_target_db: Database, wrong: dict[str, object],
         assert expected in error.one_line()
         assert any_target_db.fetch("SELECT id FROM t") == [(10,)]
         assert feed.position() == before
-        # the session goes on
+        # the session stays usable
         await feed.apply(remote.insert(*GOOD.values()))
         assert any_target_db.value("SELECT count(*) FROM t") == 2
 

@@ -16,7 +16,7 @@ T = TableName("public", "t")
 
 
 async def test_a_synchronization_that_is_being_stored_is_waited_for(target_db: Database) -> None:
-    # read as FINISHEDCOPY, the apply worker would pass over changes behind the handover, and nobody would apply them
+    # read as FINISHEDCOPY, the apply worker would skip changes after the handover, and no worker would apply them
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     async with opened(target_db) as feed:
         await feed.sink.add_tables([T], TableEntry(TableState.INIT))

@@ -1,4 +1,4 @@
-"""The PostgreSQL sink: prepared transactions, in all orders, and a crash of ours between any two steps."""
+"""The PostgreSQL sink: prepared transactions, in all orders, and a crash of the subscriber between any two steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_prepare_and_commit(any_target_db: Database) -> None:
         assert gids(any_target_db) == [f"pg_gid_{feed.oid}_{prepared.xid}"]
         assert feed.position() == prepared.end_lsn == feed.durable[-1]
         assert ids(any_target_db) == []
-        # the position is free for what comes between
+        # the position is free for transactions in between
         between = await feed.apply(remote.insert(2))
         assert feed.position() == between.end_lsn
         message = feed.commit_prepared(prepared)
@@ -82,11 +82,11 @@ async def test_prepared_late_right_before_its_commit(target_db: Database) -> Non
         assert feed.position() == other.end_lsn
         assert len(gids(target_db)) == 1
         message = feed.commit_prepared(late)
-        # crash after the PREPARE: both come again
+        # crash after the PREPARE: both are sent again
         await feed.reopen()
         await feed.sink.prepare(PreparedTransaction(late, "g"), feed.gate)
         target_db.execute(f"COMMIT PREPARED 'pg_gid_{feed.oid}_{late.xid}'")
-        # crash after COMMIT PREPARED: both come again
+        # crash after COMMIT PREPARED: both are sent again
         await feed.reopen()
         await feed.sink.prepare(PreparedTransaction(late, "g"), feed.gate)
         await feed.sink.commit_prepared(message)
@@ -157,7 +157,7 @@ async def test_every_message_may_come_again_after_a_crash(target_db: Database, e
         assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
 
 
-async def test_prepared_transaction_that_somebody_rolled_back(target_db: Database) -> None:
+async def test_prepared_transaction_rolled_back_in_the_target(target_db: Database) -> None:
     remote = create(target_db)
     async with opened(target_db) as feed:
         prepared = await feed.prepare(remote.relation, remote.insert(1))

@@ -1,4 +1,4 @@
-"""What the publisher hears of us: positions while idle, answers while busy, and what both sides do about silence."""
+"""Feedback to the publisher: positions while idle, answers while busy, and timeouts on both sides."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def errors(found: Replica) -> list[SubscriberError]:
 
 
 async def heard_for(publisher: Database, seconds: float) -> None:
-    """Wait until our replies have gone on for so long: while they do, the publisher takes us for alive."""
+    """Wait until replies have been sent for so long: while they are, the publisher regards the subscriber as alive."""
     reply = f"FROM pg_stat_replication WHERE application_name = '{slot_of(publisher)}' AND state = 'streaming'"
     start = publisher.value(f"SELECT greatest(max(reply_time), now())::text {reply}")
     await eventually(publisher, f"SELECT max(reply_time) >= '{start}'::timestamptz + interval '{seconds} s' {reply}", True)
@@ -68,7 +68,7 @@ async def test_idle_database_of_a_busy_cluster(publisher_db: Database, target_db
             inserts = found.subscription.status.statistics.inserts
             for database, table in ((busy, "b"), (publisher_db, "unpublished"), (busy, "b")):
                 database.execute(f"INSERT INTO {table} SELECT g, repeat('x', 200) FROM generate_series(1, 5000) AS g")
-                # nobody waits for an LSN here: it has to come by itself
+                # without a wait for an LSN: the feedback has to be sent unasked
                 await acknowledged(publisher_db, busy.current_lsn())
             # never more acknowledged than the target knows
             assert confirmed(publisher_db) <= Lsn.parse(target_db.value(POSITION))
@@ -176,7 +176,7 @@ async def test_slow_apply_does_not_lose_the_connection(publisher_db: Database, t
             await heard_for(publisher_db, 6)
             # much is waiting: the socket is not read any more
             for first in range(1000, 41000, 1000):
-                # in a thread: the loop has to go on, or nobody answers the publisher
+                # in a thread: the loop has to run to answer the publisher
                 await asyncio.to_thread(
                     publisher_db.execute, f"INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series({first}, {first + 99}) AS g"
                 )

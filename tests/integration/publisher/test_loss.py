@@ -1,4 +1,4 @@
-"""When changes are gone: the run ends with a DataLossError that names the thing and the remedy, and the target's rows stay as they are."""
+"""When changes are lost: the run ends with a DataLossError that names the cause and the remedy, and the target's rows stay as they are."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TestSlot:
         try:
             await subscription.wait_for(publisher_db.current_lsn(), 30)
             slot = slot_of(publisher_db)
-            # no await in between: the subscription has no chance to come back before the slot is gone
+            # no await in between: the subscription cannot reconnect before the slot is dropped
             publisher_db.execute(f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}' AND active")
             publisher_db.wait(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'", False)
             publisher_db.execute(f"SELECT pg_drop_replication_slot('{slot}'); INSERT INTO t VALUES (2, 'lost')")
@@ -225,7 +225,7 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, co
         async with replica(publisher, target_db, conninfo=copy.conninfo()) as found:
             await found.subscription.wait_for(copy.current_lsn(), 30)
             assert target_db.fetch(ROWS) == [*rows, (4, "on the new timeline")]
-        # the old primary has been left behind
+        # the position is on a newer timeline than the old primary
         line = await refused(publisher, target_db)
         assert "the publisher is on timeline 1, but the target's position" in line
         assert "connect to the server that was promoted" in line

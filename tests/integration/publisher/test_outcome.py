@@ -72,6 +72,6 @@ async def check_every_kind(database: Database) -> None:
         assert not await asked(other)
 
 
-async def test_nobody_there() -> None:
+async def test_publisher_that_does_not_run() -> None:
     with pytest.raises(PublisherUnavailable):
         await was_rolled_back("host=127.0.0.1 port=1 dbname=x user=x", 1, system_identifier="1", timeline=1, application_name="test")

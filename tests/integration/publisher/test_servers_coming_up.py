@@ -1,4 +1,4 @@
-"""Servers that are there and take no connections yet: they are waited for, also by a first attempt, and nobody is sent to mend anything."""
+"""Servers that run and do not accept connections yet: even a first attempt waits for them, without an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StartingServer:
         # no moment in which it can be read and not written
         self._server = make_server(version, hot_standby="off")
         self._go = self._server.base / "go"
-        # bounded: nobody opens it if the test fails
+        # bounded: it stays closed if the test fails
         self._command = f"i=0; while [ ! -e {self._go} ] && [ $i -lt 600 ]; do i=$((i+1)); sleep 0.1; done; false"
         self.address = ServerAddress(self._server.dsn(), version)
         with psycopg.connect(self._server.dsn(), autocommit=True) as session:
@@ -38,7 +38,7 @@ class StartingServer:
 
     @contextlib.asynccontextmanager
     async def coming_up(self) -> AsyncIterator[None]:
-        """It stops, and starts to come up, while the block lasts; it is up behind it."""
+        """It stops and starts to come up while the block lasts; it is up afterwards."""
         await asyncio.to_thread(self._server.stop)
         signal: Path = self._server.data_directory / "recovery.signal"
         signal.touch()
@@ -77,7 +77,7 @@ def is_starting_up(error: SubscriberError | None) -> bool:
 
 
 async def waits(subscription: Subscription, running: asyncio.Task[None], kind: type[SubscriberError], others: str) -> None:
-    """It has met the server, and goes on trying."""
+    """It has reached the server, and keeps retrying."""
     await until(lambda: running.done() or is_starting_up(subscription.status.last_error), "the run has tried")
     assert not running.done()
     error = subscription.status.last_error
@@ -132,7 +132,7 @@ async def _launcher_waits(starting_server: StartingServer, publisher: Database, 
             lambda: running.done() or "could not open the target's catalog: could not connect to the target" in caplog.text, "it has tried"
         )
         assert not running.done()
-        # it can be ended meanwhile
+        # it can be ended during that time
         ended = Launcher(target.dsn, settings=QUICK)
         ending = asyncio.create_task(ended.run())
         await until(lambda: caplog.text.count("could not open the target's catalog") > 1, "the other has tried")

@@ -162,7 +162,7 @@ async def test_slot_that_was_invalidated(publisher_version: int) -> None:
 
 
 async def test_cancelled_creation_leaves_no_slot(publisher_db: Database, connection: WalReceiverConnection) -> None:
-    """The bug would be: the walsender goes on waiting for a transaction's end after we have gone, and then makes the slot."""
+    """The bug would be: the walsender keeps waiting for a transaction's end after the client has gone, and then creates the slot."""
     name = f"s_{publisher_db.name}"
     blocker = psycopg.connect(publisher_db.conninfo())
     blocker.execute("CREATE TABLE blocker ()")  # a transaction with an xid: the slot's snapshot has to wait for it

@@ -142,7 +142,7 @@ async def test_ranges_cover_the_table(publisher_db: Database) -> None:
         table = await described(reader, "t")
         parts = await copy_parts(reader, table, RANGE)
         assert len(parts) > 10
-        # what comes after the snapshot, past the measured end, is not in it; nor is anything twice
+        # rows written after the snapshot, past the measured end, are not in it; nor is any row twice
         publisher_db.execute("INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(6000, 7000) g")
         found = []
         async with snapshot.reader() as second:

@@ -1,4 +1,4 @@
-"""COPY BOTH with a live walsender: receiving, sending meanwhile, cancelling, and every way it can end."""
+"""COPY BOTH with a live walsender: receiving, sending at the same time, cancelling, and every way it can end."""
 
 from __future__ import annotations
 

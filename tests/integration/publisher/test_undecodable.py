@@ -1,7 +1,7 @@
-"""What a publisher cannot decode: never any more, or only otherwise.
+"""WAL that a publisher cannot decode: never, or only with other options.
 
-A slot that cannot go on was seen, rarely, where slots were made under load. Here the publisher's catalog is made to disagree with its WAL
-by hand: rows of a table still go into the file that it had before a commit that names another one.
+A slot that cannot continue was seen, rarely, where slots were created under load. Here the publisher's catalog is made to disagree with
+its WAL by hand: rows of a table still go into the file that it had before a commit that names another one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def make_undecodable(publisher: Database, open_in: Connection | None = None) -> None:
-    """Its slots cannot go on behind this, though its tables are well; unless it stays open in a session, and is rolled back."""
+    """Its slots cannot continue after this, though its tables are intact; unless it stays open in a session, and is rolled back."""
     with publisher.connect() as own, publisher.connect() as holder:
         session = open_in or own
         if open_in is not None:
@@ -57,7 +57,7 @@ def prepare(publisher: Database, target: Database) -> None:
 
 
 @pytest.mark.parametrize("streaming", ["parallel", "off"])
-async def test_says_what_remains_and_goes_on_trying(
+async def test_names_the_remedy_and_keeps_retrying(
     publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture, streaming: str
 ) -> None:
     prepare(publisher_db, target_db)
@@ -77,7 +77,7 @@ async def test_says_what_remains_and_goes_on_trying(
         assert "could not map file" in str(error)
         assert "again with a copy" in str(error.hint)
         assert {record.levelname for record in errors()} == {"ERROR"}
-        # its pauses are those of what somebody has to mend
+        # its pauses are those of an error that has to be fixed
         assert all("next attempt in 0.2 s" in record.getMessage() for record in errors())
         assert target_db.fetch(ALL) == [(1, "copied")]
 
@@ -123,7 +123,7 @@ def roll_back_a_long_value(publisher: Database) -> None:
 async def test_a_long_value_of_what_was_rolled_back(
     publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, streaming: str
 ) -> None:
-    """The bug, of 18, was seen once, under kills: native tries again for ever."""
+    """The bug of 18 was seen once, under kills: a native subscription retries for ever."""
     monkeypatch.setattr(slot_follower, "_CAUTIOUS_SECONDS", 1.0)
     prepare_tables(publisher18_db, target_db)
     async with replica(publisher18_db, target_db, two_phase=True, streaming=streaming) as running:
@@ -140,12 +140,12 @@ async def test_a_long_value_of_what_was_rolled_back(
         await eventually(publisher18_db, f"SELECT count(*) FROM ({pid}) AS found WHERE pid <> {cautious}", 1)
         assert len(await running.same("SELECT id, md5(v) FROM u ORDER BY id")) == 3
         assert caplog.text.count("asking the publisher to send only complete transactions") == 1
-        # once is enough: what comes behind it is not asked for again
+        # once is enough: what follows is not requested again
         assert caplog.text.count("got sequence entry") == 1
 
 
 async def test_what_cannot_be_decoded_and_still_runs(publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """A cautious stream passes over it, and goes on as such: another one would meet it again with its next rows, from its beginning."""
+    """A cautious stream passes over it and stays cautious: another stream would reach it again with its next rows, from its beginning."""
     prepare(publisher_db, target_db)
     with publisher_db.connect() as session:
         async with replica(publisher_db, target_db, streaming="on") as running:
@@ -180,7 +180,7 @@ async def test_a_long_value_in_transactions(publisher18_db: Database, target_db:
     assert found == ["commit", "prepare", "rollback prepared", "commit"]
 
 
-async def test_transactions_that_cannot_go_on(publisher_db: Database, target_db: Database) -> None:
+async def test_transactions_that_cannot_be_decoded(publisher_db: Database, target_db: Database) -> None:
     prepare(publisher_db, target_db)
     publisher_db.execute(f"SELECT pg_create_logical_replication_slot('{publisher_db.name}', 'pgoutput')")
     make_undecodable(publisher_db)

@@ -105,7 +105,7 @@ async def test_commit_below_a_wal_end_that_was_stored(publisher_db: Database, ta
 
 @pytest.mark.parametrize("moment", [-(1 << 63), (1 << 63) - 1])
 async def test_times_that_no_clock_tells(publisher_db: Database, target_db: Database, moment: int) -> None:
-    """Of a keepalive and of a commit: the rows come, the statistics are stored, and an origin is told the nearest time there is."""
+    """Of a keepalive and of a commit: the rows are applied, the statistics are stored, and the origin gets the nearest valid time."""
     make_tables(publisher_db, target_db)
     async with injector(publisher_db) as proxy, running(publisher_db, target_db, proxy) as found:
         publisher_db.execute("INSERT INTO t VALUES (1)")

@@ -1,6 +1,6 @@
 """Bad input on targets of SQLAlchemy's.
 
-One line with relation, column and LSN; the transaction rolled back, the position unmoved; mended, it goes on.
+One line with relation, column and LSN; the transaction rolled back, the position unmoved; once fixed, it continues.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_login_that_is_refused(publisher18_db: Database, mariadb_db: OtherTarg
 # --- the target's state
 
 
-def test_a_file_that_somebody_else_keeps_locked(sqlite_replica: Replica) -> None:
+def test_file_locked_by_another_program(sqlite_replica: Replica) -> None:
     pair = sqlite_replica
     path = pair.target.path
     assert path is not None
@@ -97,7 +97,7 @@ def test_a_file_that_somebody_else_keeps_locked(sqlite_replica: Replica) -> None
         before = pair.target.position(pair.name)
         with write_locked(path):
             pair.publisher.execute(f"INSERT INTO t VALUES (2000, '{SECRET}')")
-            # said, and tried again
+            # reported, and retried
             program.says("locked by another program")
             assert pair.target.fetch("SELECT count(*) FROM t") == [(1000,)]
         pair.target.wait(ALL, pair.publisher.fetch(ALL))
@@ -106,7 +106,7 @@ def test_a_file_that_somebody_else_keeps_locked(sqlite_replica: Replica) -> None
     assert done.status == 0
     assert pair.target.position(pair.name) != before
     assert SECRET not in done.errors
-    # the first attempt ends with it: whoever starts it learns why
+    # it ends the first attempt, with the reason
     with write_locked(path):
         assert_one_error(subscriber(*pair.arguments("--until-caught-up")), "locked by another program")
     pair.catches_up()
@@ -316,8 +316,8 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
     pair.catches_up()
 
 
-def test_a_position_that_somebody_removed(other_replica: Replica) -> None:
-    """The bug was that a new slot was made, and what had been committed in between was missed without a word."""
+def test_position_removed_from_the_target(other_replica: Replica) -> None:
+    """The bug was that a new slot was made, and what had been committed in between was lost silently."""
     pair = other_replica
     pair.catches_up()
     pair.target.execute(f"DELETE FROM {pair.target.ours('position')}")

@@ -1,4 +1,4 @@
-"""The catalog of subscriptions in a target of SQLAlchemy's: what verbs, launcher and status meet."""
+"""The catalog of subscriptions in a target of SQLAlchemy: verbs, launcher and status."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_a_claim_waits_for_the_writer(catalog: SqlAlchemyCatalog, other_ta
     try:
         await locks.take(writer_key(made.oid), "the subscription")
         claiming = asyncio.create_task(_claim(catalog, "mine"))
-        # the writer sees that somebody wants it
+        # the writer sees the claim
         observer = await SqlAlchemyCatalog.open(other_target.url)
         while not (await observer.subscriptions())[0].claimed:
             await asyncio.sleep(0.02)

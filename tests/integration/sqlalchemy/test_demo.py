@@ -1,4 +1,4 @@
-"""``subscriber demo`` with targets that are no PostgreSQL: the same show, the same proof, and nothing left behind."""
+"""``subscriber demo`` with targets other than PostgreSQL: the same demonstration, the same proof, and nothing left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLES = ("accounts", "branches", "tellers", "history", "documents", "measuremen
 
 
 def left(scratch: Path) -> list[Path]:
-    """What there is but the directory that spools lie in, which is there for whoever comes next."""
+    """All files except the directory of spools, which stays for the next process."""
     return [path for path in scratch.iterdir() if not re.fullmatch(r"subscriber-\d+", path.name)]
 
 

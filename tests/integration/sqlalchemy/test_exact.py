@@ -1,4 +1,4 @@
-"""A row is found by the very same value, in tables of the target's own making: whatever their columns take for equal, pad, strip or cut."""
+"""A row is found by exactly the same value, also if the target's columns treat values as equal, pad, strip or cut them."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_upserts_of_exact_keys_are_gathered(sqlite_target: SqliteTarget, m
 
 
 async def test_upserts_into_a_table_of_two_unique_keys(mariadb_db: MariaDatabase) -> None:
-    """MariaDB cannot be told which of them is meant: another row would be overwritten."""
+    """MariaDB has no way to say which of them is meant: another row would be overwritten."""
     mariadb_db.execute("CREATE TABLE m (id int PRIMARY KEY, v varchar(20) COLLATE utf8mb4_general_ci UNIQUE)")
     table = Table("m", "*id int4", "v")
     feed = await fed(MariaDBTarget(mariadb_db), table, settings=Settings(insert_conflict="upsert"))

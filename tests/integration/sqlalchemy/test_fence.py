@@ -135,7 +135,7 @@ async def test_two_at_once(target: ComplianceTarget, monkeypatch: pytest.MonkeyP
         await feed.close()
 
 
-async def test_table_synchronization_goes_on_when_the_sink_is_opened_again(target: ComplianceTarget) -> None:
+async def test_table_synchronization_resumes_when_the_sink_is_opened_again(target: ComplianceTarget) -> None:
     feed = Feed(target)
     await feed.open()
     await feed.begin(TableState.INIT, T)

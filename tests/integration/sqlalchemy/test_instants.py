@@ -1,6 +1,6 @@
 """The SQLAlchemy sink is stopped at every instant at which the database could tell the difference: before every statement, and before and
-behind every commit. A successor finds exactly the rows of the position it reads, goes on, and ends at the same rows as if nothing
-had been.
+after every commit. A successor finds exactly the rows of the position it reads, resumes, and ends at the same rows as without the
+stop.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Instants:
         self.stop_at = 0
 
     def executing(self, connection: Connection, *_: object) -> None:
-        # not what SQLAlchemy asks when it connects: nothing of ours is under way
+        # not SQLAlchemy's own queries at a connection: none of the sink's work is under way
         if "subscriber_begin" in connection.get_execution_options():
             self.passed()
 
@@ -90,7 +90,7 @@ class History:
     def batch(self, *transactions: Transaction, **changes: str | None) -> None:
         batch = self._feed.batch(*transactions)
         for transaction in transactions[:-1]:
-            # no position of its own: they come together
+            # without its own position: they arrive together
             self.rows.pop(transaction.end_lsn, None)
         self._set(changes)
         self._add(transactions[-1].end_lsn, lambda sink: sink.apply(batch))
@@ -154,7 +154,7 @@ def _target(kind: str, request: pytest.FixtureRequest) -> Callable[[], Complianc
 
 
 async def _live(history: History, target: ComplianceTarget) -> None:
-    """One process: it looks at where it is, and does the rest."""
+    """One process: it reads its position, and applies the rest."""
     sink = target.new_sink()
     assert isinstance(sink, SqlAlchemySink)
     try:
@@ -235,7 +235,7 @@ _AT: Final = Position("sync", SYSTEM, 1, Lsn(START + 0x10))
 
 
 async def _synchronize(feed: Feed, later: Transaction, before: Rows) -> None:
-    """One process: whatever is left to do for the table."""
+    """One process: all that is left to do for the table."""
     copied = before | dict(_SNAPSHOT)
     try:
         await feed.open()

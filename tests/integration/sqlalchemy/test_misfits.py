@@ -20,7 +20,7 @@ def _keyed(number: int, kind: str) -> str:
     return f"({_columns(number, f'{kind} NOT NULL')}, PRIMARY KEY ({', '.join(f'c{place}' for place in range(number))}))"
 
 
-# by kind of target: table, what stands behind its name, and what check says of it
+# by kind of target: table, its definition, and the message of check
 EVERYWHERE = [
     ('"none"', "()", 'table "public.none" has no columns'),
     ('"case"', '(id int PRIMARY KEY, v text, "V" text)', 'columns "v" and "V" of table "public.case" have the same name'),

@@ -109,7 +109,7 @@ async def test_fast_path_as_exact_path(target: ComplianceTarget, seed: int, monk
     assert len(found[0][0]) > 10
     assert counted[0] == counted[1]
     assert counted[0][3] > 0, "some rows were missing"
-    # MariaDB cannot always tell how many changes of one row found it missing: then the batch is made again, one by one
+    # MariaDB cannot always tell how many changes of one row found it missing: then the batch is repeated, one change at a time
     assert paths.count(False) == 2
     assert paths[-2:] == [True, True]
     assert len(paths) == 4 or isinstance(target, MariaDBTarget)

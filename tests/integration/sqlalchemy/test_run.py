@@ -25,7 +25,7 @@ def test_copies_follows_and_ends_cleanly(other_replica: Replica) -> None:
     assert (done.status, done.output, done.errors) == (0, "", "")
     assert done.seconds < SOON
     pair.acknowledged()
-    # it goes on where it was, and copies nothing again
+    # it resumes where it was, and copies nothing again
     pair.target.execute("DELETE FROM t WHERE id = 1")
     pair.publisher.execute("DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (4000, 'while away')")
     done = subscriber(*pair.arguments("--until-caught-up"))
@@ -94,7 +94,7 @@ def test_a_new_column(other_replica: Replica, how: str) -> None:
 
 @pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
 def test_a_new_column_that_differs_by_case_only_is_refused_by_name(other_replica: Replica) -> None:
-    """The bug was that the database's own refusal of it was retried for ever, without its name."""
+    """The bug was that the database's own error was retried for ever, without the name."""
     pair = other_replica
     pair.catches_up()
     pair.publisher.execute("ALTER TABLE t ADD \"V\" text; INSERT INTO t VALUES (2000, 'x', 'capital')")

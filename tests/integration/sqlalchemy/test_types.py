@@ -60,7 +60,7 @@ async def published(database: Database) -> PublishedTable:
 
 
 def copied(database: Database, columns: Sequence[str], *, binary: bool) -> list[tuple[bytes | None, ...]]:
-    """The rows, as COPY gives them to a session of ours."""
+    """The rows, as COPY gives them to a session with the publisher."""
     options = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 -c timezone=UTC -c search_path="
     decoder = copy_decoder(len(columns), binary=binary)
     with database.connect(options=options, client_encoding="UTF8") as connection:

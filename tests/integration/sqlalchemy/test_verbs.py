@@ -183,7 +183,7 @@ async def test_skip_and_disable_on_error(publisher18_db: Database, sqlite_file: 
 
 
 async def test_skip_of_a_prepared_transaction_that_is_refused_at_its_commit(publisher18_db: Database, sqlite_file: OtherTarget) -> None:
-    """The bug was that the LSN that the error named skipped nothing, and the transaction came again for ever."""
+    """The bug was that the LSN that the error named skipped nothing, and the transaction was retried for ever."""
     publisher, target = publisher18_db, sqlite_file
     publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     name = await create(publisher, target, options=SubscriptionOptions(disable_on_error=True, two_phase=True))
@@ -234,7 +234,7 @@ async def test_counters_are_reset_while_it_runs(publisher18_db: Database, other_
         assert (done.status, done.output, done.errors) == (0, "", "")
         after = await missing(0)
         assert after.observation.stats_reset is not None
-        # nobody was stopped
+        # no process was stopped
         assert after.observation.pid == before.observation.pid
         publisher.execute("UPDATE t SET v = 'd' WHERE id = 1")
         await missing(1)

@@ -35,7 +35,7 @@ def case(message: str, *, findings: int = 1) -> Callable[[Fault], Fault]:
 
 
 def arguments(replication: ReplicationSetup, **changed: object) -> None:
-    """Fault what the program is called with. Nothing is to be mended then: that the right ones work is what the other cases show."""
+    """Make the program's arguments wrong. Nothing has to be fixed then: the other cases show that the right ones work."""
     for name, value in changed.items():
         setattr(replication, name, value)
 
@@ -343,7 +343,7 @@ def test_first_start(replication: ReplicationSetup, name: str) -> None:
         replication.assert_replicates()
 
 
-def test_check_warns_where_it_can_go_on(replication: ReplicationSetup) -> None:
+def test_check_warns_where_replication_can_work(replication: ReplicationSetup) -> None:
     replication.publisher.execute("CREATE TABLE bare (a int); ALTER PUBLICATION pub ADD TABLE bare")
     replication.target.execute("CREATE TABLE bare (a bigint)")
     done = replication.check()

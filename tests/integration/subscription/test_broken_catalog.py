@@ -151,7 +151,7 @@ async def test_value_that_is_not_known_in_a_file(tmp_path: Path, table: str, col
 
 
 async def test_schema_with_other_tables(publisher18_db: Database, target_db: Database) -> None:
-    """Our tables may stand beside tables of other names in a schema of this name."""
+    """The catalog's tables may share a schema of this name with other tables."""
     target_db.execute("CREATE SCHEMA subscriber; CREATE TABLE subscriber.letters (id int PRIMARY KEY)")
     for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")

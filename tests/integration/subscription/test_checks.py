@@ -131,7 +131,7 @@ async def test_replica_identity(publisher_db: Database, publish: str) -> None:
 
 
 async def test_rows_of_another_origin(publisher_db: Database) -> None:
-    """As native warns: the copy brings what the publisher itself got from elsewhere."""
+    """As a native subscription warns: the copy includes rows that the publisher itself replicated."""
     with fresh_database(publisher_db.server, "src") as source:
         source.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION q FOR TABLE t")
         slot = f"s_{source.name}"
@@ -150,7 +150,7 @@ async def test_rows_of_another_origin(publisher_db: Database) -> None:
 
 
 async def test_rows_that_came_by_our_own_subscriptions(publisher_db: Database) -> None:
-    """As those of native ones: the copy brings what the publisher itself got from elsewhere."""
+    """As those of native subscriptions: the copy includes rows that the publisher itself replicated."""
     publisher_db.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE u (a int PRIMARY KEY); CREATE TABLE own (a int PRIMARY KEY)")
     publisher_db.execute("CREATE PUBLICATION p FOR TABLE t, u, own")
     with fresh_database(publisher_db.server, "src") as source:

@@ -1,4 +1,4 @@
-"""A subscription that its command line defines is not run while a verb of another process is at work on it."""
+"""A subscription that its command line defines is not run while a verb of another process changes it."""
 
 from __future__ import annotations
 

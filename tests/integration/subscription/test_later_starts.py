@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 async def test_slot_in_use(replication: ReplicationSetup) -> None:
     replication.assert_replicates()
-    # a walsender that is told nothing, so that the slot stays where it is
+    # a walsender without feedback, so that the slot stays where it is
     async with streaming(replication.publisher, replication.name, "pub"):
         before = replication.state()
         done = await asyncio.to_thread(replication.run)

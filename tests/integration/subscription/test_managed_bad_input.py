@@ -47,8 +47,8 @@ def shown_status(target: Database, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-async def test_a_slot_that_somebody_dropped(publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
-    """It is said what is lost; nothing is made anew, and the subscription can be dropped once it has no slot."""
+async def test_slot_dropped_on_the_publisher(publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+    """The error says what is lost; nothing is created again, and the subscription can be dropped once it has no slot."""
     publisher, target = publisher_and_target
     name = await create(publisher, target)
     async with launched(target):
@@ -106,7 +106,7 @@ async def _cut_off(*_: object) -> None:
 
 
 async def test_a_slot_that_is_not_the_one_it_was(publisher_and_target: tuple[Database, Database]) -> None:
-    """Made anew by somebody, under the same name: what came between is gone, and is not passed over."""
+    """Created again by hand, under the same name: changes in between are lost, and that is an error."""
     publisher, target = publisher_and_target
     name = await create(publisher, target)
     async with launched(target):
@@ -124,7 +124,7 @@ async def test_a_slot_that_is_not_the_one_it_was(publisher_and_target: tuple[Dat
 
 
 async def test_altered_publications(publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
-    """A publication that is gone on the publisher: a warning that names it, at each verb and start; it goes on when it is there again."""
+    """A publication that was dropped: a warning that names it, at each verb and start; replication continues when it exists again."""
     publisher, target = publisher_and_target
     name = await create(publisher, target)
     async with launched(target):
@@ -136,7 +136,7 @@ async def test_altered_publications(publisher_and_target: tuple[Database, Databa
         publisher.execute("INSERT INTO t VALUES (2, 'before')")
         publisher.execute("CREATE PUBLICATION pub FOR TABLE t, u; INSERT INTO t VALUES (3, 'after')")
         await eventually(target, "SELECT v FROM t WHERE id = 3", "after")
-        # what was published since is added when somebody asks, and not before
+        # tables published since then are added by a refresh only
         assert target.fetch(RELS) == [("t", "r")]
         async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
             await subscription.refresh()
@@ -191,7 +191,7 @@ ALONE = {
 
 @pytest.mark.parametrize("shape", REFUSED)
 async def test_a_target_table_of_another_shape(publisher_and_target: tuple[Database, Database], shape: str) -> None:
-    """create makes nothing, refresh and set_publications change nothing; mended, each does it."""
+    """create creates nothing, refresh and set_publications change nothing; once the cause is fixed, each works."""
     publisher, target = publisher_and_target
     spoil, said, mend = REFUSED[shape]
     publisher.execute("CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
@@ -225,7 +225,7 @@ async def test_a_target_table_of_another_shape(publisher_and_target: tuple[Datab
 async def test_table_that_does_not_fit_is_retried_alone(
     publisher_and_target: tuple[Database, Database], shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As natively: CREATE and REFRESH take it, its own synchronization fails until it fits, and the other tables go on."""
+    """As natively: CREATE and REFRESH take it, its own synchronization fails until it fits, and the other tables continue."""
     publisher, target = publisher_and_target
     spoil, said, mend = ALONE[shape]
     publisher.execute("CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
@@ -306,7 +306,7 @@ async def test_names_that_are_taken(publisher_and_target: tuple[Database, Databa
             await attempt
         assert str(caught.value) == f'subscription "{first}" already exists'
         assert caught.value.hint
-    # a slot that is there already is somebody's: it stays, and nothing else is left
+    # an existing slot belongs to someone: it stays, and nothing else is left
     publisher.fetch(f"SELECT pg_create_logical_replication_slot('{first}_3', 'pgoutput')")
     with pytest.raises(SubscriberError, match=f'replication slot "{first}_3" already exists'):
         await create(publisher, target, f"{first}_3")

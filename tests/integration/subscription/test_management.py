@@ -100,7 +100,7 @@ async def test_refresh_and_removed_tables(publisher18_db: Database, target_db: D
         await same(publisher18_db, target_db, name, ROWS)
         publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE w; ALTER PUBLICATION pub DROP TABLE u; INSERT INTO w VALUES (2, 'w')")
         await same(publisher18_db, target_db, name, ROWS)
-        # not of the subscription until somebody asks
+        # not part of the subscription before a refresh
         assert target_db.fetch("SELECT * FROM w") == []
         async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
             await subscription.refresh(copy_data=False)
@@ -210,7 +210,7 @@ async def test_a_slot_that_was_there_before_outlives_a_create_that_fails(publish
 
 
 async def test_a_worker_that_comes_late_makes_nothing(publisher18_db: Database, target_db: Database) -> None:
-    """Dropped or renamed since its definition was read: it made an entry of that name, which nobody ran and nobody could create."""
+    """Dropped or renamed since its definition was read: the bug was an entry of that name, which no launcher ran and create rejected."""
     tables(publisher18_db, target_db, "t")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
     name = await create(publisher18_db, target_db)
@@ -272,7 +272,7 @@ async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Dat
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "UTF8"])
 async def test_errors_that_the_target_cannot_spell(publisher18_db: Database, target_server: ServerAddress, encoding: str) -> None:
-    """The launcher tried to note it for ever, and followed nothing meanwhile."""
+    """The bug was that the launcher tried to store it for ever, and followed no other change."""
     with fresh_database(target_server, "tgt", f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0") as target:
         publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
         target.execute("CREATE TABLE t (id int PRIMARY KEY)")
@@ -337,7 +337,7 @@ async def test_one_launcher_and_no_claim_over_a_run(publisher18_db: Database, ta
 
 
 async def test_worker_between_two_connections_learns_of_a_verb(publisher18_db: Database, target_db: Database) -> None:
-    """No launcher stops it: it must not go on with what it knew."""
+    """No launcher stops it: it must not continue with its old definition."""
     tables(publisher18_db, target_db, "t", "u")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     name = await create(publisher18_db, target_db)
@@ -401,7 +401,7 @@ async def test_one_bad_row_of_the_catalog_is_no_reason_to_end_the_others(publish
         stats = "subscriber.subscription_stats JOIN subscriber.pg_subscription s ON s.oid = subid"
         error = f"SELECT last_error LIKE 'no publication%' FROM {stats} WHERE subname = '{bad}'"
         await asyncio.to_thread(target_db.wait, error, True)
-        # an error that is tried again is shown while it is
+        # an error is shown as long as it is retried
         publisher18_db.execute("INSERT INTO u VALUES (2, 'u')")
         await same(publisher18_db, target_db, good, "SELECT id, v FROM u")
         target_db.execute("INSERT INTO u VALUES (3, 'of the target')")

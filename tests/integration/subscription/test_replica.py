@@ -1,4 +1,4 @@
-"""The main job in small: copy, follow, stop, go on."""
+"""The main job in small: copy, follow, stop, resume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.row_gates import open_transaction
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 
 
-async def test_copies_follows_and_goes_on_after_a_stop(publisher_db: Database, target_db: Database) -> None:
+async def test_copies_follows_and_resumes_after_a_stop(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute(TABLE)
     publisher_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t")
@@ -54,7 +54,7 @@ async def test_ends_when_caught_up(publisher_db: Database, target_db: Database, 
 
 
 async def test_stopped_while_its_slot_is_created(publisher_db: Database, target_db: Database) -> None:
-    """Nothing is left that lets the next start take a slot of somebody else's for its own."""
+    """Nothing is left that lets the next start take another subscription's slot for its own."""
     for database in (publisher_db, target_db):
         database.execute(TABLE)
     publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
@@ -78,7 +78,7 @@ async def test_stopped_while_its_slot_is_created(publisher_db: Database, target_
 
 @pytest.mark.slow
 async def test_stop_does_not_wait_for_a_target_that_does_not_answer(publisher18_db: Database, target_db: Database) -> None:
-    """A machine that is gone without a word, say: the end of the run wanted to tell it of the last error, for ever."""
+    """For example a machine that has vanished: the bug was that the end of the run tried for ever to store the last error there."""
     for database in (publisher18_db, target_db):
         database.execute(TABLE)
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'copied')")

@@ -1,4 +1,4 @@
-"""``subscriber run`` as a person meets it: how it starts, follows, ends, and what it says."""
+"""``subscriber run`` as a user sees it: how it starts, follows and ends, and its messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ReplicaPair:
         ]
 
     def finish(self) -> None:
-        """What was ended goes on: a run until caught up makes both the same."""
+        """A stopped subscription resumes: a run until caught up makes both sides equal."""
         done = subscriber(*self.arguments("--until-caught-up"))
         assert (done.status, done.output, done.errors) == (0, "", "")
         self.same()
@@ -57,7 +57,7 @@ class ReplicaPair:
         assert self.target.fetch(ALL) == self.publisher.fetch(ALL)
 
     def acknowledged(self) -> None:
-        """What the target holds durably is what the publisher was told, and the slot is free."""
+        """What is durable in the target was acknowledged to the publisher, and the slot is free."""
         self.publisher.wait(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.name}'", False)
         assert confirmed(self.publisher, self.name) == position(self.target, self.name)
 
@@ -220,7 +220,9 @@ def test_terminated_while_a_lock_in_the_target_holds_up_the_apply(pair: ReplicaP
         pair.publisher.execute("INSERT INTO t VALUES (2000, 'applied')")
         pair.target.wait("SELECT v FROM t WHERE id = 2000", "applied")
         with locked(pair.target, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE"):
-            pair.publisher.execute("UPDATE t SET v = 'held up' WHERE id = 1")  # small, so that its COMMIT has come once it is at work
+            pair.publisher.execute(
+                "UPDATE t SET v = 'held up' WHERE id = 1"
+            )  # small, so that its COMMIT has arrived once it is being applied
             pair.blocked()
             program.send(signal.SIGTERM)
             done = program.ended()
@@ -239,10 +241,12 @@ def test_a_second_signal_ends_it_at_once(pair: ReplicaPair) -> None:
     with running(*pair.arguments()) as program:
         pair.follows()
         with locked(pair.target, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE"):
-            pair.publisher.execute("UPDATE t SET v = 'held up' WHERE id = 1")  # small, so that its COMMIT has come once it is at work
+            pair.publisher.execute(
+                "UPDATE t SET v = 'held up' WHERE id = 1"
+            )  # small, so that its COMMIT has arrived once it is being applied
             pair.blocked()
             program.send(signal.SIGTERM)
-            # the first one was taken: its handler is gone
+            # the first one was handled: its handler is removed
             status = Path(f"/proc/{program.process.pid}/status")
             while _caught(status.read_text()) & 1 << signal.SIGTERM - 1:
                 assert program.process.poll() is None

@@ -74,7 +74,7 @@ async def test_known_subscription_that_is_turned_towards_its_target(publisher_db
 
 
 async def test_standby_of_the_target_and_copy_of_the_publisher(make_server: Callable[..., EmbeddedServer]) -> None:
-    """A standby that replays the target's WAL is the target; once promoted, it is a database of its own."""
+    """A standby that replays the target's WAL is the target; once promoted, it is another database."""
     primary = make_server()
     primary.createdb("pub")
     with contextlib.ExitStack() as stack:

@@ -107,7 +107,7 @@ async def test_the_highest_protocol_is_spoken(
 
 
 async def test_into_every_version(publisher18_db: Database, any_target_db: Database, tmp_path: Path) -> None:
-    """Copy, follow, stop, go on, with large and with prepared transactions."""
+    """Copy, follow, stop, resume, with large and with prepared transactions."""
     publisher, target = publisher18_db, any_target_db
     set_up(publisher, target)
     settings = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))

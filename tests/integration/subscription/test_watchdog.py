@@ -1,4 +1,4 @@
-"""An attempt that stands still is made again, and one that waits for a lock is not: the log tells who holds it."""
+"""An attempt without progress is restarted, and one that waits for a lock is not: the log names the session that holds it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = replace(QUICK, watchdog_timeout=1.0, wal_receiver_timeout=4.0, create
 
 
 class Stuck:
-    """Mixed into a sink: its first call stands still."""
+    """Mixed into a sink: its first call hangs."""
 
     stuck = False
 
@@ -147,7 +147,7 @@ async def _follows(pair: Replica, connection: str, settings: Settings) -> None:
 async def test_synchronization_that_stands_still(
     other_replica: Replica, table_sink: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stood still for ever."""
+    """The bug was that it hung for ever."""
     stuck, start_copy = Stuck(), table_sink.start_copy
 
     async def stands_still(self: Any) -> None:
@@ -224,7 +224,7 @@ async def test_slot_of_a_standby_that_waits_for_wal(make_server: MakeServer) -> 
 @pytest.mark.parametrize("copied", [True, False], ids=["copied", "followed"])
 @pytest.mark.parametrize("other_target", ["native"], indirect=True)
 async def test_row_that_takes_long_to_send(other_replica: Replica, caplog: pytest.LogCaptureFixture, copied: bool) -> None:
-    """What is sent to the target is progress, also of a single row. It was given up, and sent again, for ever."""
+    """What is sent to the target is progress, also of a single row. The bug was that it was given up and sent again, for ever."""
     pair, publisher = other_replica, other_replica.publisher
     row = "INSERT INTO t VALUES (2000, repeat('0123456789abcdef', 1536 * 1024))"
     if copied:
@@ -248,7 +248,7 @@ async def test_row_that_takes_long_to_send(other_replica: Replica, caplog: pytes
 
 @contextlib.contextmanager
 def row_locked(target: OtherTarget, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Somebody else keeps a row locked; gives how the log names him."""
+    """Another session keeps a row locked; yields how the log names it."""
     if target.path is not None:
         with write_locked(target.path):
             yield "another program has the file"

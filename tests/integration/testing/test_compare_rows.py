@@ -1,4 +1,4 @@
-"""subscriber.testing.compare_rows: equal is what is equal, whatever the order; every kind of difference is found and counted."""
+"""subscriber.testing.compare_rows: equal rows are equal in any order; every kind of difference is found and counted."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def test_the_same_seed_gives_the_same_rows(publisher18: ServerAddress, pub
         assert {"accounts", "documents", "measurements", "specimens"} <= set(await differing_tables(publisher18_db, other))
 
 
-async def test_a_second_run_goes_on_with_keys_of_its_own(publisher18_db: Database) -> None:
+async def test_second_run_uses_keys_of_its_own(publisher18_db: Database) -> None:
     await create_tables(publisher18_db.dsn, rows=ROWS)
     first, load = (MixedLoad(publisher18_db.dsn, seed=6, huge_rows=2000) for _ in range(2))
     await first.run(transactions=100)
@@ -107,7 +107,7 @@ async def test_an_error_of_the_publisher_ends_it(publisher18_db: Database) -> No
         await MixedLoad(publisher18_db.dsn, seed=8).run(transactions=200)
 
 
-async def test_goes_on_after_the_publisher_was_killed(make_server: Callable[..., EmbeddedServer]) -> None:
+async def test_continues_after_the_publisher_was_killed(make_server: Callable[..., EmbeddedServer]) -> None:
     server = make_server(18)
     await create_tables(server.dsn(), rows=ROWS)
     load = MixedLoad(server.dsn(), seed=9, huge_rows=2000, reconnect=True)

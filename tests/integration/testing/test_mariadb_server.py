@@ -60,7 +60,7 @@ def test_an_option_that_there_is_not(make_mariadb: Callable[..., EmbeddedMariaDB
     assert "no-such-option" in caught.value.one_line()
 
 
-def test_it_ends_with_whoever_started_it() -> None:
+def test_ends_with_the_process_that_started_it() -> None:
     program = (
         "import sys; from subscriber.testing.mariadb import EmbeddedMariaDB; server = EmbeddedMariaDB.create(); "
         "print(server.pid, server.base, flush=True); sys.stdin.read()"
@@ -77,7 +77,7 @@ def test_it_ends_with_whoever_started_it() -> None:
 
 
 def test_no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever cannot install is told what to do: one line, the packages, the variables."""
+    """A user who cannot install packages gets one line with the packages and the variables."""
     monkeypatch.setattr(mariadb_binaries, "_DIRECTORIES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv(mariadb_binaries.BINDIR_VARIABLE, raising=False)

@@ -1,8 +1,8 @@
 """A target in memory whose server can crash, and whose sink can fail at any step as a real one does. It keeps the sink's contract.
 
 The target's *server* outlives the processes that use it. What was committed is in its ``visible`` state; what is on disk too is in
-``flushed``, and a crash of the server goes back to that. Whatever happens to be flushed takes along everything committed before it, as
-a write-ahead log does. A table holds the values of its rows in the order in which they came, so that a row that is missing, there twice or
+``flushed``, and a crash of the server goes back to that. A flush also covers everything committed before it, as in
+a write-ahead log. A table holds the values of its rows in the order in which they came, so that a row that is missing, there twice or
 in a wrong place is seen.
 """
 
@@ -101,7 +101,7 @@ class CrashableSink:
 
     Attributes:
         parallel: the parallel transactions opened.
-        held_up_by: those that hold up whatever is asked about; roll_back() of theirs removes them.
+        held_up_by: those that hold up the transaction in question; roll_back() of theirs removes them.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class CrashableSink:
         changed: list[tuple[TableName, str]] = []
         for transaction in batch.transactions:
             if transaction.end_lsn > position:
-                # asked step by step: the gate must not change its mind meanwhile
+                # asked step by step: the gate must not change in between
                 changed += await _changes(transaction, batch.gate, relations)
                 await self._step("apply")
         self._commit(changed)

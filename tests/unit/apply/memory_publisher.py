@@ -97,7 +97,7 @@ class History:
             await self._changed.wait_for(lambda: self.end > lsn)
 
     def behind(self, lsn: Lsn) -> list[Committed]:
-        """What START_REPLICATION there sends: transactions whose commit record starts at or behind it."""
+        """What START_REPLICATION there sends: transactions whose commit record starts at or after it."""
         return [committed for committed in self.transactions if committed.final_lsn >= lsn]
 
     def rows(self, number: int, before: Lsn | None = None) -> list[str]:

@@ -27,7 +27,7 @@ class MemoryPart(SpooledPart):
 
 
 class MemorySpool(SpoolDirectory):
-    """Stands for :class:`SpoolDirectory` where no thread and no file is wanted.
+    """In place of :class:`SpoolDirectory`, without threads and files.
 
     Attributes:
         parts: not read yet.

@@ -51,7 +51,7 @@ class Feed:
         return xids(batch)
 
 
-# a transaction has a Relation beside its rows
+# a transaction has a Relation in addition to its rows
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

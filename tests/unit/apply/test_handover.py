@@ -1,7 +1,7 @@
 """Exactly once, under everything that can go wrong: the real workers in a simulated servers.
 
 Apply worker, table synchronizations, launcher, receiver and the loop of attempts are the product's; publisher, target and clock are in
-memory. Every call to the outside may let others go on, take its time, fail before it took effect or after; the target's server may
+memory. Every call to the outside may let other tasks run, take time, fail before it took effect or after; the target's server may
 lose what is not on disk; the process may be killed at any moment. Then all is calm, and every table must hold each of its transactions
 once, in order, as the apply worker's. A hang is a failure as well.
 """
@@ -112,7 +112,7 @@ class Stream(MemoryStream):
 
 
 class Session:
-    """Stands for StreamSession."""
+    """In place of StreamSession."""
 
     capabilities = capabilities(180000)
 

@@ -36,7 +36,7 @@ DONE = TableEntry(TableState.SYNCDONE, Lsn(200))
 
 
 class LauncherSetup:
-    """Stands for the tables' synchronizations: each takes a second, after as many errors as are laid out for it."""
+    """In place of the tables' synchronizations: each takes a second, after as many errors as are prepared for it."""
 
     def __init__(self, tables: int, *, workers: int = 2, patient: bool = True, disable_on_error: bool = False) -> None:
         self.states = TableStates()
@@ -255,7 +255,7 @@ def test_program_errors_are_not_retried() -> None:
 
 
 class _Groups:
-    """Stands for the synchronization of groups: each takes a second; tables with an error leave it, and a group's own errors end it."""
+    """In place of the synchronization of groups: each takes a second; tables with an error leave it, and a group's own errors end it."""
 
     def __init__(self, setup: LauncherSetup, errors: list[SubscriberError]) -> None:
         self.office, self.errors = setup, errors

@@ -324,7 +324,7 @@ async def _after(turns: int, work: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_no_rollback_in_the_middle_of_a_commit() -> None:
-    """Its stream has ended: it is given up at the very moment at which its commit begins. What comes first, happens alone."""
+    """Its stream has ended: it is given up in the moment at which its commit begins. Only one of the two happens."""
 
     async def work() -> None:
         outcomes = set()

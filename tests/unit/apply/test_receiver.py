@@ -48,7 +48,7 @@ def simulated(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 class Session:
-    """A receiver at work."""
+    """A running receiver."""
 
     def __init__(self, settings: Settings) -> None:
         self.stream = ScriptedStream()
@@ -131,7 +131,7 @@ def test_lsn_beyond_the_wal_end(lsn: int, frames: str) -> None:
 
 @pytest.mark.parametrize("error", [PublisherUnavailable("no free session"), PublisherError("the password has expired")])
 def test_publisher_that_cannot_be_asked(error: PublisherError) -> None:
-    """A stream that lives goes on; a jump does not count."""
+    """A live stream continues; a jump of the clock does not count."""
 
     async def work() -> None:
         async with session() as s:
@@ -387,7 +387,7 @@ def test_time_without_reading_does_not_count_as_silence(directly: bool) -> None:
         async with session(memory=SMALL, timeout=5) as s:
             s.stream.give(transaction(1, size=SMALL))
             assert await s.xid() == 1
-            # released in the very turn of the loop in which the feedback's timer strikes, or in the next one
+            # released in the same turn of the loop in which the feedback's timer strikes, or in the next one
             if directly:
                 loop.call_at(100 + offset, s.receiver.release, s.held)
             await asyncio.sleep(100 + offset - loop.time())

@@ -1,4 +1,4 @@
-"""Whatever the pieces in which frames come: the same events, in the same order, and the same positions."""
+"""For frames in pieces of any size: the same events, in the same order, and the same positions."""
 
 from __future__ import annotations
 

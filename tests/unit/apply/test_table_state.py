@@ -209,7 +209,7 @@ def test_second_handover_extends_the_wait(later: str) -> None:
 
 
 def test_a_restart_between() -> None:
-    # s ahead of the position: what lies between was applied by the synchronization
+    # s ahead of the position: changes in between were applied by the synchronization
     states = states_with(100, t0=synchronized(200))
     assert not states.gate(relation(0), Lsn(150))
     assert states.gate(relation(0), Lsn(200))
@@ -462,7 +462,7 @@ class Model:
         return True
 
     async def copy(self, index: int) -> None:
-        # the publisher's WAL ends somewhere behind what anybody received
+        # the publisher's WAL ends somewhere after everything that was received
         snapshot = min(self.last, max(self.durable.position // 10, *self.durable.caught_up, next(self.schedule)))
         await self.step()
         await self.step()

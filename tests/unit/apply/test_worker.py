@@ -452,7 +452,7 @@ def test_commit_prepared_of_an_unknown_transaction(error: type[DataLossError], s
     ],
 )
 def test_rejected_transaction_that_the_publisher_rolled_back_is_skipped(error: TargetError, rolled_back: set[int], passes: bool) -> None:
-    """The bug was that a part of a prepared transaction, all that comes of one that is rolled back meanwhile, ended the stream for good."""
+    """The bug was that a part of a prepared transaction, all that is sent of one that is rolled back, ended the stream for ever."""
 
     async def work() -> None:
         async with running_worker(two_phase=TwoPhaseState.ENABLED) as (setup, task):

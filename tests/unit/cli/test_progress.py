@@ -1,4 +1,4 @@
-"""subscriber.cli.progress: bars on a terminal, silence elsewhere."""
+"""subscriber.cli.progress: bars on a terminal, otherwise nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCOUNTS, HISTORY = TableName("public", "accounts"), TableName("public", "histor
 
 @contextlib.contextmanager
 def screen() -> Iterator[Terminal]:
-    """stderr is a terminal. Not a fixture: pytest sets stderr anew when the test itself begins."""
+    """stderr is a terminal. Not a fixture: pytest replaces stderr when the test itself begins."""
     with (
         pytest.MonkeyPatch.context() as patch,
         terminal() as found,

@@ -1,4 +1,4 @@
-"""Whatever bytes come: a message or a ProtocolError, in no time and no space.
+"""For any bytes: a message or a ProtocolError, quickly and without much memory.
 
 Hypothesis draws a seed a batch and each batch makes many cases of it: drawing every case itself would take minutes for this many.
 The cases are the same at each run; ``SUBSCRIBER_FUZZ=random`` draws others, and a failure tells the bytes.

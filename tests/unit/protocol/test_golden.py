@@ -1,4 +1,4 @@
-"""Real bytes of real servers (``tests/golden/capture.py``): decoded, looked at, and encoded to the same bytes again."""
+"""Real bytes of real servers (``tests/golden/capture.py``): decoded, checked, and encoded to the same bytes again."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def package(path: Path, files: Mapping[str, str] = FILES, *, version: int = 14) 
 
 @pytest.fixture
 def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """A shell script instead of npm; it notes what it was asked for in the file that is returned."""
+    """A shell script instead of npm; it writes its arguments to the file that is returned."""
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")

@@ -116,7 +116,7 @@ def test_nothing_goes_back() -> None:
 
 
 def test_late_prepare_below_the_flushed_position_is_not_pending() -> None:
-    """b … P of before the slot's two-phase start, right before its K: the K holds the acknowledgement back."""
+    """b … P from before the slot's two-phase start, right before its K: the K holds the acknowledgement back."""
     tracker = tracker_at(500)
     tracker.pend(Lsn(200))
     assert tracker.status() == (500, 500, 500)

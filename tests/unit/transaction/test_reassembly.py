@@ -77,7 +77,7 @@ def test_trace(trace: str, expected: str) -> None:
 
 @pytest.mark.parametrize(("trace", "expected"), TRACES.values(), ids=TRACES.keys())
 def test_trace_spilled_after_every_message(trace: str, expected: str) -> None:
-    """Whatever a spool does, the same transactions come out."""
+    """With any behaviour of the spool, the result is the same transactions."""
     reassembly = Reassembly()
     spool: dict[int, list[bytes]] = {}
     shown = []
@@ -408,7 +408,7 @@ def test_cut(before: str, after: str, orders: str, left: str, spilled: int) -> N
 
 
 def test_cut_forgets_later_subtransactions() -> None:
-    """The bug would be a second truncation, at a place that was overwritten meanwhile."""
+    """The bug would be a second truncation, at a place that was overwritten in the meantime."""
     reassembly = Reassembly()
     feed(reassembly, "S7! I7:a I8:b I9:c E A7,8 S7 I7:d I7:e I7:f E")
     assert show(feed(reassembly, "A7,9 c7")) == "7(a d e f)"
@@ -473,7 +473,7 @@ def test_reset_after_an_error() -> None:
 
 
 def test_payloads_are_kept_unchanged() -> None:
-    """No copy is made of a row, and nothing behind its xid is looked at."""
+    """No copy is made of a row, and nothing after its xid is read."""
     reassembly = Reassembly()
     feed(reassembly, "S7!")
     payload = b"I\0\0\0\7whatever"

@@ -1,4 +1,4 @@
-"""Random histories of a publisher: the rows that come out are exactly those that were not rolled back, wherever it is spilled."""
+"""Random histories of a publisher: the rows that come out are exactly those that were not rolled back, for any point of spilling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With ``confirm=applied`` the position is the applier's: what is landed already comes again, and is passed over."""
+"""With ``confirm=applied`` the position is the applier's: landed changes are sent again, and skipped."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def test_what_is_prepared_again_though_it_is_over_does_not_stay(tmp_path: 
     await ended()
     assert prepared.gids() == []
     await sink.close()
-    # nothing is applied: all of it comes again; and the process ends amid it
+    # nothing is applied: all of it is sent again, and the process ends in the middle
     sink = make(tmp_path, parameters)
     state = await sink.open("replica", lambda _: None)
     assert state.position is not None
@@ -183,7 +183,7 @@ async def test_what_is_prepared_again_though_it_is_over_does_not_stay(tmp_path: 
     if killed:
         await sink.close()
         all_rounds(work)
-        # its end does not come again
+        # its end is not sent again
         sink = make(tmp_path, parameters)
         state = await sink.open("replica", lambda _: None)
         assert state.position is not None

@@ -76,7 +76,7 @@ async def test_a_server_that_is_away_or_full_is_tried_again(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("text", REFUSED)
-async def test_what_somebody_has_to_mend(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+async def test_errors_that_need_a_correction(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     error = await refused(monkeypatch, text)
     assert type(error) is TargetError
     assert error.hint == "check user, password and database in the target's connection string, and the server's pg_hba.conf"

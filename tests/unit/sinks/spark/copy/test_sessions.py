@@ -13,7 +13,7 @@ pytest.importorskip("adbc_driver_manager", reason="pip install 'pg-subscriber[sp
 
 
 class Peer:
-    """In place of a connection: its cancel comes to no end before it is let."""
+    """In place of a connection: its cancel does not end before the test allows it."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -45,7 +45,7 @@ def test_a_dead_peer_keeps_neither_who_cancels_nor_the_process_and_is_asked_once
                 thread.join(30)
         assert peer.calls == 1
         peer.may_end.set()
-    # it has ended: nobody cancels a session that is closed
+    # it has ended: a closed session is not cancelled
     first.join(30)
     sessions.cancel()
     assert cancels_under_way() == []

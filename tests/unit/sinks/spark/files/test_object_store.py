@@ -13,7 +13,7 @@ from subscriber.sinks.spark.files.storage import Storage
 
 
 class Opened:
-    """As pyarrow reads an object of S3: its length is asked for first, and so much is read then, of whatever is there."""
+    """As pyarrow reads an object of S3: its length is requested first, and so much is read then, even if the object has changed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -173,7 +173,7 @@ async def test_nothing_can_be_stored_past_what_was_lost(tmp_path: Path, monkeypa
 async def test_what_the_timer_lost_is_not_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], waits: bool
 ) -> None:
-    """Whatever ended it: the bug was that the next call, or one that waited already, stored a position behind what was gathered."""
+    """After any error: the bug was that the next call, or one that waited already, stored a position after what was gathered."""
     begun_to_land, go, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
 
     def land(*_: object, **__: object) -> None:
@@ -283,7 +283,7 @@ async def test_what_is_reported_never_goes_back(tmp_path: Path) -> None:
 
 
 class Crashed(BaseException):
-    """The process is gone: nothing is written, renamed or removed any more."""
+    """The process has ended: nothing is written, renamed or removed any more."""
 
 
 class Crash:

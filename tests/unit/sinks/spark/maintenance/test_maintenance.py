@@ -80,7 +80,7 @@ async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatc
     log = tmp_path / "tables/public/t/_delta_log"
     versions = [int(file.name.split(".")[0]) for file in log.glob("*.json")]
     assert cut.tables[TABLE].version >= 220
-    # a checkpoint every hundred versions, and what is before the last one is gone
+    # a checkpoint every hundred versions, and what is before the last one is removed
     assert any(file.name.endswith(".checkpoint.parquet") for file in log.iterdir())
     assert len(versions) <= 101
     # nothing but the files of the cut, all near the target
@@ -157,7 +157,7 @@ async def test_within_the_grace_time_every_cut_is_read_and_files_of_dead_rounds_
     await sink.close()
 
 
-async def test_a_copy_under_way_loses_nothing_and_one_that_was_begun_anew_goes(tmp_path: Path) -> None:
+async def test_files_of_a_running_copy_stay_and_those_of_a_restarted_one_are_removed(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path))
     await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
     await sink.advance(Lsn(200))
@@ -264,7 +264,7 @@ async def test_landed_files_whose_manifest_went_before_a_kill_go(tmp_path: Path,
     await sink.close()
 
 
-async def test_small_files_of_a_change_log_become_one_and_nobody_has_to_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog_module, "_SMALL_FILES", 6)
     sink: SparkSink = await begun(make(tmp_path))
     work = sweeping(tmp_path, 24, target_rows=1000)
@@ -286,7 +286,7 @@ async def test_small_files_of_a_change_log_become_one_and_nobody_has_to_look_aga
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_a_change_log_that_somebody_else_changed_is_told_and_takes_nothing(tmp_path: Path, whole: bool) -> None:
+async def test_change_log_changed_by_another_writer_is_reported_and_gets_nothing(tmp_path: Path, whole: bool) -> None:
     sink = await begun(make(tmp_path))
     work = sweeping(tmp_path, 24)
     uri = str(tmp_path / "log/public/t")
@@ -310,7 +310,7 @@ async def test_a_change_log_that_somebody_else_changed_is_told_and_takes_nothing
         write_deltalake(uri, rows.set_column(rows.schema.get_field_index("_lsn"), "_lsn", [[201]]), mode="append")
     left = set((tmp_path / "landing").iterdir())
     for attempt in range(3):
-        # a new process knows nothing of the log but what lies there
+        # a new process knows only the log's files
         work = sweeping(tmp_path, 24) if attempt == 1 else work
         with pytest.raises(TargetError, match=rf"log .*log/public/t was changed by another writer, in version {version + 1}") as told:
             work.tidy(now=True)

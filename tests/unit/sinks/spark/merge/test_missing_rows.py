@@ -1,4 +1,4 @@
-"""Changes of rows that are not there, as where a table began without a copy: passed over and counted, whatever is folded together."""
+"""Changes of missing rows, as where a table began without a copy: skipped and counted, in any combination."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 
 @pytest.mark.parametrize("between", [True, False])
 @pytest.mark.parametrize("copied", [True, False])
-async def test_a_table_that_comes_back_without_a_copy_after_one_that_did_not_finish_goes_on(
-    tmp_path: Path, between: bool, copied: bool
-) -> None:
+async def test_table_added_again_without_a_copy_after_an_unfinished_one_continues(tmp_path: Path, between: bool, copied: bool) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
 
     def apply() -> None:

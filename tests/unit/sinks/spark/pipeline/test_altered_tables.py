@@ -22,7 +22,7 @@ Values = dict[str, str | None]
 
 
 class _Table:
-    """The publisher's rows, and beside each what of it the lake cannot know: defaults of columns that came later are NULL there."""
+    """The publisher's rows, each with what the lake cannot know of it: defaults of columns that were added later are NULL there."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -130,7 +130,7 @@ async def test_whatever_is_altered_amid_changes_the_rows_are_the_publishers(tmp_
             for _ in range(dice.randrange(1, 25)):
                 messages.append(table.change())
                 if dice.random() < 0.15:
-                    # the lake hears of it by the next change
+                    # the lake learns of it with the next change
                     messages += [table.alter(), table.change()]
             await sink.apply(batch(transaction(end, *messages)))
             if dice.random() < 0.7:

@@ -1,4 +1,4 @@
-"""The applier without Spark: whatever was landed, and whatever crashed, plain Delta readers see the publisher's rows."""
+"""The applier without Spark: for all landed changes, and after any crash, plain Delta readers see the publisher's rows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_any_transactions_give_the_publishers_rows(tmp_path: Path, seed: i
 
 
 class Killed(BaseException):
-    """The applier is gone."""
+    """The applier has ended."""
 
 
 class Fragile(LocalEngine):
@@ -193,7 +193,7 @@ async def test_a_widened_type_takes_all_rows_along(tmp_path: Path, oid: int, mod
     assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 31
 
 
-async def test_only_touched_files_are_written_anew_and_small_ones_are_merged(tmp_path: Path) -> None:
+async def test_only_touched_files_are_rewritten_and_small_ones_are_merged(tmp_path: Path) -> None:
     first = [Insert(5, row(str(n), "old", None)) for n in range(100)]
     await _one(tmp_path, transaction(200, RELATION, *first))
     settings = ApplierSettings(target_rows=10)
@@ -244,7 +244,7 @@ async def test_a_second_applier_is_refused(tmp_path: Path) -> None:
         applier(tmp_path / "nowhere").open()
 
 
-async def test_a_table_changed_by_somebody_else_is_told_and_not_published(tmp_path: Path) -> None:
+async def test_table_changed_by_another_writer_is_reported_and_not_published(tmp_path: Path) -> None:
     await _one(tmp_path, transaction(200, RELATION, Insert(5, row("1", None, None))))
     work = applier(tmp_path)
     all_rounds(work)
@@ -291,7 +291,7 @@ async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monk
         return read(place, name)
 
     monkeypatch.setattr(Storage, "read", counted)
-    # who waits for the applier looks at what waits longest, and not again before something is published
+    # a waiter for the applier checks the oldest batch, and not again before something is published
     for _ in range(5):
         assert await sink._now.applied() == 100
     assert names in ([], [f"landing/{200:020d}.json"])  # its own watch may have looked before
@@ -364,7 +364,7 @@ async def test_confirm_applied_reports_what_the_applier_published(tmp_path: Path
     state = await sink.open("replica", durable.append)
     assert state.position is not None
     assert state.position.lsn == 200
-    # what comes again is dropped
+    # what is sent again is dropped
     await sink.apply(batch(transaction(300, RELATION, Insert(5, row("2", None, None)))))
     await sink.close()
     cut = all_rounds(applier(tmp_path))
@@ -374,7 +374,7 @@ async def test_confirm_applied_reports_what_the_applier_published(tmp_path: Path
 
 async def test_what_the_applier_publishes_and_removes_meanwhile_is_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nobody(_: object) -> None:
-        """Who looks five times a second would look in between."""
+        """A waiter that checks five times a second would check in between."""
 
     monkeypatch.setattr(landing_stream_module.LandingStream, "_watch_applied", nobody)
     sink = await begun(make(tmp_path, "?batch_delay=1h&confirm=applied"))
@@ -398,7 +398,7 @@ async def test_what_the_applier_publishes_and_removes_meanwhile_is_no_gap(tmp_pa
 
     monkeypatch.setattr(landing_stream_module, "read_cut", overtaken)
     assert await sink._now.applied() == 500
-    # a manifest that is missing is a loss all the same
+    # a missing manifest is a loss in this case too
     await landed(600, 700)
     for end in (500, 600):
         (tmp_path / f"landing/{end:020d}.json").unlink()

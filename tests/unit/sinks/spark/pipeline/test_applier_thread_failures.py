@@ -1,4 +1,4 @@
-"""The applier as a thread of the subscriber: however it ends, the subscriber hears of it."""
+"""The applier as a thread of the subscriber: the subscriber notices its end in every case."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_that_is_none_of_ours_is_told_and_the_next_start_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_reported_and_the_next_start_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _broken(monkeypatch)
     applier = ApplierThread(Location(path=str(tmp_path), apply="local"))
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_an_error_that_is_none_of_ours_is_told_and_the_next_start_begins_anew(tm
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.timeout(60)
-async def test_nobody_waits_for_an_applier_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_ends_with_an_error_when_the_applier_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _broken(monkeypatch)
     sink = await begun(make(tmp_path, "?batch_delay=1ms&confirm=applied&apply=local"))
     await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))

@@ -1,4 +1,4 @@
-"""What happens within or beside one round of the applier: rows are neither lost nor kept that the publisher has not."""
+"""What happens during one round of the applier: no row is lost, and no row is kept that the publisher does not have."""
 
 from __future__ import annotations
 
@@ -253,11 +253,11 @@ async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_comm
     assert told.value.hint is not None
     assert "RESTORE" not in told.value.hint
     assert "copies it again" in told.value.hint
-    # restored all the same: what was committed behind it would be missing
+    # restored in spite of that: later commits would be missing
     DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
     with pytest.raises(TargetError, match="in version 2"):
         applier(tmp_path).run_round()
-    # as the remedy says: copied anew
+    # as the hint says: copied again
     name = TableName("public", "t")
     await sink.remove_table(name)
     await sink.add_tables([name], TableEntry(TableState.INIT))
@@ -302,7 +302,7 @@ async def test_whole_rows_from_before_a_column_with_a_default_are_found(tmp_path
     sink, work = await start(tmp_path, NARROW, *(Insert(5, row(str(number))) for number in (1, 1, 2, 3, 4)))
     await land(sink, 300, Insert(5, row("5")), wider, Insert(5, row("3", None)), Insert(5, row("6", default)))
     if rounds == 2:
-        # files are written anew: the column is in them
+        # files are rewritten: the column is in them
         all_rounds(work)
         work = applier(tmp_path)
     changes: list[Message] = [
@@ -421,7 +421,7 @@ async def test_rows_from_before_a_key_had_another_type_are_found(
     assert work.missing == MissingRows()
 
 
-async def test_a_key_whose_old_values_nobody_can_tell_is_told(tmp_path: Path) -> None:
+async def test_key_whose_old_values_are_unknown_is_an_error(tmp_path: Path) -> None:
     sink, work = await start(tmp_path, relation("d", ("at", 1114, True), ("note", 25, False)), Insert(5, row("2024-01-02 03:04:05", "a")))
     await land(sink, 300, relation("d", ("at", 1184, True), ("note", 25, False)), Update(5, None, None, row("2024-01-02 02:04:05+00", "b")))
     await sink.close()
@@ -452,7 +452,7 @@ def test_no_two_columns_are_one_field() -> None:
     assert fields[1] == "a_b"
     assert fields[4] == "a"
     assert fields[-2:] == ("createdAt", "id")
-    # whatever is beside it
+    # with anything else in the directory
     assert lake_names(["a b"])[0] == fields[0]
 
 

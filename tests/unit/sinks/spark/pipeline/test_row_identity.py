@@ -35,7 +35,7 @@ CAME_LATER = r'column "{}" of table "public.t", which identifies the rows, was a
 async def test_a_new_key_that_rows_from_before_lack_is_told(tmp_path: Path, change: Message, rounds: int) -> None:
     sink, work = await start(tmp_path, UNKEYED, Insert(5, row("a")), Insert(5, row("b")))
     if rounds == 2:
-        # rows that only come do no harm
+        # inserted rows are not affected
         await land(sink, 300, NUMBERED, Insert(5, row("c", "3")))
         all_rounds(work)
         work = applier(tmp_path)
@@ -85,7 +85,7 @@ async def test_a_new_key_of_a_table_whose_rows_went_is_a_key(tmp_path: Path, emp
 
 
 async def test_a_new_key_that_all_rows_have_by_now_is_a_key(tmp_path: Path) -> None:
-    """The lake is told of the values: nullable at first, and filled before it becomes the key."""
+    """The lake receives the values: nullable at first, and filled before it becomes the key."""
     sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")))
     filled = relation("d", ("id", 23, True), ("note", 25, False), ("at", 1114, False))
     noon = "2024-01-02 12:00:00"
@@ -198,7 +198,7 @@ WHOLE = Relation(5, "public", "t", "f", (Column("id", 23, -1, True), Column("val
 async def test_a_column_in_doubt_that_is_part_of_the_identity_later_is_told(tmp_path: Path, truncated: str | None, rounds: int) -> None:
     sink, work = await start(tmp_path, PLAIN, Insert(5, row("1", "2024-01-02 03:04:05")))
     later = "2024-01-02 03:04:05+00"
-    # while it is no key it does no harm
+    # a column that is not a key is not affected
     await land(sink, 300, ZONED, Insert(5, row("2", later)), Update(5, None, None, row("2", later)), Delete(5, row("2", None), None))
     if rounds == 2:
         all_rounds(work)
@@ -256,7 +256,7 @@ async def test_a_copied_table_that_is_altered_before_its_first_change_is_told(tm
         all_rounds(work)
 
 
-async def test_manifests_of_before_declarations_were_kept_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_manifests_without_declarations_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to_json = TableSchema.to_json
 
     def as_before(schema: TableSchema) -> dict[str, object]:

@@ -76,7 +76,7 @@ MARKED = Update(5, None, None, row("55", "8"))
     ],
     ids=["type", "drop", "drop and add", "full", "type and identity"],
 )
-async def test_where_all_files_are_made_anew_a_unit_has_one_of_them(
+async def test_unit_has_one_file_where_all_files_are_rewritten(
     tmp_path: Path, before: Relation, values: tuple[str, ...], messages: list[Message]
 ) -> None:
     sink = await filled(tmp_path, before, *values)

@@ -187,7 +187,7 @@ async def test_one_of_two_ends(tmp_path: Path) -> None:
     with pytest.raises(SubscriptionInUse, match="has another applier, which published in the meantime"):
         await asyncio.to_thread(apply_forever, first, threading.Event(), check=between)
     assert _is_published(tmp_path, 300)
-    # the other one goes on
+    # the other one continues
     await _land(sink, 400)
     await sink.close()
     second.run_round()

@@ -1,4 +1,4 @@
-"""Changes by LSN, wherever they lie: each once, in order, while landed files become change log under the reader's hands."""
+"""Changes by LSN, wherever they are stored: each once, in order, while landed files become change log during the read."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, tra
 
 
 class NoSpark:
-    """In place of a session and its reader: knows what it was told to read."""
+    """In place of a session and its reader: records what it was asked to read."""
 
     def __init__(self) -> None:
         self.files: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What readers are told of tables that go, come back and are copied again, whenever they look: no row is lost, and none comes twice."""
+"""What readers get of tables that are removed, added and copied again, at any time: no row is lost, and none comes twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def told(path: Path) -> int:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-async def test_a_reader_waits_for_a_copy_of_before_the_table_came_again(tmp_path: Path, gone: bool) -> None:
+async def test_reader_waits_for_the_copy_from_before_the_table_was_added_again(tmp_path: Path, gone: bool) -> None:
     sink, work = await begun(make(tmp_path), tables=[OTHER]), applier(tmp_path)
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)

@@ -113,5 +113,5 @@ def test_what_lay_beside_a_column_moves_into_it_where_its_new_type_holds_it() ->
     assert after["n"].to_pylist() == ["NaN", "1.50", "Infinity", None]
     assert after["day"].cast(_TEXT).to_pylist() == [None, "2024-01-02 00:00:00.000000", None, None]
     assert after["_special"].to_pylist() == ['{"day": "infinity"}', None, '{"other": "infinity"}', '{"day": "0044-03-15 00:00:00 BC"}']
-    # and where nobody asks what lies beside
+    # and where no filter asks for the other columns
     assert conformed(before, pa.schema([("n", _TEXT)])).to_pydict() == {"n": ["NaN", "1.50", "Infinity", None]}

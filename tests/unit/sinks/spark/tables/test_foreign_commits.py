@@ -1,4 +1,4 @@
-"""Somebody writes into a table between the commit of what executors copied, and the first one behind that."""
+"""Another writer writes into a table between the commit of an executors' copy and the next commit."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_it_is_told_behind_what_was_planned(tmp_path: Path, monkeypatch: p
         work.run_round()
 
 
-async def test_a_copy_that_is_begun_anew_leaves_the_files_of_the_former_one(tmp_path: Path) -> None:
+async def test_restarted_copy_keeps_the_files_of_the_former_one(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copied(sink, tmp_path, 150, {1: "a", 2: "b"})
@@ -132,7 +132,7 @@ async def test_a_copy_that_is_begun_anew_leaves_the_files_of_the_former_one(tmp_
     assert rows(tmp_path) == [(1, "a"), (2, "b")]
 
 
-async def test_a_copy_that_nobody_disturbs_is_published(tmp_path: Path) -> None:
+async def test_copy_without_other_writers_is_published(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
     for number in range(2):
         await sink.add_tables([TABLE], TableEntry(TableState.INIT))

@@ -1,4 +1,4 @@
-"""Columns that Delta's readers tell apart by letter case only, as they come and go: each is one field, and the same for good."""
+"""Columns that Delta's readers tell apart by letter case only, as they are added and dropped: each is one field, which never changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def described(*names: str, full: bool = False) -> Relation:
 
 
 def day(number: int, name: str) -> str:
-    """Some beyond what a date column holds: told of by the name of their field."""
+    """Some beyond what a date column holds: reported by the name of their field."""
     return "infinity" if (number + len(name)) % 3 == 0 else f"2024-01-{number % 28 + 1:02d}"
 
 

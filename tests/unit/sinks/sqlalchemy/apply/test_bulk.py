@@ -36,7 +36,7 @@ async def test_where_they_are_not_allowed_changes_go_one_by_one(code: int) -> No
 
 
 @pytest.mark.parametrize("arguments", [(1213, "Deadlock found"), (1205, "Lock wait timeout exceeded"), (2013, "Lost connection"), ()])
-async def test_after_any_other_error_nothing_goes_on(arguments: tuple[object, ...]) -> None:
+async def test_any_other_error_stops_the_batch(arguments: tuple[object, ...]) -> None:
     tables = BulkTables()
     with pytest.raises(DBAPIError):
         await _execute(tables, *arguments)

@@ -1,4 +1,4 @@
-"""URLs that a driver does not take: an error of ours, before anything is asked of a server."""
+"""URLs that a driver rejects: an error of this package, before a server is contacted."""
 
 from __future__ import annotations
 
