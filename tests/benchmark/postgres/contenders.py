@@ -156,7 +156,9 @@ class Native(Contender):
 
     def prepare(self) -> None:
         if not self.tables:
-            self._create(f"create_slot = false, copy_data = false, enabled = false, streaming = {self.streaming}")
+            # PostgreSQL 13 has no parameter of that name
+            streamed = "" if self.streaming == "off" else f", streaming = {self.streaming}"
+            self._create(f"create_slot = false, copy_data = false, enabled = false{streamed}")
 
     def start(self) -> None:
         if self.tables:
