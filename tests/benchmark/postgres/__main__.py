@@ -82,18 +82,20 @@ def main(given: list[str] | None = None) -> Report:
     }
     results: list[Result] = []
     timings: list[Timing] = []
+    report = Report(about, results, timings)
     with bed(arguments.version) as place:
         for name in arguments.workload:
             _tell(name)
             found, times = _measure(place, name, arguments.scale, arguments.rounds)
             results += found
             timings += times
-    report = Report({**about, "load average after": _load()}, results, timings)
+            about["load average after"] = _load()
+            # after each workload, so that an interrupted run leaves what it has measured
+            if arguments.json:
+                report.save(arguments.json)
+            if arguments.svg:
+                arguments.svg.write_text(report.svg())
     print(report.text())
-    if arguments.json:
-        report.save(arguments.json)
-    if arguments.svg:
-        arguments.svg.write_text(report.svg())
     return report
 
 
