@@ -181,11 +181,8 @@ class WalReceiverConnection(Session):
         return CreatedSlot(slot_name or name, Lsn.parse(consistent_point or "0/0"), snapshot_name)
 
     async def _awaited_by_slot(self) -> str:
-        session = await self.sibling("waits")
-        try:
+        async with await self.sibling("waits") as session:
             rows = await session.execute(waits_query([self.pgconn.backend_pid]))
-        finally:
-            await session.close()
         named = (dict(zip(WAIT_COLUMNS, row, strict=True)) for row in rows)
         found = "; ".join(wait_text(row) for row in named) or "no lock was found that it waits for"
         return f"its creation waits for the end of transactions that were writing on the publisher: {found}"

@@ -227,6 +227,12 @@ class Session:
         )
         return Lsn.parse(position or "0/0")
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """Disconnect, in any state. Idempotent."""
         await self._connection.close()

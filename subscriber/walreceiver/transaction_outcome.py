@@ -26,8 +26,7 @@ async def was_rolled_back(conninfo: str, xid: int, *, system_identifier: str, ti
     Raises:
         ConfigurationError, PublisherUnavailable, PublisherError: the query failed.
     """
-    connection = await WalReceiverConnection.connect(conninfo, application_name=application_name)
-    try:
+    async with await WalReceiverConnection.connect(conninfo, application_name=application_name) as connection:
         identity = await connection.identify_system()
         if (identity.system_identifier, identity.timeline) != (system_identifier, timeline):
             return False
@@ -39,6 +38,4 @@ async def was_rolled_back(conninfo: str, xid: int, *, system_identifier: str, ti
             SELECT pg_catalog.pg_xact_status((next - age)::text::xid8) FROM found
              WHERE age BETWEEN 1 AND 2147483647 AND age < next"""  # noqa: S608 (a number)
         )
-    finally:
-        await connection.close()
     return bool(rows) and rows[0][0] == "aborted"

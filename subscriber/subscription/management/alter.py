@@ -275,8 +275,6 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def _alter_slot(self, option: str, *, wanted: bool) -> None:
         found = self.definition
         assert found.slot_name is not None
-        connection = await WalReceiverConnection.connect(self._require_connection(), application_name=session_name(found.name, "alter"))
-        try:
+        application_name = session_name(found.name, "alter")
+        async with await WalReceiverConnection.connect(self._require_connection(), application_name=application_name) as connection:
             await connection.execute(alter_replication_slot(connection.capabilities, found.slot_name, **{option: wanted}))
-        finally:
-            await connection.close()

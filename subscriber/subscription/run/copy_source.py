@@ -1,29 +1,24 @@
-"""The publisher as the source of table synchronization: :class:`subscriber.apply.table_sync.CopySource` over walreceiver."""
+"""The publisher as the source of table synchronizations."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
-from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
-from subscriber.apply.table_sync import CopyPart
+from subscriber.abc import CopyFormat, Position, PublishedTable, TableName
 from subscriber.config import SubscriptionOptions
-from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.capabilities import Capabilities, negotiate
-from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.subscription.run.copy_snapshots import PublishedGroup, PublishedSnapshot
 from subscriber.subscription.spec import RunSpec
-from subscriber.walreceiver import table_copy
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
-from subscriber.walreceiver.session import SETUP
-from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
+from subscriber.walreceiver.snapshot import ExportedSnapshot
 from subscriber.walreceiver.stream import WalSenderStream
 
-__all__ = ["PublishedSnapshot", "PublisherSource", "copy_format", "outdated"]
+__all__ = ["PublisherSource", "copy_format"]
 
 
 def copy_format(capabilities: Capabilities, options: SubscriptionOptions) -> CopyFormat:
@@ -31,99 +26,10 @@ def copy_format(capabilities: Capabilities, options: SubscriptionOptions) -> Cop
     return CopyFormat.BINARY if options.binary and capabilities.binary_copy else CopyFormat.TEXT
 
 
-class PublishedSnapshot:
-    """A :class:`subscriber.apply.table_sync.SnapshotSource`."""
-
-    def __init__(self, snapshot: ExportedSnapshot, range_size: int) -> None:
-        self._snapshot = snapshot
-        self._range_size = range_size
-
-    @property
-    def consistent_point(self) -> Lsn:
-        """The snapshot contains exactly the transactions that were committed before this LSN."""
-        return self._snapshot.consistent_point
-
-    async def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> list[CopyPart]:
-        """Divide the table's published rows into parts. Each part is read by its own session."""
-        found = await self._find_parts(table)
-        return [partial(self._read, table, part, copy_format, rows) for part in found]
-
-    async def order(self, table: PublishedTable) -> SnapshotOrder:
-        """Describe the same parts for a sink that reads them in its own sessions."""
-        found = await self._find_parts(table)
-        return SnapshotOrder(
-            snapshot_name=self._snapshot.snapshot_name,
-            connection=self._snapshot.address,
-            # an error is better than rows that a policy hides, which would be missing for good
-            setup=(*SETUP, "SET row_security = off"),
-            sources=tuple(table_copy.copy_source(table, part) for part in found),
-            checks=tuple(table_copy.check_query(part) for part in found),
-            consistent_point=self._snapshot.consistent_point,
-        )
-
-    async def verify(self, table: PublishedTable) -> None:
-        """Check that the table's storage is the one in the snapshot, and that it was not renamed.
-
-        Raises:
-            CopyOutdated: the table was rewritten or renamed in the meantime.
-        """
-        async with self._snapshot.reader() as reader:
-            if await table_copy.is_rewritten(reader, table) or await table_copy.is_renamed(reader, table):
-                raise outdated(table.name)
-
-    async def _find_parts(self, table: PublishedTable) -> list[table_copy.CopyPart]:
-        async with self._snapshot.reader() as reader:
-            return await table_copy.copy_parts(reader, table, self._range_size)
-
-    @contextlib.asynccontextmanager
-    async def _read(
-        self, table: PublishedTable, part: table_copy.CopyPart, copy_format: CopyFormat, rows: Callable[[int], None]
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        async with self._snapshot.reader() as reader:
-            try:
-                yield _checked(reader, part, reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows))
-            except SubscriberError as error:
-                # the statement may have waited for a rename: then a column does not exist, or the target refuses the rows of the other
-                # table
-                if not isinstance(error, CopyOutdated) and await self._is_outdated(part):
-                    raise outdated(part.relation) from error
-                raise
-
-    async def _is_outdated(self, part: table_copy.CopyPart) -> bool:
-        try:
-            async with self._snapshot.reader() as reader:
-                return not await table_copy.is_intact(reader, part, read=False)
-        except PublisherError:
-            # report the first error instead
-            return False
-
-
-async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of a part. It ends with an error if the data is invalid, so that a sink does not keep it.
-
-    Raises:
-        CopyOutdated: the data is of another relation, or the relation was rewritten.
-    """
-    if not await table_copy.is_intact(reader, part, read=False):
-        raise outdated(part.relation)
-    async for piece in data:
-        pieces = [piece]
-        del piece
-        # not kept while the reader works on it
-        yield pieces.pop()
-    if not await table_copy.is_intact(reader, part, read=True):
-        raise outdated(part.relation)
-
-
-def outdated(name: TableName) -> CopyOutdated:
-    """The error for a copy that is no longer valid."""
-    return CopyOutdated(
-        f'table "{name}" was renamed, replaced or rewritten on the publisher while it was copied', hint="it is copied again"
-    )
-
-
 class PublisherSource:
-    """The publisher of a subscription. Every call uses its own connections, and checks that they lead to the same publisher.
+    """A :class:`subscriber.apply.table_sync.CopySource` and a :class:`subscriber.apply.table_groups.GroupSource`.
+
+    Every call uses its own connections, and checks that they lead to the same publisher.
 
     Args:
         spec: the subscription.
@@ -136,12 +42,9 @@ class PublisherSource:
 
     @contextlib.asynccontextmanager
     async def _connect(self, application_name: str) -> AsyncIterator[WalReceiverConnection]:
-        connection = await WalReceiverConnection.connect(self._spec.conninfo, application_name=application_name)
-        try:
+        async with await WalReceiverConnection.connect(self._spec.conninfo, application_name=application_name) as connection:
             await connection.require_system(self._main.system_identifier)
             yield connection
-        finally:
-            await connection.close()
 
     async def describe(self, table: TableName) -> PublishedTable | None:
         """The table as it is published now. None if it is no longer published."""
@@ -157,6 +60,16 @@ class PublisherSource:
         """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
         async with self.exported(slot_name, temporary=False) as snapshot:
             yield PublishedSnapshot(snapshot, self._spec.settings.copy_range_size)
+
+    @contextlib.asynccontextmanager
+    async def group(self, slot_name: str) -> AsyncIterator[PublishedGroup]:
+        """Take a snapshot with a temporary slot. A slot of the same name is dropped first."""
+        async with self.exported(slot_name, temporary=True) as snapshot:
+            group = PublishedGroup(snapshot, self.describe_all)
+            try:
+                yield group
+            finally:
+                await group.close()
 
     @contextlib.asynccontextmanager
     async def exported(self, slot_name: str, *, temporary: bool) -> AsyncIterator[ExportedSnapshot]:

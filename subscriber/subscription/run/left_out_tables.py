@@ -70,11 +70,8 @@ class LeftOutTables:
         Raises:
             PublisherError: the publisher cannot be queried.
         """
-        session = await self._spec.connect("tables")
-        try:
+        async with await self._spec.connect("tables") as session:
             self.compare(await published_names(session, self._spec.publications))
-        finally:
-            await session.close()
 
     def require_none(self) -> None:
         """Check that all published tables were replicated at the last comparison.

@@ -14,7 +14,6 @@ from subscriber.apply.table_sync import SyncRun, TableSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.errors import SubscriberError
 from subscriber.subscription.run.copy_source import PublisherSource, copy_format
-from subscriber.subscription.run.group_copy_source import PublisherGroupSource
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
@@ -53,7 +52,7 @@ class TableSynchronizations:
             copy_format=copy_format(prepared.capabilities, spec.options),
             progress=progress,
         )
-        groups = GroupSynchronization(self._run, spec.sink, PublisherGroupSource(source)) if isinstance(spec.sink, GroupingSink) else None
+        groups = GroupSynchronization(self._run, spec.sink, source) if isinstance(spec.sink, GroupingSink) else None
         disable = spec.options.disable_on_error
         self.launcher = SyncLauncher(state.states, spec.settings, self, disable_on_error=disable, groups=groups)
 

@@ -140,10 +140,7 @@ async def check(
         SpoolError: there is no space for large transactions.
     """
     spec = RunSpec.of_arguments(name, connection=connection, publications=publications, target=target, options=options, settings=settings)
-    session = await spec.connect("check")
-    try:
+    async with await spec.connect("check") as session:
         same = await find_same_database(session, spec.sink)
         publisher, found = await find_problems(session, spec, known=await _is_known(spec.sink, name))
-    finally:
-        await session.close()
     return [*same, *publisher, *found]

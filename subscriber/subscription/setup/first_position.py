@@ -99,12 +99,7 @@ class FirstPosition:
     async def _slot_exists(self) -> bool:
         """Ask on a new connection, because the other one was left in the middle of a command. True if the answer is unknown."""
         try:
-            connection = await self._spec.connect("setup")
+            async with await self._spec.connect("setup") as connection:
+                return await connection.slot(self._spec.slot_name) is not None
         except PublisherError:
             return True
-        try:
-            return await connection.slot(self._spec.slot_name) is not None
-        except PublisherError:
-            return True
-        finally:
-            await connection.close()

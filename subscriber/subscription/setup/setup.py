@@ -196,13 +196,10 @@ class Setup:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[WalReceiverConnection]:
-        connection = await self._spec.connect("setup")
-        try:
+        async with await self._spec.connect("setup") as connection:
             self._check_password(connection)
             await refuse_same_database(connection, self._sink)
             yield connection
-        finally:
-            await connection.close()
 
     @property
     def _tables(self) -> TableRefresh:

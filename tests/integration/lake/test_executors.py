@@ -32,7 +32,7 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.pipeline.applier import ApplierSettings
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from subscriber.subscription.run.copy_source import PublishedSnapshot
+from subscriber.subscription.run.copy_snapshots import PublishedSnapshot
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.load_tables import TABLES, create_tables
 from tests.integration.lake.test_replica import subscription

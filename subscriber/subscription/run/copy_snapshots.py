@@ -1,0 +1,170 @@
+"""The publisher's tables under an exported snapshot: one table in parallel parts, or a group of tables one after another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+from subscriber.abc import CopyFormat, PublishedTable, SnapshotOrder, TableName
+from subscriber.apply.table_sync import CopyPart
+from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
+from subscriber.protocol.lsn import Lsn
+from subscriber.walreceiver import table_copy
+from subscriber.walreceiver.session import SETUP
+from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
+
+__all__ = ["PublishedGroup", "PublishedSnapshot"]
+
+Describe = Callable[[Sequence[TableName]], Awaitable[Mapping[TableName, PublishedTable]]]
+
+
+class PublishedSnapshot:
+    """A :class:`subscriber.apply.table_sync.SnapshotSource`."""
+
+    def __init__(self, snapshot: ExportedSnapshot, range_size: int) -> None:
+        self._snapshot = snapshot
+        self._range_size = range_size
+
+    @property
+    def consistent_point(self) -> Lsn:
+        """The snapshot contains exactly the transactions that were committed before this LSN."""
+        return self._snapshot.consistent_point
+
+    async def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> list[CopyPart]:
+        """Divide the table's published rows into parts. Each part is read by its own session."""
+        found = await self._find_parts(table)
+        return [partial(self._read, table, part, copy_format, rows) for part in found]
+
+    async def order(self, table: PublishedTable) -> SnapshotOrder:
+        """Describe the same parts for a sink that reads them in its own sessions."""
+        found = await self._find_parts(table)
+        return SnapshotOrder(
+            snapshot_name=self._snapshot.snapshot_name,
+            connection=self._snapshot.address,
+            # an error is better than rows that a policy hides, which would be missing for good
+            setup=(*SETUP, "SET row_security = off"),
+            sources=tuple(table_copy.copy_source(table, part) for part in found),
+            checks=tuple(table_copy.check_query(part) for part in found),
+            consistent_point=self._snapshot.consistent_point,
+        )
+
+    async def verify(self, table: PublishedTable) -> None:
+        """Check that the table's storage is the one in the snapshot, and that it was not renamed.
+
+        Raises:
+            CopyOutdated: the table was rewritten or renamed in the meantime.
+        """
+        async with self._snapshot.reader() as reader:
+            if await table_copy.is_rewritten(reader, table) or await table_copy.is_renamed(reader, table):
+                raise outdated(table.name)
+
+    async def _find_parts(self, table: PublishedTable) -> list[table_copy.CopyPart]:
+        async with self._snapshot.reader() as reader:
+            return await table_copy.copy_parts(reader, table, self._range_size)
+
+    @contextlib.asynccontextmanager
+    async def _read(
+        self, table: PublishedTable, part: table_copy.CopyPart, copy_format: CopyFormat, rows: Callable[[int], None]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self._snapshot.reader() as reader:
+            try:
+                yield _checked(reader, part, reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows))
+            except SubscriberError as error:
+                # the statement may have waited for a rename: then a column does not exist, or the target refuses the rows of the other
+                # table
+                if not isinstance(error, CopyOutdated) and await self._is_outdated(part):
+                    raise outdated(part.relation) from error
+                raise
+
+    async def _is_outdated(self, part: table_copy.CopyPart) -> bool:
+        try:
+            async with self._snapshot.reader() as reader:
+                return not await table_copy.is_intact(reader, part, read=False)
+        except PublisherError:
+            # report the first error instead
+            return False
+
+
+async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of a part. It ends with an error if the data is invalid, so that a sink does not keep it.
+
+    Raises:
+        CopyOutdated: the data is of another relation, or the relation was rewritten.
+    """
+    if not await table_copy.is_intact(reader, part, read=False):
+        raise outdated(part.relation)
+    async for piece in data:
+        pieces = [piece]
+        del piece
+        # not kept while the reader works on it
+        yield pieces.pop()
+    if not await table_copy.is_intact(reader, part, read=True):
+        raise outdated(part.relation)
+
+
+def outdated(name: TableName) -> CopyOutdated:
+    """The error for a copy that is no longer valid."""
+    return CopyOutdated(
+        f'table "{name}" was renamed, replaced or rewritten on the publisher while it was copied', hint="it is copied again"
+    )
+
+
+class PublishedGroup:
+    """A :class:`subscriber.apply.table_groups.GroupSnapshot`. One session reads all tables.
+
+    Args:
+        snapshot: the exported snapshot.
+        describe: describes tables as they are published now.
+    """
+
+    def __init__(self, snapshot: ExportedSnapshot, describe: Describe) -> None:
+        self._snapshot = snapshot
+        self._describe = describe
+        self._stack = contextlib.AsyncExitStack()
+        self._reader: SnapshotReader | None = None
+
+    @property
+    def consistent_point(self) -> Lsn:
+        """The snapshot contains exactly the transactions that were committed before this LSN."""
+        return self._snapshot.consistent_point
+
+    async def describe(self, tables: Sequence[TableName]) -> Mapping[TableName, PublishedTable]:
+        """Describe the tables as they are published now."""
+        return await self._describe(tables)
+
+    async def rows(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncGenerator[bytes]:
+        """Read the table's published rows, with checks that they are valid. See :meth:`~subscriber.apply.table_groups.GroupSnapshot.rows`.
+
+        Raises:
+            CopyOutdated: the table was renamed, replaced or rewritten in the meantime.
+            PublisherError: the publisher failed, or one of its subclasses.
+        """
+        part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r")
+        query = table_copy.copy_query(table, part, copy_format)
+        reader = await self._open_reader()
+        try:
+            # release the locks of the previous tables; the check takes the locks that its own COPY needs
+            ((same, _),) = await reader.execute(f"ROLLBACK TO SAVEPOINT before_table; {table_copy.check_query(part)}")
+            if same != "t":
+                raise outdated(table.name)
+            async for piece in reader.copy_out(query, copy_format, rows):
+                yield piece
+            if not await table_copy.is_whole(reader, table, part):
+                raise outdated(table.name)
+        except BaseException:
+            # the session is in the middle of a COPY, or in a failed transaction
+            await self.close()
+            raise
+
+    async def _open_reader(self) -> SnapshotReader:
+        if self._reader is None:
+            self._reader = await self._stack.enter_async_context(self._snapshot.reader())
+            # a table that another session keeps locked must not delay the others
+            await self._reader.execute("SET LOCAL lock_timeout = '1s'; SAVEPOINT before_table")
+        return self._reader
+
+    async def close(self) -> None:
+        """End the session. Idempotent. The next table opens a new one."""
+        self._reader = None
+        await self._stack.aclose()
