@@ -88,12 +88,12 @@ _ALL = [
 
 
 @pytest.mark.parametrize("one", _ALL, ids=str)
-@pytest.mark.parametrize("other", _ALL, ids=str)
-def test_every_type_becomes_what_holds_it_and_another(one: pa.DataType, other: pa.DataType) -> None:
+def test_every_type_becomes_what_holds_it_and_another(one: pa.DataType) -> None:
     column = pa.chunked_array([pa.array([None, None], one)])
-    wide = widened(one, other)
-    assert widened(other, one) == wide
-    assert converted(column, wide).type == wide
+    for other in _ALL:
+        wide = widened(one, other)
+        assert widened(other, one) == wide, other
+        assert converted(column, wide).type == wide, other
 
 
 def test_what_lay_beside_a_column_moves_into_it_where_its_new_type_holds_it() -> None:

@@ -163,6 +163,6 @@ def test_types_that_do_not_fit(dialect: str, column_type: sql.TypeEngine[Any], n
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "mysql", "mssql"])
-@pytest.mark.parametrize("name", sorted(OIDS))
-def test_text_takes_every_type(dialect: str, name: str) -> None:
-    assert converter(reading(name), sql.TEXT(), dialect).text(b"2024-01-01") is not None
+def test_text_takes_every_type(dialect: str) -> None:
+    for name in OIDS:
+        assert converter(reading(name), sql.TEXT(), dialect).text(b"2024-01-01") is not None, name
