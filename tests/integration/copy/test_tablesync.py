@@ -7,33 +7,19 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace as changed
-from typing import Any
 
 import pytest
 
 from subscriber import ApplyError, PublisherError, RelationError, TableName, TableState, Until
-from subscriber.abc import PublishedTable
 from subscriber.errors import CopyOutdated
 from subscriber.subscription.run.copy_source import PublisherSource
-from subscriber.walreceiver.snapshot import SnapshotReader
 from tests.support.database import Database
+from tests.support.observation import eventually
 from tests.support.replica import QUICK, Replica, replica, subscription_of
 from tests.support.row_gates import closed_gates, make_row_gate, open_transaction, wait_for_state, waiting_at_gate, waiting_for_lock_on
-from tests.support.table_swap import ROWS, make_swappable_table, swap_in, swap_out
+from tests.support.table_synchronization import IN_PARTS, SLOTS, STATES, only_the_main_slot
 
-SLOTS = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
-STATES = "SELECT srrelid::regclass::text, srsubstate::text FROM subscriber.pg_subscription_rel ORDER BY 1"
 COPIED_ALONE = "SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'd'"
-IN_PARTS = changed(QUICK, copy_range_size=64 * 1024, max_copy_workers_per_table=3)
-
-
-async def until(database: Database, query: str, expected: Any) -> None:
-    """Wait for what a query gives, while the subscription in this loop runs."""
-    await asyncio.to_thread(database.wait, query, expected)
-
-
-def only_the_main_slot(publisher: Database) -> bool:
-    return publisher.fetch(SLOTS) == [(f"replica_{publisher.name}",)]
 
 
 @contextlib.contextmanager
@@ -87,7 +73,7 @@ async def test_parts_of_a_large_table_under_concurrent_writes(publisher_db: Data
         async with replica(publisher_db, target_db, settings=IN_PARTS) as copying:
             # three sessions copy one table (one, where none can read a range alone); what is written from here on is behind their snapshot
             in_ranges = publisher_db.version >= 14
-            await until(target_db, waiting_for_lock_on("big"), 3 if in_ranges else 1)
+            await eventually(target_db, waiting_for_lock_on("big"), 3 if in_ranges else 1)
             await asyncio.to_thread(some.wait, 30)
             assert target_db.value("SELECT count(*) FROM big") == 0
             release()
@@ -102,7 +88,7 @@ async def test_parts_of_a_large_table_under_concurrent_writes(publisher_db: Data
         witnesses = await after.same("SELECT n, count(*) FROM log GROUP BY n ORDER BY n")
         assert {count for _, count in witnesses} == {1}
         await after.same("SELECT id FROM calm ORDER BY id")
-        await until(target_db, "SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 3)
+        await eventually(target_db, "SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 3)
         assert after.subscription.status.last_error is None
     assert only_the_main_slot(publisher_db)
     assert target_db.value("SELECT count(*) FROM subscriber.copy_part") == 0
@@ -118,15 +104,15 @@ async def test_a_few_tables_at_a_time(publisher_db: Database, target_db: Databas
     with open_transaction(target_db, f"LOCK TABLE {', '.join(names)} IN SHARE MODE") as release:
         async with replica(publisher_db, target_db, settings=settings) as some:
             waiting = " + ".join(f"({waiting_for_lock_on(name)})" for name in names)
-            await until(target_db, f"SELECT {waiting}", 3)
+            await eventually(target_db, f"SELECT {waiting}", 3)
             # as a group the tables are given up soon, because they are locked; then each is waited for alone
-            await until(target_db, COPIED_ALONE, 3)
+            await eventually(target_db, COPIED_ALONE, 3)
             # the change of a table that is not copied yet is of no concern to the apply worker, and comes with its copy
             publisher_db.execute("INSERT INTO t6 VALUES (3); INSERT INTO t0 VALUES (3)")
             release()
             for name in names:
                 assert len(await some.same(f"SELECT id FROM {name} ORDER BY id")) == (3 if name in {"t0", "t6"} else 2)
-            await until(target_db, "SELECT DISTINCT srsubstate::text FROM subscriber.pg_subscription_rel", [("r",)])
+            await eventually(target_db, "SELECT DISTINCT srsubstate::text FROM subscriber.pg_subscription_rel", [("r",)])
     assert only_the_main_slot(publisher_db)
 
 
@@ -309,196 +295,6 @@ async def test_tables_come_and_go(publisher_db: Database, target_db: Database, c
     assert only_the_main_slot(publisher_db)
 
 
-@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
-async def test_unpublished_in_the_middle_of_its_copy(publisher_db: Database, target_db: Database) -> None:
-    """What was copied is undone with it: published again, no row is there twice. Rows of others stay."""
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE big (id int, v text); CREATE TABLE other (id int PRIMARY KEY)")
-    publisher_db.execute(
-        "INSERT INTO big SELECT i, repeat('v', 100) FROM generate_series(1, 3000) AS i; CREATE PUBLICATION pub FOR ALL TABLES"
-    )
-    target_db.execute("INSERT INTO big VALUES (-1, 'mine')")
-    make_row_gate(target_db, "big", "NEW.id = 3000", 1)
-    with closed_gates(target_db, 1):
-        async with replica(publisher_db, target_db, settings=IN_PARTS):
-            await until(target_db, waiting_at_gate(1), 1)
-            await until(target_db, "SELECT count(*) > 0 FROM subscriber.copy_part", True)
-    assert ("big", "d") in target_db.fetch(STATES)
-    publisher_db.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE other")
-    await subscription_of(publisher_db, target_db).run(Until())
-    assert target_db.fetch("SELECT id FROM big") == [(-1,)]
-    assert target_db.fetch(STATES) == [("other", "r")] or target_db.fetch(STATES) == [("other", "s")]
-    assert only_the_main_slot(publisher_db)
-    publisher_db.execute("ALTER PUBLICATION pub ADD TABLE big")
-    await subscription_of(publisher_db, target_db).run(Until())
-    assert target_db.fetch("SELECT count(*), count(DISTINCT id) FROM big") == [(3001, 3001)]
-
-
-@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
-@pytest.mark.parametrize(
-    ("rewrite", "rows"),
-    [
-        ("VACUUM FULL big", 5000),
-        ("CLUSTER big USING big_id", 5000),
-        ("ALTER TABLE big ALTER id TYPE bigint", 5000),
-        ("BEGIN; TRUNCATE big; INSERT INTO big VALUES (1, 'new'), (2, 'new'); COMMIT", 2),
-    ],
-)
-async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Database, rewrite: str, rows: int) -> None:
-    """Rows are in other blocks then: the parts do not fit together, and the table is copied again."""
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE big (id int, v text); CREATE INDEX big_id ON big (id)")
-    publisher_db.execute("INSERT INTO big SELECT 10000 - i, repeat('v', 100) FROM generate_series(1, 6000) AS i")
-    publisher_db.execute("DELETE FROM big WHERE id % 3 = 0 AND id > 7000; CREATE PUBLICATION pub FOR TABLE big")
-    make_row_gate(target_db, "big", "NEW.id = 8998", 1)
-    with closed_gates(target_db, 1) as release:
-        async with replica(publisher_db, target_db, settings=changed(IN_PARTS, max_copy_workers_per_table=1)) as found:
-            await until(target_db, waiting_at_gate(1), 1)
-            with contextlib.closing(publisher_db.connect()) as other:
-                rewriting = asyncio.create_task(asyncio.to_thread(other.execute, rewrite.encode()))
-                await until(publisher_db, waiting_for_lock_on("big"), 1)
-                release(1)
-                await rewriting
-            assert len(await found.same("SELECT id, v FROM big ORDER BY id, v")) == rows
-            assert target_db.value("SELECT srcopyattempt FROM subscriber.pg_subscription_rel") > 1
-    assert only_the_main_slot(publisher_db)
-
-
-async def test_swapped_for_a_table_that_is_newer_than_the_snapshot(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its rows came by another name, behind the snapshot: the bug was that it was taken for empty."""
-    make_swappable_table(publisher_db, partitioned=False)
-    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
-    publisher_db.execute("DROP TABLE t_new")
-    real, described = PublisherSource.describe, 0
-
-    async def describe(self: PublisherSource, table: TableName) -> PublishedTable | None:
-        nonlocal described
-        described += 1
-        if described == 2:
-            # the first is before there is a snapshot
-            new = (
-                f"BEGIN; CREATE TABLE t_new (LIKE t INCLUDING ALL); INSERT INTO t_new SELECT i, 'new' FROM generate_series(1, {ROWS}) AS i"
-            )
-            await asyncio.to_thread(publisher_db.execute, f"{new}; ALTER PUBLICATION pub ADD TABLE t_new; COMMIT; {swap_in('t')}")
-        return await real(self, table)
-
-    monkeypatch.setattr(PublisherSource, "describe", describe)
-    async with replica(publisher_db, target_db, settings=QUICK) as found:
-        assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
-        assert target_db.value("SELECT max(srcopyattempt) FROM subscriber.pg_subscription_rel") > 1
-    assert only_the_main_slot(publisher_db)
-
-
-@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
-@pytest.mark.parametrize("back", [False, True])
-@pytest.mark.parametrize("partitioned", [False, True])
-async def test_swapped_between_two_parts(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, partitioned: bool, back: bool
-) -> None:
-    """The bug was that parts that were read while another table had the name were that one's."""
-    name = make_swappable_table(publisher_db, partitioned=partitioned)
-    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
-    real, readers = SnapshotReader.open, 0
-
-    async def opened(conninfo: str, snapshot_name: str, *, application_name: str) -> SnapshotReader:
-        nonlocal readers
-        readers += 1
-        # the first finds the parts, the second reads one of them, and so on
-        if readers == 3:
-            await asyncio.to_thread(publisher_db.execute, swap_in(name))
-        if readers == 4 and back:
-            await asyncio.to_thread(publisher_db.execute, swap_out(name))
-        return await real(conninfo, snapshot_name, application_name=application_name)
-
-    monkeypatch.setattr(SnapshotReader, "open", opened)
-    settings = changed(IN_PARTS, max_copy_workers_per_table=1, max_sync_workers_per_subscription=1)
-    async with replica(publisher_db, target_db, settings=settings) as found:
-        assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
-        assert target_db.value("SELECT max(srcopyattempt) FROM subscriber.pg_subscription_rel") > 1
-    assert only_the_main_slot(publisher_db)
-
-
-async def test_swapped_while_a_part_waits_to_be_read_and_back(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the part itself can notice that."""
-    make_swappable_table(publisher_db, partitioned=False)
-    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
-    real_read, real_open, done = SnapshotReader.copy_out, SnapshotReader.open, list[str]()
-
-    async def once(statements: str) -> None:
-        if statements not in done:
-            done.append(statements)
-            await asyncio.to_thread(publisher_db.execute, statements)
-
-    async def swapped(self: SnapshotReader, *arguments: Any) -> AsyncIterator[bytes]:
-        await once(swap_in("t"))
-        async for piece in real_read(self, *arguments):
-            yield piece
-
-    async def opened(*arguments: Any, **named: Any) -> SnapshotReader:
-        # the next who looks, behind the part
-        if done:
-            await once(swap_out("t"))
-        return await real_open(*arguments, **named)
-
-    monkeypatch.setattr(SnapshotReader, "copy_out", swapped)
-    monkeypatch.setattr(SnapshotReader, "open", opened)
-    async with replica(publisher_db, target_db, settings=changed(QUICK, max_sync_workers_per_subscription=1)) as found:
-        assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
-    assert done == [swap_in("t"), swap_out("t")]
-
-
-@pytest.mark.parametrize("columns", ["id int PRIMARY KEY, v text", "id text PRIMARY KEY, v text", "id int PRIMARY KEY"])
-async def test_swapped_while_a_part_waits_to_be_read(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, columns: str
-) -> None:
-    """The statement then reads the other table, which may not even have its columns, or values that the target takes."""
-    publisher_db.execute(f"""
-        CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'old');
-        CREATE TABLE t_new ({columns}); INSERT INTO t_new (id) VALUES ('{"a" if "id text" in columns else "2"}');
-        CREATE PUBLICATION pub FOR TABLE t
-    """)
-    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    real, reads = SnapshotReader.copy_out, 0
-
-    async def swapped(self: SnapshotReader, *arguments: Any) -> AsyncIterator[bytes]:
-        nonlocal reads
-        reads += 1
-        if reads == 1:
-            await asyncio.to_thread(publisher_db.execute, swap_in("t"))
-        async for piece in real(self, *arguments):
-            yield piece
-
-    monkeypatch.setattr(SnapshotReader, "copy_out", swapped)
-    subscription = subscription_of(publisher_db, target_db)
-    await subscription.run(Until())
-    # what has the name now is not published
-    assert reads == 1
-    assert subscription.status.tables == {}
-    assert target_db.value("SELECT count(*) FROM t") == 0
-
-
-async def test_altered_while_the_slot_is_created(publisher_db: Database, target_db: Database) -> None:
-    """The slot waits for transactions that write; what they do to the table before its snapshot counts."""
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 5); CREATE TABLE other (id int)")
-    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, extra int); CREATE TABLE other (id int)")
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE other")
-    subscription = subscription_of(publisher_db, target_db)
-    await subscription.run(Until())
-    publisher_db.execute("ALTER PUBLICATION pub ADD TABLE t")
-    with open_transaction(publisher_db, "INSERT INTO other VALUES (1)") as release:
-        async with replica(publisher_db, target_db) as found:
-            await until(
-                publisher_db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pg%sync%' AND confirmed_flush_lsn IS NULL", 1
-            )
-            publisher_db.execute("ALTER TABLE t ADD extra int; UPDATE t SET extra = id * 10")
-            release()
-            assert await found.same("SELECT id, extra FROM t ORDER BY id") == [(n, n * 10) for n in range(1, 6)]
-
-
 async def test_without_copy_data(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)")
@@ -552,9 +348,9 @@ async def test_failing_copy_does_not_stop_others_and_succeeds_once_fixed(publish
         publisher_db.execute(
             "INSERT INTO good VALUES (2, 'followed'); UPDATE bad SET v = 'changed' WHERE id <= 3; DELETE FROM bad WHERE id = 4"
         )
-        await until(target_db, "SELECT count(*) FROM good", 2)
+        await eventually(target_db, "SELECT count(*) FROM good", 2)
         # several attempts
-        await until(target_db, "SELECT max(srcopyattempt) >= 3 FROM subscriber.pg_subscription_rel", True)
+        await eventually(target_db, "SELECT max(srcopyattempt) >= 3 FROM subscriber.pg_subscription_rel", True)
         assert isinstance(failing.subscription.status.last_error, ApplyError)
         assert 'while copying table "public.bad"' in failing.subscription.status.last_error.one_line()
         target_db.execute("ALTER TABLE bad DROP CONSTRAINT small")
@@ -575,11 +371,11 @@ async def test_truncated_while_it_is_copied(publisher_db: Database, target_db: D
     make_row_gate(target_db, "t", "NEW.id = 100", 1)
     with closed_gates(target_db, 1) as release, contextlib.closing(publisher_db.connect()) as session:
         async with replica(publisher_db, target_db) as found:
-            await until(target_db, waiting_at_gate(1), 1)
+            await eventually(target_db, waiting_at_gate(1), 1)
             await asyncio.to_thread(wait_for_state, target_db, "other", "sr")
             statements = b"BEGIN; TRUNCATE t, other; INSERT INTO t VALUES (1, 'followed'); INSERT INTO other VALUES (1); COMMIT"
             truncating = asyncio.create_task(asyncio.to_thread(session.execute, statements))
-            await until(publisher_db, waiting_for_lock_on("t"), 1)
+            await eventually(publisher_db, waiting_for_lock_on("t"), 1)
             release(1)
             await truncating
             publisher_db.execute("INSERT INTO t VALUES (2, 'later')")
@@ -600,17 +396,17 @@ async def test_a_catch_up_that_fails_does_not_copy_again(publisher_db: Database,
         make_row_gate(target_db, "t", "NEW.id = 100", 1)
         with closed_gates(target_db, 1) as release:
             async with replica(publisher_db, target_db) as failing:
-                await until(target_db, waiting_at_gate(1), 1)
+                await eventually(target_db, waiting_at_gate(1), 1)
                 await asyncio.to_thread(wait_for_state, target_db, "other", "sr")
                 target_db.execute("INSERT INTO t VALUES (1000, 'mine')")
                 publisher_db.execute("UPDATE t SET v = 'followed' WHERE id = 1; INSERT INTO t VALUES (1000, 'theirs')")
                 # the apply worker is past them: they are the synchronization's
                 publisher_db.execute("INSERT INTO other VALUES (0)")
-                await until(target_db, "SELECT count(*) FROM other", 1)
+                await eventually(target_db, "SELECT count(*) FROM other", 1)
                 release(1)
                 await asyncio.to_thread(wait_for_state, target_db, "t", "f")
                 publisher_db.execute("INSERT INTO other VALUES (1)")
-                await until(target_db, "SELECT count(*) FROM other", 2)
+                await eventually(target_db, "SELECT count(*) FROM other", 2)
                 copied = target_db.fetch("SELECT DISTINCT xmin::text FROM t WHERE id BETWEEN 2 AND 100")
                 while not isinstance(failing.subscription.status.last_error, ApplyError):
                     await asyncio.sleep(0.02)
