@@ -65,8 +65,8 @@ def write(dsn: str, until: float) -> int:
 @pytest.mark.crash
 @pytest.mark.endurance
 @pytest.mark.timeout(180 + 3 * SECONDS)
-async def test_memory_is_flat_while_no_applier_runs_and_the_backlog_is_applied_later(publisher_db: Database, tmp_path: Path) -> None:
-    publisher, lake = publisher_db, tmp_path / "lake"
+async def test_memory_is_flat_while_no_applier_runs_and_the_backlog_is_applied_later(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher, lake = publisher18_db, tmp_path / "lake"
     publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text, long text); CREATE PUBLICATION pub FOR TABLE t")
     settings = [argument for setting in (*QUICK, f"spool_directory={tmp_path / 'spool'}") for argument in ("-c", setting)]
     subscriber = Program(

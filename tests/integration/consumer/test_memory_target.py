@@ -67,19 +67,18 @@ async def test_copy_follow_and_prepared_transactions(publisher_db: Database) -> 
         await running
 
 
-@pytest.mark.publisher(min=15, lacks="two_phase")
-async def test_a_cut_connection_is_made_again(publisher_db: Database) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+async def test_a_cut_connection_is_made_again(publisher18_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     target = MemoryTarget()
-    subscription = _subscription(publisher_db, target)
+    subscription = _subscription(publisher18_db, target)
     running = asyncio.create_task(subscription.run())
     try:
         for number in range(5):
-            publisher_db.execute(f"INSERT INTO t VALUES ({number})")
-            await subscription.wait_for(publisher_db.current_lsn(), 30)
+            publisher18_db.execute(f"INSERT INTO t VALUES ({number})")
+            await subscription.wait_for(publisher18_db.current_lsn(), 30)
             target.sever()
-        publisher_db.execute("INSERT INTO t VALUES (5)")
-        await subscription.wait_for(publisher_db.current_lsn(), 30)
+        publisher18_db.execute("INSERT INTO t VALUES (5)")
+        await subscription.wait_for(publisher18_db.current_lsn(), 30)
         assert [row["id"] for row in target.rows("public.t")] == list(range(6))
     finally:
         subscription.stop()

@@ -56,24 +56,24 @@ async def test_copies_follows_and_resumes_after_a_stop(publisher_db: Database, t
     assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
 
 
-async def test_the_applier_is_a_thread_of_the_same_process(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
-    publisher_db.execute("INSERT INTO t SELECT i, 'copied' || i FROM generate_series(1, 2000) AS i")
+async def test_the_applier_is_a_thread_of_the_same_process(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.execute("INSERT INTO t SELECT i, 'copied' || i FROM generate_series(1, 2000) AS i")
     lake = tmp_path / "lake"
     for confirm in ("landed", "applied"):
-        replica = subscription(publisher_db, lake, parameters=f"?apply=local&target_rows=300&batch_delay=50ms&confirm={confirm}")
+        replica = subscription(publisher18_db, lake, parameters=f"?apply=local&target_rows=300&batch_delay=50ms&confirm={confirm}")
         running = asyncio.create_task(replica.run())
         for round_ in range(3):
-            publisher_db.execute(f"UPDATE t SET v = '{confirm} {round_}' WHERE id % 7 = {round_}; DELETE FROM t WHERE id = {round_ + 10}")
-            await replica.wait_for(Lsn.parse(str(publisher_db.value("SELECT pg_current_wal_flush_lsn()::text"))), timeout=60)
+            publisher18_db.execute(f"UPDATE t SET v = '{confirm} {round_}' WHERE id % 7 = {round_}; DELETE FROM t WHERE id = {round_ + 10}")
+            await replica.wait_for(Lsn.parse(str(publisher18_db.value("SELECT pg_current_wal_flush_lsn()::text"))), timeout=60)
             if confirm == "applied":
-                assert_same(lake, published(lake), publisher_db, [T])
+                assert_same(lake, published(lake), publisher18_db, [T])
         with pytest.raises(SubscriptionInUse, match="already has an applier"):
             apply_all(lake)
         replica.stop()
         await running
         # waiting batches were applied before the end, and by no other applier
-        assert_same(lake, published(lake), publisher_db, [T])
+        assert_same(lake, published(lake), publisher18_db, [T])
     status = json.loads((lake / "applier.json").read_text())["document"]
     assert (status["engine"], status["last_error"]) == ("local", None)
     assert status["counters"] == {"confl_update_missing": 0, "confl_delete_missing": 0}
@@ -95,15 +95,15 @@ async def test_table_removed_from_the_publication_while_no_subscriber_runs(publi
     assert_same(lake, published(lake), publisher_db, [T, TableName("public", "u")])
 
 
-async def test_an_applier_that_cannot_be_ends_the_run(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+async def test_an_applier_that_cannot_be_ends_the_run(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     lake = tmp_path / "lake"
-    await subscription(publisher_db, lake).run(Until())
+    await subscription(publisher18_db, lake).run(Until())
     other = Applier(storage(lake), LocalEngine(storage(lake)))
     other.open()
-    publisher_db.execute("INSERT INTO t VALUES (2, 'b')")
+    publisher18_db.execute("INSERT INTO t VALUES (2, 'b')")
     with pytest.raises(SubscriptionInUse, match="already has an applier"):
-        await subscription(publisher_db, lake, parameters="?apply=local").run()
+        await subscription(publisher18_db, lake, parameters="?apply=local").run()
     other.close()
 
 
@@ -146,24 +146,24 @@ async def test_keys_that_are_toasted(publisher_db: Database, tmp_path: Path) -> 
     assert_same(lake, await applied(lake), publisher_db, [T])
 
 
-async def test_a_second_subscriber_of_a_lake_is_refused(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+async def test_a_second_subscriber_of_a_lake_is_refused(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     lake = tmp_path / "lake"
-    first = subscription(publisher_db, lake)
+    first = subscription(publisher18_db, lake)
     running = asyncio.create_task(first.run())
-    await first.wait_for(publisher_db.current_lsn(), 30)
+    await first.wait_for(publisher18_db.current_lsn(), 30)
     with pytest.raises(SubscriptionInUse, match="in use by another process"):
-        await subscription(publisher_db, lake).run(Until())
+        await subscription(publisher18_db, lake).run(Until())
     first.stop()
     await running
 
 
-async def test_a_directory_that_is_no_lake_is_refused_before_anything_is_made(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+async def test_a_directory_that_is_no_lake_is_refused_before_anything_is_made(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     (tmp_path / "mine").write_text("")
     with pytest.raises(TargetError, match="is not empty and is not a lake"):
-        await subscription(publisher_db, tmp_path).run(Until())
-    assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+        await subscription(publisher18_db, tmp_path).run(Until())
+    assert publisher18_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
 
 
 async def test_columns_come_and_go_while_it_runs(publisher_db: Database, tmp_path: Path) -> None:

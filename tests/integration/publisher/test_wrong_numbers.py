@@ -57,17 +57,17 @@ def make_tables(publisher: Database, target: Database) -> None:
 
 
 @pytest.mark.parametrize("ahead", [1 << 32, None])
-async def test_keepalive_far_ahead(publisher_db: Database, target_db: Database, ahead: int | None) -> None:
-    make_tables(publisher_db, target_db)
-    async with injector(publisher_db) as proxy, running(publisher_db, target_db, proxy) as found:
-        publisher_db.execute("INSERT INTO t VALUES (1)")
+async def test_keepalive_far_ahead(publisher18_db: Database, target_db: Database, ahead: int | None) -> None:
+    make_tables(publisher18_db, target_db)
+    async with injector(publisher18_db) as proxy, running(publisher18_db, target_db, proxy) as found:
+        publisher18_db.execute("INSERT INTO t VALUES (1)")
         await found.same(ROWS)
-        proxy.keepalive(MAX if ahead is None else Lsn(publisher_db.current_lsn() + ahead))
-        publisher_db.execute("INSERT INTO t VALUES (2)")
+        proxy.keepalive(MAX if ahead is None else Lsn(publisher18_db.current_lsn() + ahead))
+        publisher18_db.execute("INSERT INTO t VALUES (2)")
         await ends(found, r"the publisher sent LSN .*, but its WAL ends at ")
-    assert Lsn.parse(target_db.value(POSITION)) <= publisher_db.current_lsn()
-    assert confirmed(publisher_db) <= publisher_db.current_lsn()
-    async with replica(publisher_db, target_db) as found:
+    assert Lsn.parse(target_db.value(POSITION)) <= publisher18_db.current_lsn()
+    assert confirmed(publisher18_db) <= publisher18_db.current_lsn()
+    async with replica(publisher18_db, target_db) as found:
         await found.same(ROWS)
 
 
@@ -83,38 +83,38 @@ async def test_wal_end_of_a_busy_publisher(publisher_db: Database, target_db: Da
         await found.same(ROWS)
 
 
-async def test_commit_below_a_wal_end_that_was_stored(publisher_db: Database, target_db: Database) -> None:
+async def test_commit_below_a_wal_end_that_was_stored(publisher18_db: Database, target_db: Database) -> None:
     """Not far ahead, a wrong WAL end is found by the next transaction, which is below it. It is not lost silently."""
-    make_tables(publisher_db, target_db)
-    async with injector(publisher_db) as proxy, running(publisher_db, target_db, proxy) as found:
-        publisher_db.execute("INSERT INTO t VALUES (1)")
+    make_tables(publisher18_db, target_db)
+    async with injector(publisher18_db) as proxy, running(publisher18_db, target_db, proxy) as found:
+        publisher18_db.execute("INSERT INTO t VALUES (1)")
         await found.same(ROWS)
-        real = publisher_db.current_lsn()
+        real = publisher18_db.current_lsn()
         wrong = Lsn(real + 10_000_000)
         proxy.keepalive(wrong)
-        await acknowledged(publisher_db, wrong)
-        publisher_db.execute("INSERT INTO t VALUES (2)")
+        await acknowledged(publisher18_db, wrong)
+        publisher18_db.execute("INSERT INTO t VALUES (2)")
         await ends(found, "sent a transaction that ends at .*, after it had sent everything up to")
     assert Lsn.parse(target_db.value(POSITION)) <= real
     # the slot cannot give it any more: every start says so, also when the publisher's WAL is past that end
-    publisher_db.execute(filler(12_000_000))
-    assert publisher_db.current_lsn() > wrong
+    publisher18_db.execute(filler(12_000_000))
+    assert publisher18_db.current_lsn() > wrong
     with pytest.raises(DataLossError, match=r"past position .* of the target"):
-        await subscription_of(publisher_db, target_db).run()
+        await subscription_of(publisher18_db, target_db).run()
 
 
 @pytest.mark.parametrize("moment", [-(1 << 63), (1 << 63) - 1])
-async def test_times_that_no_clock_tells(publisher_db: Database, target_db: Database, moment: int) -> None:
+async def test_times_that_no_clock_tells(publisher18_db: Database, target_db: Database, moment: int) -> None:
     """Of a keepalive and of a commit: the rows are applied, the statistics are stored, and the origin gets the nearest valid time."""
-    make_tables(publisher_db, target_db)
-    async with injector(publisher_db) as proxy, running(publisher_db, target_db, proxy) as found:
-        publisher_db.execute("INSERT INTO t VALUES (1)")
+    make_tables(publisher18_db, target_db)
+    async with injector(publisher18_db) as proxy, running(publisher18_db, target_db, proxy) as found:
+        publisher18_db.execute("INSERT INTO t VALUES (1)")
         await found.same(ROWS)
-        begin = Lsn(publisher_db.current_lsn() + 8)
+        begin = Lsn(publisher18_db.current_lsn() + 8)
         end = Lsn(begin + 8)
         proxy.inject(encode_frame(XLogData(begin, begin, moment, encode(Begin(begin, moment, 7)))))
         proxy.inject(encode_frame(XLogData(end, end, moment, encode(Commit(0, begin, end, moment)))))
-        await acknowledged(publisher_db, end)
+        await acknowledged(publisher18_db, end)
         reported = "SELECT extract(year FROM last_msg_send_time)::int IN (1, 9999) FROM subscriber.pg_stat_subscription"
         proxy.inject(encode_frame(PrimaryKeepalive(end, moment, False)))
         await eventually(target_db, reported, True)
