@@ -10,13 +10,14 @@ from subscriber.abc.abilities import (
     GroupingSink,
     ParallelSink,
     ParallelTransaction,
+    PingedSink,
     PostgresDatabase,
     Query,
     TwoPhaseSink,
     WatchedSink,
 )
 from subscriber.abc.publisher import ReplicationStream, Spool
-from subscriber.abc.sink import Sink, StateStore, Stream
+from subscriber.abc.sink import OpenedSink, Sink, StateStore, Stream
 from subscriber.abc.tables import SnapshotTableSink, TableGroup, TableSink
 from subscriber.abc.values import (
     CATALOG_SCHEMA,
@@ -46,8 +47,10 @@ __all__ = [
     "DescribedSink",
     "Finding",
     "GroupingSink",
+    "OpenedSink",
     "ParallelSink",
     "ParallelTransaction",
+    "PingedSink",
     "Position",
     "PostgresDatabase",
     "PublishedTable",

@@ -19,6 +19,7 @@ __all__ = [
     "GroupingSink",
     "ParallelSink",
     "ParallelTransaction",
+    "PingedSink",
     "PostgresDatabase",
     "Query",
     "TwoPhaseSink",
@@ -28,7 +29,7 @@ __all__ = [
 
 @runtime_checkable
 class TwoPhaseSink(Protocol):
-    """A sink that keeps prepared transactions of the publisher until their COMMIT PREPARED."""
+    """An opened sink that keeps prepared transactions of the publisher until their COMMIT PREPARED."""
 
     @property
     def prepares_in_target(self) -> bool:
@@ -65,7 +66,7 @@ class TwoPhaseSink(Protocol):
 
 @runtime_checkable
 class DescribedSink(Protocol):
-    """A sink that needs the publisher's description of the tables, including types that Relation messages do not describe."""
+    """An opened sink that needs the publisher's description of the tables, including types that Relation messages do not describe."""
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         """Receive the descriptions of these tables. If the sink is so configured, it creates missing tables.
@@ -78,14 +79,10 @@ class DescribedSink(Protocol):
 
 @runtime_checkable
 class GroupingSink(Protocol):
-    """A sink that can copy small tables faster in groups."""
+    """An opened sink that can copy small tables faster in groups."""
 
     def open_group(self) -> TableGroup:
-        """Create a group. Several groups may work at the same time.
-
-        Raises:
-            TargetUnavailable: the sink is not open.
-        """
+        """Create a group. Several groups may work at the same time."""
         ...
 
 
@@ -136,10 +133,10 @@ class ParallelTransaction(Protocol):
 
 @runtime_checkable
 class ParallelSink(Protocol):
-    """A sink that can apply streamed transactions before their end, in parallel to other work."""
+    """An opened sink that can apply streamed transactions before their end, in parallel to other work."""
 
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
-        """Begin to apply the streamed transaction ``xid`` before its end. :meth:`Sink.close` rolls back what is left of it.
+        """Begin to apply the streamed transaction ``xid`` before its end. :meth:`OpenedSink.close` rolls back what is left of it.
 
         Args:
             xid: its (top) id on the publisher.
@@ -172,7 +169,7 @@ Query = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
 
 @runtime_checkable
 class PostgresDatabase(Protocol):
-    """A sink whose target may be a PostgreSQL database."""
+    """A :class:`Sink` whose target may be a PostgreSQL database."""
 
     def querying(self) -> AbstractAsyncContextManager[Query | None]:
         """Open a transaction for SELECTs in the target, on its own session. Works without ``open``. It is rolled back at the end.
@@ -186,21 +183,26 @@ class PostgresDatabase(Protocol):
 
 
 @runtime_checkable
-class WatchedSink(Protocol):
-    """A sink that has sessions with a server, or a file that other programs may lock."""
+class PingedSink(Protocol):
+    """An opened sink that has sessions with a server."""
 
     async def ping(self) -> None:
-        """Check that the sessions for applying are alive. It is called like the other methods, by the one caller, while the sink is open.
+        """Check that the sessions for applying are alive. It is called like the other methods, by the one caller.
 
         Raises:
             TargetUnavailable: a session is lost, or does not answer within some seconds.
         """
         ...
 
+
+@runtime_checkable
+class WatchedSink(Protocol):
+    """A :class:`Sink` that has sessions with a server, or a file that other programs may lock."""
+
     async def activity(self) -> TargetActivity:
         """Observe the sink's sessions, including those of table synchronizations, through another session.
 
-        May overlap with any other call, including :meth:`Sink.open` and :meth:`Sink.close`, and may be cancelled at any moment.
+        May overlap with any other call, including :meth:`Sink.open` and :meth:`OpenedSink.close`, and may be cancelled at any moment.
 
         Raises:
             TargetError: the sessions cannot be observed.

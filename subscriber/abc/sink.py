@@ -1,4 +1,4 @@
-"""The interface of a sink: the stream, the state store, and both together for one subscription."""
+"""The interface of a sink, and of what it opens: the stream and the state store of one subscription."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from subscriber.protocol.messages import CommitPrepared
     from subscriber.transaction.model import PreparedTransaction, Transaction
 
-__all__ = ["Sink", "StateStore", "Stream"]
+__all__ = ["OpenedSink", "Sink", "StateStore", "Stream"]
 
 
 class Stream(Protocol):
@@ -43,7 +43,7 @@ class Stream(Protocol):
 
     @property
     def statistics(self) -> ApplyStatistics:
-        """Counters since the sink was created."""
+        """The counters of the sink."""
         ...
 
     async def apply(self, batch: Batch) -> None:
@@ -125,7 +125,7 @@ class StateStore(Protocol):
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """Publish in the target what the workers do, and what :attr:`Stream.statistics` counted since the last report.
 
-        May overlap with any other call except :meth:`Sink.close`, and may be cancelled at any moment. Need not be durable.
+        May overlap with any other call except :meth:`OpenedSink.close`, and may be cancelled at any moment. Need not be durable.
 
         Args:
             workers: all workers.
@@ -137,23 +137,57 @@ class StateStore(Protocol):
         ...
 
 
-class Sink(Stream, StateStore, Protocol):
-    """A target, opened for one subscription. It has further abilities by implementing them (:mod:`subscriber.abc.abilities`).
+class OpenedSink(Stream, StateStore, Protocol):
+    """One subscription of a target, opened by :meth:`Sink.open`.
+
+    It has further abilities by implementing them: see :mod:`subscriber.abc.abilities`.
 
     *Order.* One caller. Calls do not overlap, except with the objects that :meth:`open_table` returns.
-    *One writer.* Between ``open`` and ``close`` no other process can open the same subscription: it gets SubscriptionInUse.
+    *One writer.* Until :meth:`close` no other process can open the same subscription: it gets SubscriptionInUse.
+    *Closed.* Afterwards only :meth:`open_table` and ``close`` are called.
     """
 
+    @property
+    def state(self) -> SubscriptionState:
+        """The subscription as it was stored when it was opened."""
+        ...
+
+    def open_table(self, table: TableName) -> TableSink:
+        """Return the table's synchronization, which has its own sessions. It continues after :meth:`close`."""
+        ...
+
+    async def close(self) -> None:
+        """Make everything applied durable, release the lock, disconnect. Idempotent; also after errors.
+
+        Wait at most some seconds for a target that does not answer.
+        """
+        ...
+
+
+class Sink(Protocol):
+    """A target, for one subscription. It is connected only while it is open."""
+
+    @property
+    def statistics(self) -> ApplyStatistics:
+        """Counters since the sink was created."""
+        ...
+
     async def exists(self, name: str) -> bool:
-        """Whether the target has the subscription. Changes nothing, works without ``open``.
+        """Whether the target has the subscription. Changes nothing.
 
         Raises:
             TargetUnavailable, TargetError: the target cannot be queried.
         """
         ...
 
-    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedSink:
         """Connect, create or migrate the catalog, create the subscription's entry if there is none, and take the writer's lock.
+
+        Called again only after the opened sink was closed.
+
+        Args:
+            name: name of the subscription.
+            on_durable: see :class:`Stream`.
 
         Raises:
             TargetUnavailable: the target cannot be reached.
@@ -163,20 +197,9 @@ class Sink(Stream, StateStore, Protocol):
         ...
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Return all problems that these tables would meet in the target. Changes nothing, works without ``open``.
+        """Return all problems that these tables would meet in the target. Changes nothing.
 
         Raises:
             TargetUnavailable, TargetError: the target cannot be queried.
-        """
-        ...
-
-    def open_table(self, table: TableName) -> TableSink:
-        """Return the table's synchronization, which has its own sessions. Allowed after ``open``, also if an error closed the sink."""
-        ...
-
-    async def close(self) -> None:
-        """Make everything applied durable, release the lock, disconnect. Idempotent; also after errors.
-
-        Wait at most some seconds for a target that does not answer.
         """
         ...

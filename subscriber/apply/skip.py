@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 
-from subscriber.abc import Sink, TwoPhaseSink
+from subscriber.abc import OpenedSink, TwoPhaseSink
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -40,7 +40,7 @@ class Skipping:
         """Whether there is still one to skip."""
         return self._lsn != INVALID_LSN
 
-    async def skips(self, event: Transaction | PreparedTransaction | CommitPrepared, sink: Sink) -> bool:
+    async def skips(self, event: Transaction | PreparedTransaction | CommitPrepared, sink: OpenedSink) -> bool:
         """Skip the event if it is the one.
 
         Raises:
@@ -57,7 +57,7 @@ class Skipping:
         self._lsn = INVALID_LSN
         return True
 
-    async def passed(self, event: Transaction | PreparedTransaction | CommitPrepared, sink: Sink) -> None:
+    async def passed(self, event: Transaction | PreparedTransaction | CommitPrepared, sink: OpenedSink) -> None:
         """Note that another transaction was applied.
 
         Raises:
@@ -75,7 +75,7 @@ class Skipping:
         self._lsn = INVALID_LSN
 
 
-def _keeps(sink: Sink) -> bool:
+def _keeps(sink: OpenedSink) -> bool:
     """Whether the sink stores prepared transactions until their COMMIT PREPARED."""
     return isinstance(sink, TwoPhaseSink) and not sink.prepares_in_target
 

@@ -25,7 +25,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from subscriber.abc import Batch, Sink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState, WatchedSink
+from subscriber.abc import Batch, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.apply.batch import collect
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
@@ -85,7 +85,7 @@ class ApplyWorker:
     def __init__(
         self,
         receiver: Receiver,
-        sink: Sink,
+        sink: OpenedSink,
         tables: TableStates,
         owner: ApplyOwner,
         *,
@@ -236,7 +236,7 @@ class ApplyWorker:
 
     async def _ping(self) -> None:
         now = asyncio.get_running_loop().time()
-        if isinstance(self._sink, WatchedSink) and now - self._pinged_at >= self._settings.wal_retrieve_retry_interval / 2:
+        if isinstance(self._sink, PingedSink) and now - self._pinged_at >= self._settings.wal_retrieve_retry_interval / 2:
             self._pinged_at = now
             await self._sink.ping()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from subscriber.abc import Sink, TwoPhaseSink
+from subscriber.abc import Sink
 from subscriber.catalog import Definition
 from subscriber.config import Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError
@@ -51,8 +51,6 @@ class RunSpec:
             word = "enabled" if options.connect else "connect"
             raise ConfigurationError(f"{word} = false is not allowed for run", hint="omit the parameter")
         check_slot_name(self.slot_name)
-        if options.two_phase and not isinstance(self.sink, TwoPhaseSink):
-            raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 
     @classmethod
     def of_arguments(

@@ -15,7 +15,6 @@ from subscriber.abc import (
     PublishedTable,
     RelationGate,
     Sink,
-    SubscriptionState,
     TableEntry,
     TableName,
 )
@@ -23,75 +22,78 @@ from subscriber.errors import RelationError, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.sinks.memory import MemorySink
+from subscriber.sinks.memory.opened import OpenedMemorySink
 from subscriber.sinks.memory.table_sync import MemoryTableSink
+from subscriber.sinks.memory.target import SubscriptionRecord
 from subscriber.testing.compliance import SCENARIOS
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.sinks.targets import MemoryAdapter
 
 
-class _ForgetsPosition(MemorySink):
+class _ForgetsPosition(OpenedMemorySink):
     async def apply(self, batch: Batch) -> None:
         before = self._position
         await super().apply(batch)
-        self._open.position = before
+        self._record.position = before
 
 
-class _AppliesAgain(MemorySink):
+class _AppliesAgain(OpenedMemorySink):
     async def apply(self, batch: Batch) -> None:
         before = self._position
-        self._open.position = dataclasses.replace(before, lsn=Lsn(0))
+        self._record.position = dataclasses.replace(before, lsn=Lsn(0))
         await super().apply(batch)
 
 
-class _ReportsTooMuch(MemorySink):
+class _ReportsTooMuch(OpenedMemorySink):
     async def apply(self, batch: Batch) -> None:
         await super().apply(batch)
-        assert self._on_durable is not None
         self._on_durable(Lsn(batch.end_lsn + 0x1000))
 
 
-class _ReportsNothing(MemorySink):
-    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
-        return await super().open(name, lambda _: None)
+class _ReportsNothing(OpenedMemorySink):
+    async def apply(self, batch: Batch) -> None:
+        self._on_durable = lambda _: None
+        await super().apply(batch)
 
 
-class _IgnoresGate(MemorySink):
+class _IgnoresGate(OpenedMemorySink):
     async def apply(self, batch: Batch) -> None:
         await super().apply(Batch(batch.transactions, lambda _relation, _lsn: True))
 
 
-class _TwoWriters(MemorySink):
-    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
-        if name in self._target.subscriptions:
-            self._target.subscriptions[name].writer = None
-        return await super().open(name, on_durable)
+class _TwoWriters(OpenedMemorySink):
+    async def set_position(self, position: Position) -> None:
+        await super().set_position(position)
+        self._stored.writer = None
+
+    @property
+    def _record(self) -> SubscriptionRecord:
+        return self._stored
 
 
-class _PreparesAtOnce(MemorySink):
+class _PreparesAtOnce(OpenedMemorySink):
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         await super().apply(Batch((prepared.transaction,), gate))
-        self._open.prepared[prepared.transaction.xid, prepared.gid] = []
+        self._record.prepared[prepared.transaction.xid, prepared.gid] = []
 
 
-class _ForgetsPrepared(MemorySink):
-    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
-        found = await super().open(name, on_durable)
-        self._open.prepared.clear()
-        return found
+class _ForgetsPrepared(OpenedMemorySink):
+    async def close(self) -> None:
+        self._stored.prepared.clear()
+        await super().close()
 
 
-class _CommitsTwice(MemorySink):
+class _CommitsTwice(OpenedMemorySink):
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        kept = dict(self._open.prepared)
+        kept = dict(self._record.prepared)
         await super().commit_prepared(message)
-        self._open.prepared.update(kept)
-        self._open.position = dataclasses.replace(self._position, lsn=Lsn(message.end_lsn - 1))
+        self._record.prepared.update(kept)
+        self._record.position = dataclasses.replace(self._position, lsn=Lsn(message.end_lsn - 1))
 
 
-class _KeepsUnfinishedCopies(MemorySink):
+class _KeepsUnfinishedCopies(OpenedMemorySink):
     def open_table(self, table: TableName) -> MemoryTableSink:
         found = super().open_table(table)
-        assert self._record is not None
         self._record.tables[table].copied.clear()
         return found
 
@@ -102,13 +104,12 @@ class _StayingTable(MemoryTableSink):
             super()._move(position, transaction)
 
 
-class _StaysWhereNothingIsTheTables(MemorySink):
+class _StaysWhereNothingIsTheTables(OpenedMemorySink):
     def open_table(self, table: TableName) -> MemoryTableSink:
-        assert self._record is not None
-        return _StayingTable(self._target, self._record, table, self._statistics, None)
+        return _StayingTable(self._target, self._record, table, self.statistics, None)
 
 
-class _AddsAnyTable(MemorySink):
+class _AddsAnyTable(OpenedMemorySink):
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
         for table in tables:
             if self._target.find(table) is None:
@@ -116,61 +117,60 @@ class _AddsAnyTable(MemorySink):
         return await super().add_tables(tables, entry)
 
 
-class _GoesBack(MemorySink):
+class _GoesBack(OpenedMemorySink):
     async def advance(self, lsn: Lsn) -> None:
-        self._open.position = dataclasses.replace(self._position, lsn=lsn)
+        self._record.position = dataclasses.replace(self._position, lsn=lsn)
 
 
-class _OnePosition(MemorySink):
+class _OnePosition(OpenedMemorySink):
     async def set_position(self, position: Position) -> None:
         await super().set_position(dataclasses.replace(position, timeline=1))
 
 
-class _CreatesNothing(MemorySink):
+class _CreatesNothing(OpenedMemorySink):
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         self._target.create_tables = False
         await super().describe_tables(tables)
 
 
-class _ForgetsNotNull(MemorySink):
+class _ForgetsNotNull(OpenedMemorySink):
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         await super().describe_tables([dataclasses.replace(table, not_null=frozenset()) for table in tables])
 
 
-class _AddsWhatIsToBeIgnored(MemorySink):
+class _AddsWhatIsToBeIgnored(OpenedMemorySink):
     async def apply(self, batch: Batch) -> None:
         self._target.schema_change = "add"
         await super().apply(batch)
 
 
-class _NeverAsks(MemorySink):
+class _NeverAsks(OpenedMemorySink):
     async def apply(self, batch: Batch) -> None:
         if callable(self._target.schema_change):
             self._target.schema_change = "ignore"
         await super().apply(batch)
 
 
-class _NeverOverwrites(MemorySink):
+class _NeverOverwrites(OpenedMemorySink):
     async def apply(self, batch: Batch) -> None:
         self._target.insert_conflict = "error"
         await super().apply(batch)
 
 
-class _AlwaysOverwrites(MemorySink):
+class _AlwaysOverwrites(OpenedMemorySink):
     async def apply(self, batch: Batch) -> None:
         self._target.insert_conflict = "upsert"
         await super().apply(batch)
 
 
-class _OverwritesForGood(MemorySink):
+class _OverwritesForGood(OpenedMemorySink):
     def open_table(self, table: TableName) -> MemoryTableSink:
         found = super().open_table(table)
-        assert self._record is not None
         self._record.tables[table].overwritten.clear()
         return found
 
 
-class _DoesNothingInParallel(MemorySink):
+class _DoesNothingInParallel(OpenedMemorySink):
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
         raise TargetUnavailable("not implemented")
 
@@ -178,7 +178,7 @@ class _DoesNothingInParallel(MemorySink):
         return others
 
 
-_FAULTY: list[type[MemorySink]] = [
+_FAULTY: list[type[OpenedMemorySink]] = [
     _ForgetsPosition,
     _AppliesAgain,
     _ReportsTooMuch,
@@ -205,15 +205,15 @@ _FAULTY: list[type[MemorySink]] = [
 
 
 class _Adapter(MemoryAdapter):
-    def __init__(self, kind: type[MemorySink]) -> None:
+    def __init__(self, kind: type[OpenedMemorySink]) -> None:
         super().__init__()
         self._kind = kind
 
     def new_sink(self) -> Sink:
-        return self._kind(self._target)
+        return MemorySink(self._target, self._kind)
 
 
-async def _failing(kind: type[MemorySink]) -> str | None:
+async def _failing(kind: type[OpenedMemorySink]) -> str | None:
     """Name of the first scenario that fails."""
     for scenario in SCENARIOS:
         target = _Adapter(kind)
@@ -227,9 +227,9 @@ async def _failing(kind: type[MemorySink]) -> str | None:
 
 
 @pytest.mark.parametrize("kind", _FAULTY, ids=lambda kind: kind.__name__.strip("_"))
-async def test_a_fault_is_found(kind: type[MemorySink]) -> None:
+async def test_a_fault_is_found(kind: type[OpenedMemorySink]) -> None:
     assert await _failing(kind) is not None
 
 
 async def test_nothing_is_found_where_there_is_no_fault() -> None:
-    assert await _failing(MemorySink) is None
+    assert await _failing(OpenedMemorySink) is None

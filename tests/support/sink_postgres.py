@@ -26,6 +26,7 @@ from subscriber.protocol.messages import (
     TupleData,
     Update,
 )
+from subscriber.sinks.postgres.opened import OpenedPostgresSink
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.support.database import Database
@@ -113,19 +114,20 @@ class Feed:
         self.lsn = int(START)
         self.xid = 700
         self.sink = self.new_sink()
+        self.opened: OpenedPostgresSink
 
     def new_sink(self, target: str | None = None) -> PostgresSink:
         return PostgresSink(target or self.database.dsn, options=self.options, settings=Settings())
 
     async def open(self) -> None:
-        state = await self.sink.open(NAME, self.durable.append)
-        self.oid = state.oid
-        if state.position is None:
-            await self.sink.set_position(Position("slot", "7000000000000000001", 1, START))
+        self.opened = await self.sink.open(NAME, self.durable.append)
+        self.oid = self.opened.state.oid
+        if self.opened.state.position is None:
+            await self.opened.set_position(Position("slot", "7000000000000000001", 1, START))
 
     async def reopen(self) -> None:
-        """As after a crash of the subscriber: a new sink reads what is stored."""
-        await self.sink.close()
+        """As after a crash of ours: a new sink reads what is stored."""
+        await self.opened.close()
         self.sink = self.new_sink()
         await self.open()
 
@@ -170,12 +172,12 @@ class Feed:
     async def apply(self, *messages: Message) -> Transaction:
         """One transaction as a batch of its own."""
         transaction = self.transaction(*messages)
-        await self.sink.apply(self.batch(transaction))
+        await self.opened.apply(self.batch(transaction))
         return transaction
 
     async def prepare(self, *messages: Message) -> Transaction:
         transaction = self.transaction(*messages)
-        await self.sink.prepare(PreparedTransaction(transaction, f"gid{transaction.xid}"), self.gate)
+        await self.opened.prepare(PreparedTransaction(transaction, f"gid{transaction.xid}"), self.gate)
         return transaction
 
     def commit_prepared(self, transaction: Transaction) -> CommitPrepared:
@@ -198,4 +200,4 @@ async def opened(database: Database, **options: Any) -> AsyncIterator[Feed]:
     try:
         yield feed
     finally:
-        await feed.sink.close()
+        await feed.opened.close()

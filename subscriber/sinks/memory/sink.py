@@ -1,31 +1,20 @@
-"""The sink in memory: the interface of this package for the apply worker."""
+"""The sink in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from subscriber.abc import (
     ApplyStatistics,
-    Batch,
     Finding,
-    Position,
     PublishedTable,
-    RelationGate,
-    SubscriptionState,
-    TableEntry,
     TableName,
-    TableState,
-    TwoPhaseState,
-    WorkerActivity,
 )
-from subscriber.errors import NeverPrepared, RelationError, SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-from subscriber.sinks.memory.accepted_changes import Relations
-from subscriber.sinks.memory.applier import Applier, missing_columns
-from subscriber.sinks.memory.table_sync import MemoryTableSink
-from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord, no_table
-from subscriber.transaction.model import PreparedTransaction, Transaction
+from subscriber.errors import SubscriptionInUse
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.memory.applier import missing_columns
+from subscriber.sinks.memory.opened import OpenedMemorySink
+from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord
 
 __all__ = ["MemorySink"]
 
@@ -35,228 +24,39 @@ class MemorySink:
 
     Args:
         target: the target, which stays after the sink is closed.
+        opens: the class of the opened sinks.
     """
 
-    def __init__(self, target: MemoryTarget) -> None:
+    def __init__(self, target: MemoryTarget, opens: type[OpenedMemorySink] = OpenedMemorySink) -> None:
         self._target = target
+        self._opens = opens
         self._statistics = ApplyStatistics()
-        self._record: SubscriptionRecord | None = None
-        self._name = ""
-        self._relations = Relations()
         self._published: dict[TableName, PublishedTable] = {}
-        self._on_durable: Callable[[Lsn], None] | None = None
 
     @property
     def statistics(self) -> ApplyStatistics:
         """Counters since the sink was created."""
         return self._statistics
 
-    @property
-    def _open(self) -> SubscriptionRecord:
-        self._target.require(None if self._record is None else self._record.writer, self, "the sink")
-        assert self._record is not None
-        return self._record
-
-    @property
-    def _position(self) -> Position:
-        found = self._open.position
-        if found is None:
-            raise TargetError(
-                f'subscription "{self._name}" has no position in the target', hint="call set_position before the first change"
-            )
-        return found
-
     async def exists(self, name: str) -> bool:
         """Whether the target has the subscription."""
         return name in self._target.subscriptions
 
-    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedMemorySink:
         """See :meth:`subscriber.abc.Sink.open`.
 
         Raises:
             SubscriptionInUse: another sink is open for the subscription.
         """
-        await self.close()
         record = self._target.subscriptions.get(name)
         if record is None:
             record = self._target.subscriptions[name] = SubscriptionRecord(self._target.new_oid())
         if record.writer is not None:
             raise SubscriptionInUse(f'subscription "{name}" is in use by another sink', hint="close it")
-        record.writer = self
-        self._record, self._name, self._on_durable = record, name, on_durable
-        self._relations = Relations()
-        return SubscriptionState(
-            oid=record.oid,
-            name=name,
-            target_identifier=self._target.identifier,
-            slot_name=record.slot_name,
-            publications=record.publications,
-            two_phase=record.two_phase,
-            position=record.position,
-            skip_lsn=record.skip_lsn,
+        opened = record.writer = self._opens(
+            self._target, name, record, published=self._published, statistics=self._statistics, on_durable=on_durable
         )
-
-    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Store the slot's name, publications and two-phase state. None as the name: the slot was not created."""
-        record = self._open
-        record.slot_name, record.publications, record.two_phase = slot_name, tuple(publications), two_phase
-
-    async def slot_names(self) -> frozenset[str]:
-        """The slots to which stored positions belong."""
-        positions = [self._open.position, *(record.position for record in self._open.tables.values())]
-        return frozenset(position.slot_name for position in positions if position is not None)
-
-    async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications of the subscription."""
-        self._open.publications = tuple(publications)
-
-    async def refreshed(self) -> None:
-        """Nothing to do: no refresh is ever pending."""
-
-    async def set_position(self, position: Position) -> None:
-        """Store the first position, or a position on another timeline."""
-        self._open.position = position
-
-    async def advance(self, lsn: Lsn) -> None:
-        """Move the position without data."""
-        self._move(lsn)
-
-    def _move(self, lsn: Lsn) -> None:
-        """Move the position forward (never back), and report it."""
-        old = self._position
-        moved = max(old.lsn, lsn)
-        self._open.position = Position(old.slot_name, old.system_identifier, old.timeline, moved)
-        if self._on_durable is not None:
-            self._on_durable(moved)
-
-    async def set_two_phase(self, state: TwoPhaseState) -> None:
-        """Store ``subtwophasestate``."""
-        self._open.two_phase = state
-
-    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """Store the descriptions and types of these tables, and create missing tables if the target does that."""
-        for published in tables:
-            self._published[published.name] = published
-            self._relations.types.add(published.types)
-            if self._target.create_tables:
-                self._target.create_published(published)
-
-    async def tables(self) -> Mapping[TableName, TableEntry]:
-        """The subscription's tables. Tables that were dropped are removed."""
-        record = self._open
-        record.tables = {table: found for table, found in record.tables.items() if self._target.find(table) is not None}
-        return {table: found.entry for table, found in record.tables.items()}
-
-    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
-        """Add tables with their first state. See :meth:`subscriber.abc.StateStore.add_tables`."""
-        failed = {table: no_table(table) for table in tables if self._target.find(table) is None}
-        self._open.tables |= {table: TableRecord(entry) for table in tables if table not in failed}
-        return failed
-
-    async def remove_table(self, table: TableName) -> None:
-        """Remove a table from the subscription. Its rows stay."""
-        self._open.tables.pop(table, None)
-
-    async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
-        """Change the state of tables from SYNCDONE to READY."""
-        for table, lsn in tables.items():
-            record = self._open.tables.get(table)
-            if record is not None and record.entry.state is TableState.SYNCDONE:
-                record.entry = TableEntry(TableState.READY, lsn)
-
-    def _applier(self) -> Applier:
-        return Applier(self._target, self._relations.types, self._statistics, f"pg_{self._open.oid}")
-
-    async def apply(self, batch: Batch) -> None:
-        """Apply the transactions of a batch one by one. See :meth:`subscriber.abc.Sink.apply`.
-
-        Raises:
-            ApplyError, RelationError, ProtocolError, TargetUnavailable
-        """
-        for transaction in batch.transactions:
-            changes, described = await self._relations.read(transaction, batch.gate, self._statistics)
-            if transaction.end_lsn > self._position.lsn:
-                self._applier().apply(transaction, changes)
-            self._relations.learn(described)
-            self._move(transaction.end_lsn)
-            await transaction.discard()
-
-    @property
-    def prepares_in_target(self) -> bool:
-        """Prepared transactions are stored."""
-        return False
-
-    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Store the changes of a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
-
-        Raises:
-            ProtocolError, TargetUnavailable
-        """
-        transaction = prepared.transaction
-        changes, described = await self._relations.read(transaction, gate, self._statistics)
-        self._relations.learn(described)
-        self._open.prepared.setdefault((transaction.xid, prepared.gid), changes)
-        self._move(transaction.end_lsn)
-        await transaction.discard()
-
-    async def commit_prepared(self, message: CommitPrepared) -> None:
-        """Apply the changes of a prepared transaction. See :meth:`subscriber.abc.Sink.commit_prepared`.
-
-        Raises:
-            ApplyError, RelationError: the transaction stays prepared.
-            NeverPrepared: there is no such prepared transaction.
-        """
-        prepared = self._open.prepared
-        key = message.xid, message.gid
-        if message.end_lsn > self._position.lsn:
-            if key not in prepared:
-                raise NeverPrepared(
-                    f"the target has no prepared transaction {message.xid}, which the publisher committed at {message.commit_lsn}",
-                    hint="its changes are missing: copy its tables again",
-                )
-            ended = Transaction(
-                xid=message.xid,
-                final_lsn=message.commit_lsn,
-                end_lsn=message.end_lsn,
-                commit_time=message.commit_time,
-                prefixed=False,
-                records=[],
-            )
-            self._applier().apply(ended, prepared[key])
-        prepared.pop(key, None)
-        self._move(message.end_lsn)
-
-    async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """Delete a prepared transaction."""
-        self._open.prepared.pop((message.xid, message.gid), None)
-        self._move(message.rollback_end_lsn)
-
-    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """Skip a transaction. See :meth:`subscriber.abc.Sink.skip`."""
-        if isinstance(event, CommitPrepared):
-            self._open.prepared.pop((event.xid, event.gid), None)
-            self._open.skip_lsn = INVALID_LSN
-            self._move(event.end_lsn)
-            return
-        transaction = event.transaction if isinstance(event, PreparedTransaction) else event
-        _, described = await self._relations.read(transaction, _nothing, self._statistics)
-        self._relations.learn(described)
-        if isinstance(event, PreparedTransaction):
-            self._open.prepared.setdefault((transaction.xid, event.gid), [])
-        self._open.skip_lsn = INVALID_LSN
-        self._move(transaction.end_lsn)
-        await transaction.discard()
-
-    async def clear_skip(self) -> None:
-        """Clear ``skip_lsn``."""
-        self._open.skip_lsn = INVALID_LSN
-
-    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """Store the report in the target."""
-        record = self._record
-        if record is not None and record.writer is self:
-            record.activity = tuple(workers)
-            record.last_error = last_error or record.last_error
+        return opened
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Report missing tables and columns."""
@@ -273,19 +73,3 @@ class MemorySink:
                 hint = "add them to the target's table, or leave them out of the publication"
                 found.append(Finding("error", message, hint, table.name, alone=True, stops="without_copy"))
         return found
-
-    def open_table(self, table: TableName) -> MemoryTableSink:
-        """The table's synchronization. The sink must have been open before, but may be closed now."""
-        record = self._record
-        if record is None:
-            raise TargetUnavailable("the sink was never opened", hint="open it first")
-        return MemoryTableSink(self._target, record, table, self._statistics, self._published.get(table))
-
-    async def close(self) -> None:
-        """Release the subscription, so that another sink can open it. Idempotent."""
-        if self._record is not None and self._record.writer is self:
-            self._record.writer = None
-
-
-def _nothing(_relation: Relation, _final_lsn: Lsn) -> bool:
-    return False

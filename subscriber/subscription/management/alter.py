@@ -23,6 +23,7 @@ from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import check_publication_list
 from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.target_session import TargetSession
 from subscriber.subscription.targets import open_catalog
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import check_conninfo
@@ -224,14 +225,15 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         self._require_connection()
         options = replace(found.options, copy_data=copy_data, slot_name=found.slot_name)
         spec = RunSpec.of_definition(found, self._target, options, self._settings)
+        target = TargetSession(spec)
         try:
-            setup = Setup(spec)
+            setup = Setup(target)
             try:
                 await setup.refresh(named)
             finally:
                 self._refreshing = setup.refreshing
         finally:
-            await spec.sink.close()
+            await target.close()
 
     async def set(self, parameters: Mapping[str, Any]) -> None:
         """SET (parameter = value, …). Values are as in :class:`SubscriptionOptions`; the ``slot_name`` ``"none"`` means NONE."""

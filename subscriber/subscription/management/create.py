@@ -13,6 +13,7 @@ from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.subscription.management.drop import remove
 from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.target_session import TargetSession
 from subscriber.subscription.targets import open_catalog
 from subscriber.walreceiver.session import check_conninfo
 
@@ -90,10 +91,11 @@ async def create_subscription(
 
 async def _make(definition: Definition, options: SubscriptionOptions, settings: Settings, target: str) -> Collection[TableName]:
     spec = RunSpec.of_definition(definition, target, replace(options, enabled=True), settings)
+    session = TargetSession(spec)
     try:
-        return await Setup(spec).create()
+        return await Setup(session).create()
     finally:
-        await spec.sink.close()
+        await session.close()
 
 
 async def _take_back(catalog: Catalog, name: str, target: str, settings: Settings) -> None:

@@ -59,9 +59,9 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
         PublisherError: its slots cannot be dropped.
         TargetError: the target rejected a request.
     """
-    sink = open_target(target, definition.options, settings, defined=True)
+    sink = await open_target(target, definition.options, settings, defined=True).open(definition.name, _nothing)
     try:
-        state = await sink.open(definition.name, _nothing)
+        state = sink.state
         for table, entry in (await sink.tables()).items():
             if entry.state is TableState.DATASYNC:
                 await undo_copy(sink, table)

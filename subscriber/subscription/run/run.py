@@ -26,6 +26,7 @@ from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.run_status import Until
 from subscriber.subscription.setup.setup import Prepared, Setup
 from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.target_session import TargetSession
 from subscriber.transaction.feedback import FlushTracker
 
 __all__ = ["Run"]
@@ -56,7 +57,8 @@ class Run:
         self._progress = progress
         self._until = until
         self._watchdog = Watchdog(spec, state)
-        self._reports = StatusReports(spec.sink, state, progress)
+        self._target = TargetSession(spec)
+        self._reports = StatusReports(self._target, state, progress)
         self._left_out = LeftOutTables(spec, state.states)
 
     async def run(self) -> None:
@@ -74,7 +76,7 @@ class Run:
         spec, state = self._spec, self._state
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(Stopped))
-            stack.push_async_callback(spec.sink.close)
+            stack.push_async_callback(self._target.close)
             await stack.enter_async_context(self._watchdog.watching())
             prepared = await self._prepare()
             # with until and disable_on_error, an error that the user must fix is reported at once
@@ -90,7 +92,7 @@ class Run:
 
     async def _prepare(self) -> Prepared:
         """Run the setup, once both servers have started up."""
-        state, setup, backoff = self._state, Setup(self._spec), Backoff(self._spec.settings)
+        state, setup, backoff = self._state, Setup(self._target), Backoff(self._spec.settings)
         while True:
             try:
                 return await state.unless_stopped(setup.prepare(state.durable, self._until))
@@ -105,10 +107,10 @@ class Run:
 
     async def _work(self, prepared: Prepared) -> None:
         state, reports, left_out = self._state, self._reports, self._left_out
-        synchronizations = TableSynchronizations(self._spec, prepared, state, self._progress, self._watchdog)
+        synchronizations = TableSynchronizations(self._target, prepared, state, self._progress, self._watchdog)
         await synchronizations.sweep_spools()
         launcher = synchronizations.launcher
-        follower = SlotFollower(self._spec, prepared, state, reports, self._watchdog)
+        follower = SlotFollower(self._target, prepared, state, reports, self._watchdog)
         complete = self._until is not None and not self._until.allow_missing_tables
         async with task_group() as group:
             beside = [group.create_task(work) for work in (launcher.run(), reports.run(), left_out.run())]

@@ -27,7 +27,7 @@ from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.status_reports import StatusReports
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
-from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.target_session import TargetSession
 from subscriber.waits import LastingWait, moved
 from subscriber.walreceiver.errors import is_undecodable
 from subscriber.walreceiver.transaction_outcome import was_rolled_back
@@ -49,17 +49,17 @@ class SlotFollower:
     """The attempts of one run. It is the :class:`subscriber.apply.worker.ApplyOwner` of each stream.
 
     Args:
-        spec: the subscription. This class decides about ``two_phase``.
-        prepared: where the run starts. The sink is open.
+        target: open. This class decides about ``two_phase``.
+        prepared: where the run starts.
         state: shared with the rest of the run.
         reports: reports an error to the target while the sink is open.
         watchdog: ends an attempt that makes no progress.
     """
 
-    def __init__(self, spec: RunSpec, prepared: Prepared, state: RunState, reports: StatusReports, watchdog: Watchdog) -> None:
-        self._spec = spec
+    def __init__(self, target: TargetSession, prepared: Prepared, state: RunState, reports: StatusReports, watchdog: Watchdog) -> None:
+        spec = self._spec = target.spec
         self._name = spec.name
-        self._sink = spec.sink
+        self._target = target
         self._prepared = prepared
         self._state = state
         self._reports = reports
@@ -68,7 +68,7 @@ class SlotFollower:
         self._skipping = Skipping(prepared.state.skip_lsn, self._name)
         self._position = prepared.position
         self._backoff = Backoff(spec.settings)
-        self._sink_is_open = self._is_settled = True
+        self._is_settled = True
         self._began = asyncio.get_running_loop().time()
         self._first = LastingWait(_log, f'subscription "{self._name}"', self._began)
         self._was_streaming = self._is_streaming = False
@@ -91,7 +91,7 @@ class SlotFollower:
             self._attempt_began = asyncio.get_running_loop().time()
             try:
                 async with self._watchdog.watched():
-                    if not self._sink_is_open:
+                    if not self._target.is_open:
                         await self._state.unless_stopped(self._open_sink())
                     await self._attempt()
             except SubscriberError as met:
@@ -150,8 +150,7 @@ class SlotFollower:
             self._first.tell(error.one_line(), now)
 
     async def _open_sink(self) -> None:
-        state = await self._sink.open(self._name, self._state.durable)
-        self._sink_is_open = True
+        state = (await self._target.open(self._state.durable)).state
         if state.position is None:
             raise DataLossError(
                 f'the target has no position of subscription "{self._name}"',
@@ -165,9 +164,9 @@ class SlotFollower:
         self._skipping = Skipping(state.skip_lsn, self._name)
 
     async def _close_sink(self) -> None:
-        self._sink_is_open, self._is_settled = False, True
+        self._is_settled = True
         async with self._reports.silence():
-            await self._sink.close()
+            await self._target.close()
 
     async def _attempt(self) -> None:
         states = self._state.states
@@ -194,10 +193,10 @@ class SlotFollower:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(session.close)
             if session.position != self._position:
-                await self._sink.set_position(session.position)
+                await self._target.opened.set_position(session.position)
                 self._position = session.position
             if enabling and session.capabilities.two_phase:
-                await self._sink.set_two_phase(TwoPhaseState.ENABLED)
+                await self._target.opened.set_two_phase(TwoPhaseState.ENABLED)
                 self._two_phase = TwoPhaseState.ENABLED
                 _log.info("two_phase is enabled: transactions are received at PREPARE TRANSACTION")
             await self._apply(session)
@@ -210,17 +209,17 @@ class SlotFollower:
         self._cautious_until = asyncio.get_running_loop().time() + _CAUTIOUS_SECONDS
         # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
         self.empty_prepares = session.capabilities.empty_prepares or self._spec.options.failover
-        skipping = self._skipping
+        skipping, sink = self._skipping, self._target.opened
         parallel = ParallelApply(
             session.receiver,
-            self._sink if self._spec.options.streaming == "parallel" and isinstance(self._sink, ParallelSink) else None,
+            sink if self._spec.options.streaming == "parallel" and isinstance(sink, ParallelSink) else None,
             state.states,
             self._spec.settings.max_parallel_apply_workers_per_subscription,
             paused=lambda: skipping.waits,
         )
         worker = ApplyWorker(
             session.receiver,
-            self._sink,
+            sink,
             state.states,
             self,
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
@@ -231,10 +230,10 @@ class SlotFollower:
             async with parallel:
                 await worker.run()
         except TargetError:
-            self._sink.statistics.apply_error_count += 1
+            self._spec.sink.statistics.apply_error_count += 1
             raise
         except SubscriberError:
-            self._sink.statistics.apply_error_count += 1
+            self._spec.sink.statistics.apply_error_count += 1
             await self._settle(session)
             raise
         else:
@@ -247,9 +246,9 @@ class SlotFollower:
         lsn = session.tracker.applied
         if session.tracker.contradicted and lsn < session.tracker.flushed:
             # idle progress stored a WAL end that was wrong: changes below it are missing here
-            await self._sink.set_position(replace(self._position, lsn=lsn))
+            await self._target.opened.set_position(replace(self._position, lsn=lsn))
         else:
-            await self._sink.advance(lsn)
+            await self._target.opened.advance(lsn)
             session.tracker.flush(lsn)
         self._position = replace(self._position, lsn=lsn)
         self._is_settled = True

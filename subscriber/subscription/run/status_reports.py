@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
 
-from subscriber.abc import Sink, TableName, TableState, WorkerActivity, WorkerDetails
+from subscriber.abc import TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.apply.progress import CopyProgress
 from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.target_session import TargetSession
 
 __all__ = ["KnownProgress", "StatusReports"]
 
@@ -65,13 +66,13 @@ class StatusReports:
     """Reports while :meth:`run` runs.
 
     Args:
-        sink: the target. The sink skips a report while it is closed.
+        target: nothing is reported while it is closed.
         state: of the run.
         progress: of the copies.
     """
 
-    def __init__(self, sink: Sink, state: RunState, progress: KnownProgress) -> None:
-        self._sink = sink
+    def __init__(self, target: TargetSession, state: RunState, progress: KnownProgress) -> None:
+        self._target = target
         self._state = state
         self._progress = progress
         self._turn = asyncio.Lock()
@@ -114,13 +115,15 @@ class StatusReports:
             _log.log(level, "could not write the status to the target; subscriber status shows an older one: %s", reason)
 
     async def _report(self) -> None:
+        if not self._target.is_open:
+            return
         error = self._state.last_error
         news = error.one_line() if error is not None and error is not self._told else None
-        await self._sink.report([self._apply(), *self._synchronizations()], news)
+        await self._target.opened.report([self._apply(), *self._synchronizations()], news)
         self._told = error
 
     def _apply(self) -> WorkerActivity:
-        state, statistics = self._state, self._sink.statistics
+        state, statistics = self._state, self._target.statistics
         receiver = state.session.receiver if state.session is not None else None
         changes = statistics.inserts + statistics.updates + statistics.deletes + statistics.truncates
         per_second = self._rates(statistics.transactions, changes)

@@ -17,7 +17,7 @@ from subscriber.subscription.run.copy_source import PublisherSource, copy_format
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
-from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.target_session import TargetSession
 
 __all__ = ["TableSynchronizations"]
 
@@ -26,7 +26,7 @@ class TableSynchronizations:
     """A :class:`subscriber.apply.table_sync_launcher.SyncOwner`.
 
     Args:
-        spec: the subscription.
+        target: open.
         prepared: where the run starts.
         state: shared with the rest of the run.
         progress: is told about copies.
@@ -36,8 +36,9 @@ class TableSynchronizations:
         launcher: runs the synchronizations.
     """
 
-    def __init__(self, spec: RunSpec, prepared: Prepared, state: RunState, progress: CopyProgress, watchdog: Watchdog) -> None:
-        self._spec = spec
+    def __init__(self, target: TargetSession, prepared: Prepared, state: RunState, progress: CopyProgress, watchdog: Watchdog) -> None:
+        spec = self._spec = target.spec
+        self._target = target
         self._prepared = prepared
         self._state = state
         self._watchdog = watchdog
@@ -52,7 +53,8 @@ class TableSynchronizations:
             copy_format=copy_format(prepared.capabilities, spec.options),
             progress=progress,
         )
-        groups = GroupSynchronization(self._run, spec.sink, source) if isinstance(spec.sink, GroupingSink) else None
+        grouping = isinstance(target.opened, GroupingSink)
+        groups = GroupSynchronization(self._run, target, source) if grouping else None
         disable = spec.options.disable_on_error
         self.launcher = SyncLauncher(state.states, spec.settings, self, disable_on_error=disable, groups=groups)
 
@@ -70,7 +72,7 @@ class TableSynchronizations:
 
     def make(self, table: TableName) -> TableSynchronization:
         """Make a table's synchronization."""
-        return TableSynchronization(self._run, table, self._spec.sink.open_table(table), self._spool(table))
+        return TableSynchronization(self._run, table, self._target.opened.open_table(table), self._spool(table))
 
     def watched(self) -> AbstractAsyncContextManager[None]:
         """Let the watchdog watch a synchronization."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from subscriber.abc import Position, SubscriptionState, TwoPhaseState
+from subscriber.abc import OpenedSink, Position, SubscriptionState, TwoPhaseState
 from subscriber.config import PARAMETERS
 from subscriber.errors import PublisherError
 from subscriber.protocol.capabilities import Capabilities
@@ -29,14 +29,14 @@ class FirstPosition:
     """Creates the slot and the first position of a subscription that has none.
 
     Args:
-        spec: the subscription. Its sink is open.
-        state: the subscription's state in the sink.
+        spec: the subscription.
+        sink: the target, opened.
     """
 
-    def __init__(self, spec: RunSpec, state: SubscriptionState) -> None:
+    def __init__(self, spec: RunSpec, sink: OpenedSink) -> None:
         self._spec = spec
-        self._state = state
-        self._sink = spec.sink
+        self._state = sink.state
+        self._sink = sink
 
     async def create(self, connection: WalReceiverConnection) -> SubscriptionState:
         """Create the slot and store the position. Return the state with its position.

@@ -28,7 +28,7 @@ from subscriber.subscription.setup.checks import find_problems, tell
 from subscriber.subscription.setup.first_position import FirstPosition
 from subscriber.subscription.setup.same_database import refuse_same_database
 from subscriber.subscription.setup.table_refresh import TableRefresh, drop_leftover_slots
-from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.target_session import TargetSession
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
@@ -72,21 +72,22 @@ class Setup:
     """The setup of a run. See the module's text.
 
     Args:
-        spec: the subscription.
+        target: each method opens it, and leaves it open.
 
     Attributes:
         refreshing: whether :meth:`refresh` began to change the tables.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._spec = spec
-        self._sink = spec.sink
+    def __init__(self, target: TargetSession) -> None:
+        self._spec = target.spec
+        self._sink = target.spec.sink
+        self._target = target
         self.refreshing = False
         self._misfit_level = self._left_out_level = logging.WARNING
         self._told = set[TableName]()
 
     async def prepare(self, on_durable: Callable[[Lsn], None], until: Until | None = None) -> Prepared:
-        """Run the setup. The sink is open afterwards. It may be cancelled at any point and repeated.
+        """Run the setup. It may be cancelled at any point and repeated.
 
         Args:
             on_durable: is told what is durable in the target.
@@ -110,7 +111,8 @@ class Setup:
                 if known
                 else self._check_everything(connection, own_slot=False)
             )
-            state = await self._sink.open(self._spec.name, on_durable)
+            opened = await self._target.open(on_durable)
+            state = opened.state
             self._check_managed(state)
             first = state.position is None
             if state.position is None:
@@ -118,24 +120,24 @@ class Setup:
                 if known and not self._spec.managed:
                     # an earlier start was interrupted before it stored a position
                     await self._check_everything(connection, own_slot=state.slot_name is not None)
-                state = await FirstPosition(self._spec, state).create(connection)
+                state = await FirstPosition(self._spec, opened).create(connection)
             else:
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
             refresh = self._tables
             if self._spec.managed and state.pending_refresh is not None:
                 # the verb that changed the publications was interrupted before the refresh
-                refresh = TableRefresh(self._spec.publications, self._sink, copy_data=state.pending_refresh)
+                refresh = TableRefresh(self._spec.publications, opened, copy_data=state.pending_refresh)
                 tables = await refresh.refresh(connection, state)
-                await self._sink.refreshed()
+                await self._target.opened.refreshed()
             elif self._spec.managed:
-                tables = await self._sink.tables()
-                if isinstance(self._sink, DescribedSink):
+                tables = await self._target.opened.tables()
+                if isinstance(opened, DescribedSink):
                     published = await published_tables(connection, self._spec.publications)
-                    await self._sink.describe_tables([table for table in published if table.name in tables])
+                    await opened.describe_tables([table for table in published if table.name in tables])
             else:
                 tables = await refresh.refresh(connection, state, first=first)
-            await drop_leftover_slots(connection, self._sink, state, tables)
+            await drop_leftover_slots(connection, opened, state, tables)
             return Prepared(
                 state=state,
                 position=state.position,
@@ -158,10 +160,11 @@ class Setup:
         """
         async with self._connected() as connection:
             await self._check_everything(connection, own_slot=False)
-            state = await self._sink.open(self._spec.name, _nothing)
+            opened = await self._target.open(_nothing)
+            state = opened.state
             self._check_managed(state)
             if self._spec.options.create_slot:
-                state = await FirstPosition(self._spec, state).create(connection)
+                state = await FirstPosition(self._spec, opened).create(connection)
             elif (
                 self._spec.options.failover
                 and connection.capabilities.alter_slot
@@ -181,12 +184,13 @@ class Setup:
         """
         async with self._connected() as connection:
             await self._check_publications(connection, named)
-            state = await self._sink.open(self._spec.name, _nothing)
+            opened = await self._target.open(_nothing)
+            state = opened.state
             self._check_managed(state)
-            tables = await self._tables.refresh(connection, state, demanded=True, changing=self._note_refreshing)
-            await self._sink.refreshed()
+            tables = await self._tables.refresh(connection, state, demanded=self._sink, changing=self._note_refreshing)
+            await self._target.opened.refreshed()
             try:
-                await drop_leftover_slots(connection, self._sink, state, tables)
+                await drop_leftover_slots(connection, opened, state, tables)
             except PublisherError as error:
                 # the refresh itself is done
                 _log.warning("could not drop the slots of removed tables; the next start drops them: %s", error.one_line())
@@ -204,7 +208,11 @@ class Setup:
     @property
     def _tables(self) -> TableRefresh:
         return TableRefresh(
-            self._spec.publications, self._sink, copy_data=self._spec.options.copy_data, log_level=self._left_out_level, told=self._told
+            self._spec.publications,
+            self._target.opened,
+            copy_data=self._spec.options.copy_data,
+            log_level=self._left_out_level,
+            told=self._told,
         )
 
     # --- checks
@@ -226,7 +234,7 @@ class Setup:
             DataLossError: a table was replicated before.
         """
         waiting = {TableEntry(TableState.INIT), TableEntry(TableState.READY)} if self._spec.managed else {TableEntry(TableState.INIT)}
-        begun = sorted(name for name, entry in (await self._sink.tables()).items() if entry not in waiting)
+        begun = sorted(name for name, entry in (await self._target.opened.tables()).items() if entry not in waiting)
         if begun:
             raise DataLossError(
                 f'subscription "{self._spec.name}" has lost its position in the target, and table "{begun[0]}" was replicated before',
@@ -263,7 +271,7 @@ class Setup:
             # ALTER SUBSCRIPTION … SET (slot_name = …): the new slot must be able to send everything after the position
             position = replace(position, slot_name=self._spec.slot_name)
             await check_position(connection, position)
-            await self._sink.set_position(position)
+            await self._target.opened.set_position(position)
             state = replace(state, position=position)
         if self._spec.options.slot_name is not None and self._spec.options.slot_name != position.slot_name:
             raise ConfigurationError(
@@ -271,26 +279,27 @@ class Setup:
                 hint="omit slot_name, or give the new subscription another name",
             )
         await check_position(connection, position)
-        synchronized = [entry.lsn for entry in (await self._sink.tables()).values() if entry.state is TableState.SYNCDONE and entry.lsn]
+        known = await self._target.opened.tables()
+        synchronized = [entry.lsn for entry in known.values() if entry.state is TableState.SYNCDONE and entry.lsn]
         if max(synchronized, default=position.lsn) > position.lsn:
             # a table is synchronized beyond the main position: after a failover, that may be after the switch of timelines
             await check_position(connection, replace(position, lsn=max(synchronized)))
         if state.publications != self._spec.publications:
-            await self._sink.set_publications(self._spec.publications)
+            await self._target.opened.set_publications(self._spec.publications)
         two_phase = state.two_phase
         if two_phase is TwoPhaseState.DISABLED and self._spec.options.two_phase:
             two_phase = TwoPhaseState.PENDING
         slot = await connection.slot(position.slot_name)
         if slot is not None and slot.two_phase and two_phase is not TwoPhaseState.ENABLED:
             # an earlier process ended just after enabling it at the slot, or another client enabled it: prepares are sent from now on
-            if any(entry.state is not TableState.READY for entry in (await self._sink.tables()).values()):
+            if any(entry.state is not TableState.READY for entry in (await self._target.opened.tables()).values()):
                 raise PublisherError(
                     f'two_phase of replication slot "{position.slot_name}" was enabled while tables are being synchronized',
                     hint="set it to false on the publisher again",
                 )
             two_phase = TwoPhaseState.ENABLED
         if two_phase is not state.two_phase:
-            await self._sink.set_two_phase(two_phase)
+            await self._target.opened.set_two_phase(two_phase)
         return replace(state, publications=self._spec.publications, two_phase=two_phase)
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from subscriber.abc import DescribedSink, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.abc import (
+    DescribedSink,
+    OpenedSink,
+    PublishedTable,
+    Sink,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableState,
+    TwoPhaseState,
+)
 from subscriber.apply.table_sync import sync_slot_prefix
 from subscriber.errors import SlotInUse, TargetError
 from subscriber.subscription.setup.checks import tell
@@ -35,7 +45,7 @@ class TableRefresh:
     def __init__(
         self,
         publications: Sequence[str],
-        sink: Sink,
+        sink: OpenedSink,
         *,
         copy_data: bool,
         log_level: int = logging.WARNING,
@@ -55,7 +65,7 @@ class TableRefresh:
         state: SubscriptionState,
         *,
         first: bool = False,
-        demanded: bool = False,
+        demanded: Sink | None = None,
         changing: Callable[[], None] = lambda: None,
     ) -> Mapping[TableName, TableEntry]:
         """Add and remove tables. Return all tables of the subscription.
@@ -64,7 +74,8 @@ class TableRefresh:
             connection: to the publisher.
             state: the subscription's state.
             first: whether the subscription was just created.
-            demanded: the user requested the refresh. If the target refuses a table, that is an error, and no table is added.
+            demanded: set if the user requested the refresh: checks the new tables. If the target refuses a table, that is an error, and no
+                table is added.
             changing: called before anything is changed.
 
         Raises:
@@ -75,12 +86,12 @@ class TableRefresh:
         self.published = {name: table.relation_id for name, table in published.items()}
         entries = await self._sink.tables()
         new = sorted(published.keys() - entries.keys())
-        if demanded:
-            await self._require([published[name] for name in new])
+        if demanded is not None:
+            await self._require(demanded, [published[name] for name in new])
         if isinstance(self._sink, DescribedSink):
             await self._sink.describe_tables(list(published.values()))
         changing()
-        await self._add(new, state, first=first, demanded=demanded)
+        await self._add(new, state, first=first, demanded=demanded is not None)
         for name in sorted(entries.keys() - published.keys()):
             if entries[name].state is TableState.DATASYNC:
                 await undo_copy(self._sink, name)
@@ -88,8 +99,8 @@ class TableRefresh:
             await self._sink.remove_table(name)
         return await self._sink.tables()
 
-    async def _require(self, tables: Sequence[PublishedTable]) -> None:
-        findings = await self._sink.check(tables, two_phase=False)
+    async def _require(self, sink: Sink, tables: Sequence[PublishedTable]) -> None:
+        findings = await sink.check(tables, two_phase=False)
         for finding in findings:
             if finding.refuses:
                 raise TargetError(finding.message, hint=finding.hint)
@@ -119,7 +130,7 @@ class TableRefresh:
                 _log.info('table "%s" is published and was added', table)
 
 
-async def undo_copy(sink: Sink, table: TableName) -> None:
+async def undo_copy(sink: OpenedSink, table: TableName) -> None:
     """Remove the rows of an interrupted copy. If the table is published again, it is copied from the start."""
     work = sink.open_table(table)
     try:
@@ -129,7 +140,10 @@ async def undo_copy(sink: Sink, table: TableName) -> None:
 
 
 async def drop_leftover_slots(
-    connection: WalReceiverConnection, sink: Sink | None, state: SubscriptionState, tables: Mapping[TableName, TableEntry] | None = None
+    connection: WalReceiverConnection,
+    sink: OpenedSink | None,
+    state: SubscriptionState,
+    tables: Mapping[TableName, TableEntry] | None = None,
 ) -> None:
     """Drop the slots of table synchronizations that ended without dropping them.
 

@@ -94,7 +94,7 @@ async def in_a_copy(feed: Feed) -> None:
     """Copied in the text format, and then found by their keys."""
     t = _TABLE
     await feed.begin(TableState.INIT, t)
-    sink = feed.sink.open_table(t.name)
+    sink = feed.opened.open_table(t.name)
     await sink.begin()
     await sink.start_copy()
     await sink.describe(t.published)

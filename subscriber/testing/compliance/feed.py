@@ -8,6 +8,7 @@ from typing import Final
 from subscriber.abc import (
     Batch,
     DescribedSink,
+    OpenedSink,
     ParallelSink,
     Position,
     SubscriptionState,
@@ -59,8 +60,7 @@ class Feed:
 
     Attributes:
         target: accessed without the sink.
-        sink: the open sink.
-        state: the result of opening it.
+        sink: the sink.
         closed: tables for which the gate is closed. Use :meth:`shut`, which also changes the catalog.
         durable: end LSNs that the sink reported.
         given: end LSN of the last transaction given to it.
@@ -70,7 +70,7 @@ class Feed:
         self.target = target
         self.name = name
         self.sink = target.new_sink()
-        self.state: SubscriptionState
+        self._opened: OpenedSink | None = None
         self.closed: set[TableName] = set()
         self.durable: list[Lsn] = []
         self.given = START
@@ -78,17 +78,29 @@ class Feed:
         self._xid = 700
         self._described: dict[TableName, Table] = {}
 
-    async def open(self) -> None:
-        """Open the sink. If it is new, set its position."""
-        self.state = await self.sink.open(self.name, self.durable.append)
-        if self.state.position is None:
-            await self.sink.set_position(Position(SLOT, SYSTEM, 1, START))
+    @property
+    def opened(self) -> OpenedSink:
+        """The opened sink."""
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    def state(self) -> SubscriptionState:
+        """The state that the sink had when it was opened."""
+        return self.opened.state
+
+    async def open(self, *, begin: bool = True) -> None:
+        """Open the sink. If it is new, set its position, unless ``begin`` is False."""
+        self._opened = await self.sink.open(self.name, self.durable.append)
+        if self.state.position is None and begin:
+            await self.opened.set_position(Position(SLOT, SYSTEM, 1, START))
         if self._described:
             await self.describe()
 
     async def close(self) -> None:
         """Close the sink, which makes everything durable."""
-        await self.sink.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def reopen(self) -> None:
         """Open another sink, which reads the stored state like a new process."""
@@ -119,14 +131,14 @@ class Feed:
     @property
     def two_phase(self) -> TwoPhaseSink:
         """The sink, in a scenario that needs ``two_phase``."""
-        assert isinstance(self.sink, TwoPhaseSink)
-        return self.sink
+        assert isinstance(self.opened, TwoPhaseSink)
+        return self.opened
 
     @property
     def parallel(self) -> ParallelSink:
         """The sink, in a scenario that needs ``parallel_apply``."""
-        assert isinstance(self.sink, ParallelSink)
-        return self.sink
+        assert isinstance(self.opened, ParallelSink)
+        return self.opened
 
     # --- tables
 
@@ -139,13 +151,13 @@ class Feed:
         for table in tables:
             await self.target.create_table(table)
         await self.describe(*tables)
-        equal(await self.sink.add_tables([table.name for table in tables], TableEntry(state)), {}, "the tables that were not added")
+        equal(await self.opened.add_tables([table.name for table in tables], TableEntry(state)), {}, "the tables that were not added")
 
     async def describe(self, *tables: Table) -> None:
         """Pass the publisher's descriptions of the tables, if the sink needs them."""
         self._described.update({table.name: table for table in tables})
-        if isinstance(self.sink, DescribedSink):
-            await self.sink.describe_tables([table.published for table in self._described.values()])
+        if isinstance(self.opened, DescribedSink):
+            await self.opened.describe_tables([table.published for table in self._described.values()])
 
     async def expect(self, table: Table, *rows: Sequence[object]) -> None:
         """Check that the table holds exactly these rows. Values are texts, or converted by ``str``, in the order of all columns."""
@@ -157,21 +169,21 @@ class Feed:
         """Close the gate for these tables, and set their state as if they were still being synchronized."""
         for table in tables:
             self.closed.add(table.name)
-            await self.sink.remove_table(table.name)
-            await self.sink.add_tables([table.name], TableEntry(TableState.INIT))
+            await self.opened.remove_table(table.name)
+            await self.opened.add_tables([table.name], TableEntry(TableState.INIT))
 
     async def take_over(self, *tables: Table) -> None:
         """Undo :meth:`shut`."""
         for table in tables:
             self.closed.discard(table.name)
-            await self.sink.remove_table(table.name)
-            await self.sink.add_tables([table.name], TableEntry(TableState.READY))
+            await self.opened.remove_table(table.name)
+            await self.opened.add_tables([table.name], TableEntry(TableState.READY))
 
     async def hand_over(self, sink: TableSink, lsn: Lsn) -> None:
         """Let the apply worker take over a copied table at ``lsn``, if its rows are not visible before."""
         if not self.target.traits.copies_visible:
             await sink.finish_sync(lsn)
-            await self.sink.advance(lsn)
+            await self.opened.advance(lsn)
             self.given = max(self.given, lsn)
 
     # --- transactions
@@ -218,7 +230,7 @@ class Feed:
 
     async def give(self, *transactions: Transaction) -> None:
         """Apply them as one batch."""
-        await self.sink.apply(self.batch(*transactions))
+        await self.opened.apply(self.batch(*transactions))
         self.given = max(self.given, transactions[-1].end_lsn)
 
     async def apply(self, *messages: Message) -> Transaction:

@@ -46,18 +46,18 @@ async def existence(feed: Feed) -> None:
 @scenarios
 async def setup(feed: Feed) -> None:
     """The state stored while a subscription is being created."""
-    await feed.sink.begin_slot("a_slot", ["pub", "Publikation, zweite"], TwoPhaseState.PENDING)
+    await feed.opened.begin_slot("a_slot", ["pub", "Publikation, zweite"], TwoPhaseState.PENDING)
     await feed.reopen()
     found = feed.state
     equal((found.slot_name, found.publications, found.two_phase), ("a_slot", ("pub", "Publikation, zweite"), TwoPhaseState.PENDING), "it")
-    await feed.sink.set_two_phase(TwoPhaseState.ENABLED)
-    await feed.sink.set_publications(["one"])
-    await feed.sink.refreshed()
+    await feed.opened.set_two_phase(TwoPhaseState.ENABLED)
+    await feed.opened.set_publications(["one"])
+    await feed.opened.refreshed()
     await feed.reopen()
     found = feed.state
     equal((found.slot_name, found.publications, found.two_phase), ("a_slot", ("one",), TwoPhaseState.ENABLED), "what was changed")
-    demand(SLOT in await feed.sink.slot_names(), "the slot of the position is not among the slots")
-    await feed.sink.begin_slot(None, ["one"], TwoPhaseState.DISABLED)
+    demand(SLOT in await feed.opened.slot_names(), "the slot of the position is not among the slots")
+    await feed.opened.begin_slot(None, ["one"], TwoPhaseState.DISABLED)
     await feed.reopen()
     equal(feed.state.slot_name, None, "a slot that was taken back")
 
@@ -66,7 +66,7 @@ async def setup(feed: Feed) -> None:
 async def another_timeline(feed: Feed) -> None:
     """The publisher was promoted: the position moves to the new timeline."""
     moved = Position("another_slot", "7000000000000000002", 2, Lsn(0x2000))
-    await feed.sink.set_position(moved)
+    await feed.opened.set_position(moved)
     await feed.reopen()
     equal(feed.state.position, moved, "the stored position")
 
@@ -75,10 +75,10 @@ async def another_timeline(feed: Feed) -> None:
 async def change_before_position(feed: Feed) -> None:
     """A subscription without position rejects changes, because after a crash it would be unknown whether they were applied."""
     other = Feed(feed.target, "without_position")
-    other.state = await other.sink.open(other.name, other.durable.append)
+    await other.open(begin=False)
     with refused(TargetError, "a change before the first position"):
         await other.apply()
-    await other.sink.close()
+    await other.opened.close()
 
 
 @scenarios
@@ -105,11 +105,11 @@ async def idle(feed: Feed) -> None:
     await feed.create(t)
     before = feed.transaction(t.relation, t.insert(1))
     idle = feed.next_lsn()
-    await feed.sink.advance(idle)
+    await feed.opened.advance(idle)
     equal(await feed.position(), idle, "the stored position")
-    await feed.sink.advance(Lsn(idle - 0x10))
+    await feed.opened.advance(Lsn(idle - 0x10))
     equal(await feed.position(), idle, "the stored position after advancing to an earlier one")
-    await feed.sink.apply(feed.batch(before))
+    await feed.opened.apply(feed.batch(before))
     await feed.expect(t)
     await feed.apply(t.insert(2))
     await feed.expect(t, (2,))
@@ -121,11 +121,11 @@ async def skipping(feed: Feed) -> None:
     t = Table("t", "*id int4")
     await feed.create(t)
     skipped = feed.transaction(t.relation, t.insert(1))
-    await feed.sink.skip(skipped)
+    await feed.opened.skip(skipped)
     feed.given = skipped.end_lsn
     await feed.apply(t.insert(2))
     await feed.expect(t, (2,))
-    await feed.sink.clear_skip()
+    await feed.opened.clear_skip()
     await feed.give(skipped)
     await feed.expect(t, (2,))
 
@@ -136,7 +136,7 @@ async def skipping_prepared(feed: Feed) -> None:
     t = Table("t", "*id int4")
     await feed.create(t)
     skipped = feed.transaction(t.relation, t.insert(1))
-    await feed.sink.skip(PreparedTransaction(skipped, f"gid of {skipped.xid}"))
+    await feed.opened.skip(PreparedTransaction(skipped, f"gid of {skipped.xid}"))
     await feed.apply(t.insert(2))
     await feed.commit_prepared(skipped)
     await feed.expect(t, (2,))
@@ -152,7 +152,7 @@ async def skipping_a_stored_transaction(feed: Feed) -> None:
     made = await feed.prepare(t.relation, t.insert(1))
     lsn = feed.next_lsn()
     message = CommitPrepared(0, lsn, Lsn(lsn + 0x30), 0, made.xid, f"gid of {made.xid}")
-    await feed.sink.skip(message)
+    await feed.opened.skip(message)
     feed.given = message.end_lsn
     equal(await feed.position(), message.end_lsn, "the position after the skipped transaction")
     await feed.two_phase.commit_prepared(message)

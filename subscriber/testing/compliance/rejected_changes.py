@@ -89,10 +89,10 @@ async def resumes_after_an_error(feed: Feed) -> None:
 async def missing_table(feed: Feed) -> None:
     """A table that the target does not have cannot be added to the subscription."""
     t = Table("nowhere", "*id int4")
-    failed = await feed.sink.add_tables([t.name], TableEntry(TableState.INIT))
+    failed = await feed.opened.add_tables([t.name], TableEntry(TableState.INIT))
     equal(list(failed), [t.name], "the tables that were not added")
     demand("public.nowhere" in failed[t.name].one_line(), f"the error does not name it: {failed[t.name].one_line()}")
-    equal(await feed.sink.tables(), {}, "the subscription's tables")
+    equal(await feed.opened.tables(), {}, "the subscription's tables")
 
 
 @scenarios.needing("given_tables")

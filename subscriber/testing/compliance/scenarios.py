@@ -56,7 +56,7 @@ class Scenario:
             await self.function(feed)
             await feed.close()
         except BaseException:
-            await feed.sink.close()
+            await feed.close()
             raise
         feed.assert_acknowledgements()
 
@@ -65,7 +65,7 @@ def _has(feed: Feed, need: str) -> bool:
     if need == "settings":
         return isinstance(feed.target, SettableTarget)
     if need in _ABILITIES:
-        return isinstance(feed.sink, _ABILITIES[need])
+        return isinstance(feed.opened, _ABILITIES[need])
     return bool(getattr(feed.target.traits, need))
 
 

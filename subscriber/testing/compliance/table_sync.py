@@ -41,7 +41,7 @@ async def _copying(feed: Feed, table: Table = _TABLE) -> TableSink:
 
 
 async def _again(feed: Feed, table: Table = _TABLE) -> TableSink:
-    sink = feed.sink.open_table(table.name)
+    sink = feed.opened.open_table(table.name)
     equal(await sink.begin(), TableEntry(TableState.INIT), "the state before a copy")
     await sink.start_copy()
     await sink.describe(table.published)
@@ -68,12 +68,12 @@ async def synchronization_in_full(feed: Feed) -> None:
     """A table is copied, catches up from its snapshot, is synchronized, and becomes ready."""
     t = _TABLE
     sink = await _copying(feed)
-    equal((await feed.sink.tables())[t.name], TableEntry(TableState.DATASYNC), "the state during the copy")
+    equal((await feed.opened.tables())[t.name], TableEntry(TableState.DATASYNC), "the state during the copy")
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a"), (2, None)))
     await sink.finish_copy(_AT)
     equal(await sink.begin(), TableEntry(TableState.FINISHEDCOPY), "the state after the copy")
     equal(await sink.position(), _AT, "the table's own position")
-    demand(_AT.slot_name in await feed.sink.slot_names(), "the table's slot is not among the slots")
+    demand(_AT.slot_name in await feed.opened.slot_names(), "the table's slot is not among the slots")
     await _expect_before(feed, t, (1, "a"), (2, None))
 
     feed.closed.add(t.name)
@@ -87,11 +87,11 @@ async def synchronization_in_full(feed: Feed) -> None:
 
     await sink.finish_sync(caught_up.end_lsn)
     await sink.close()
-    entry = (await feed.sink.tables())[t.name]
+    entry = (await feed.opened.tables())[t.name]
     equal(entry, TableEntry(TableState.SYNCDONE, caught_up.end_lsn), "the state of a synchronized table")
     equal(await feed.position(), beside.end_lsn, "the subscription's position")
-    demand(_AT.slot_name not in await feed.sink.slot_names(), "the slot of a synchronized table is still among the slots")
-    await feed.sink.set_ready({t.name: caught_up.end_lsn})
+    demand(_AT.slot_name not in await feed.opened.slot_names(), "the slot of a synchronized table is still among the slots")
+    await feed.opened.set_ready({t.name: caught_up.end_lsn})
     await feed.apply(t.relation, t.insert(4, "d"))
     await feed.expect(t, (1, "c"), (3, "b"), (4, "d"))
 
@@ -183,7 +183,7 @@ async def unfinished(feed: Feed) -> None:
     await feed.target.create_table(t)
     await feed.target.insert(t, [("1000", "was there before")])
     await feed.describe(t)
-    await feed.sink.add_tables([t.name], TableEntry(TableState.INIT))
+    await feed.opened.add_tables([t.name], TableEntry(TableState.INIT))
     sink = await _again(feed)
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a"), (2, "a")))
     await sink.close()
@@ -220,7 +220,7 @@ async def finished_is_never_undone(feed: Feed) -> None:
     await sink.apply(feed.batch(caught_up))
     await sink.close()
     await feed.reopen()
-    sink = feed.sink.open_table(t.name)
+    sink = feed.opened.open_table(t.name)
     equal(await sink.begin(), TableEntry(TableState.FINISHEDCOPY), "the state after the copy")
     with refused(TargetError, "a second copy"):
         await sink.start_copy()
@@ -250,7 +250,7 @@ async def changes_of_others(feed: Feed) -> None:
         await sink.apply(feed.batch(last))
         await sink.close()
         await feed.reopen()
-        sink = feed.sink.open_table(t.name)
+        sink = feed.opened.open_table(t.name)
         equal(await sink.begin(), TableEntry(TableState.FINISHEDCOPY), "the state after the copy")
         equal((await sink.position()).lsn, last.end_lsn, "the table's own position")
     await feed.hand_over(sink, (await sink.position()).lsn)
@@ -306,7 +306,7 @@ async def copy_during_the_stream(feed: Feed) -> None:
     await feed.apply(u.relation, u.insert(1))
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
     await feed.apply(u.insert(2))
-    await feed.sink.close()
+    await feed.opened.close()
     await feed.open()
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((2, "b")))
     await _finish(feed, sink)

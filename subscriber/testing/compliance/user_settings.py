@@ -32,8 +32,8 @@ async def _lines(*rows: Sequence[object]) -> AsyncIterator[bytes]:
 async def _copying(feed: Feed, table: Table) -> TableSink:
     """Begin the synchronization of an existing table, up to the copy."""
     await feed.describe(table)
-    await feed.sink.add_tables([table.name], TableEntry(TableState.INIT))
-    sink = feed.sink.open_table(table.name)
+    await feed.opened.add_tables([table.name], TableEntry(TableState.INIT))
+    sink = feed.opened.open_table(table.name)
     await sink.begin()
     await sink.start_copy()
     await sink.describe(table.published)
@@ -58,7 +58,7 @@ async def tables_are_created(feed: Feed) -> None:
     await feed.reopen_with(Settings(create_tables=True))
     await feed.describe(t, there)
     for table in (t, there):
-        await feed.sink.add_tables([table.name], TableEntry(TableState.READY))
+        await feed.opened.add_tables([table.name], TableEntry(TableState.READY))
     done = await feed.apply(t.relation, there.relation, t.insert(1, "a", None), t.insert(2, "b", 5), there.insert(1, "x"))
     for change, sqlstate in ((t.insert(1, "b", 1), "23505"), (t.insert(3, None, 1), "23502")):
         with refused(ApplyError, "a row that a created table rejects", sqlstate=sqlstate):
@@ -77,7 +77,7 @@ async def tables_without_a_key_are_created(feed: Feed) -> None:
     f = Table("f", "a int4", "b", full=True)
     await feed.reopen_with(Settings(create_tables=True))
     await feed.describe(f)
-    await feed.sink.add_tables([f.name], TableEntry(TableState.READY))
+    await feed.opened.add_tables([f.name], TableEntry(TableState.READY))
     await feed.apply(f.relation, f.insert(1, "x"), f.insert(1, "x"), f.insert(None, None))
     await feed.apply(f.update(2, "y", old=(1, "x")), f.delete(None, None))
     await feed.expect(f, (1, "x"), (2, "y"))
@@ -88,8 +88,8 @@ async def tables_are_not_created(feed: Feed) -> None:
     """Without the setting, a missing table is an error and nothing is created."""
     await feed.reopen_with(Settings(create_tables=False))
     await feed.describe(_NARROW)
-    equal(list(await feed.sink.add_tables([_NARROW.name], TableEntry(TableState.INIT))), [_NARROW.name], "the tables that were not added")
-    equal(await feed.sink.tables(), {}, "the subscription's tables")
+    equal(list(await feed.opened.add_tables([_NARROW.name], TableEntry(TableState.INIT))), [_NARROW.name], "the tables that were not added")
+    equal(await feed.opened.tables(), {}, "the subscription's tables")
 
 
 # --- schema_change
@@ -240,7 +240,7 @@ async def copy_overwrites_existing_rows(feed: Feed) -> None:
     sink = await _copying(feed, t)
     await sink.copy(["id", "v"], CopyFormat.TEXT, _lines((1, "a"), (2, "a")))
     await sink.close()
-    sink = feed.sink.open_table(TableName("public", "t"))
+    sink = feed.opened.open_table(TableName("public", "t"))
     equal(await sink.begin(), TableEntry(TableState.INIT), "the state after a copy that did not finish")
     await feed.expect(t, (1, "was there"), (1000, "was there"))
     await sink.start_copy()

@@ -22,7 +22,6 @@ async def one(feed: Feed) -> None:
     second = feed.target.new_sink()
     with refused(SubscriptionInUse, "opening a subscription that is open"):
         await second.open(NAME, feed.durable.append)
-    await second.close()
     await feed.apply(t.relation, t.insert(1))
     await feed.expect(t, (1,))
     await feed.reopen()
@@ -34,8 +33,8 @@ async def closing_twice(feed: Feed) -> None:
     t = Table("t", "*id int4")
     await feed.create(t)
     await feed.apply(t.relation, t.insert(1))
-    await feed.sink.close()
-    await feed.sink.close()
+    await feed.opened.close()
+    await feed.opened.close()
     await feed.open()
     await feed.apply(t.relation, t.insert(2))
     await feed.expect(t, (1,), (2,))
@@ -57,7 +56,7 @@ async def two_subscriptions(feed: Feed) -> None:
         await feed.expect(t, (1,))
         await feed.expect(u, (2,), (3,))
         equal(await other.position(), last.end_lsn, "the other's position")
-        equal(await other.sink.tables(), {u.name: TableEntry(TableState.READY, None)}, "the other's tables")
+        equal(await other.opened.tables(), {u.name: TableEntry(TableState.READY, None)}, "the other's tables")
     finally:
         await other.close()
     other.assert_acknowledgements()
@@ -65,17 +64,15 @@ async def two_subscriptions(feed: Feed) -> None:
 
 @scenarios
 async def reports(feed: Feed) -> None:
-    """A report of the workers changes neither rows nor position. It is ignored while the sink is closed."""
+    """A report of the workers changes neither rows nor position."""
     t = Table("t", "*id int4")
     await feed.create(t)
     done = await feed.apply(t.relation, t.insert(1))
     table = WorkerActivity(table=t.name, copied_rows=7, estimated_rows=10)
-    await feed.sink.report([WorkerActivity(applied=done.end_lsn, transactions=1, changes=1), table], "an error, with 'quotes'")
-    await feed.sink.report([], None)
+    await feed.opened.report([WorkerActivity(applied=done.end_lsn, transactions=1, changes=1), table], "an error, with 'quotes'")
+    await feed.opened.report([], None)
     await feed.expect(t, (1,))
     equal(await feed.position(), done.end_lsn, "the stored position")
-    await feed.sink.close()
-    await feed.sink.report([], "not recorded")
 
 
 @scenarios.needing("given_tables")

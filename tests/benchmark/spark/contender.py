@@ -84,11 +84,11 @@ class Lakes:
 
     async def _make(self) -> None:
         sink = SparkSink(f"spark://{self._path}", options=SubscriptionOptions(), settings=Settings())
-        state = await sink.open("bench", lambda _: None)
-        await sink.begin_slot("bench", ["pub"], state.two_phase)
-        await sink.set_position(Position("bench", "1", 1, Lsn(100)))
-        await sink.add_tables([TABLE], TableEntry(TableState.READY))
-        await sink.close()
+        opened = await sink.open("bench", lambda _: None)
+        await opened.begin_slot("bench", ["pub"], opened.state.two_phase)
+        await opened.set_position(Position("bench", "1", 1, Lsn(100)))
+        await opened.add_tables([TABLE], TableEntry(TableState.READY))
+        await opened.close()
 
     def _land(self, rows: Any) -> int:
         land(self._zone, self._storage, self._id, rows, self._changes.end)

@@ -92,7 +92,7 @@ async def test_rows_that_exist(any_target_db: Database) -> None:
         again = feed.transaction(remote.relation, remote.insert(1, "new", "new", 1))
         for _ in range(3):
             with pytest.raises(ApplyError):
-                await feed.sink.apply(feed.batch(again))
+                await feed.opened.apply(feed.batch(again))
         assert conflicts(counted) == {
             "confl_insert_exists": 6,
             "confl_update_exists": 2,
@@ -290,11 +290,11 @@ async def test_conflicts_of_what_is_prepared(target_db: Database, caplog: pytest
         assert lines("WARNING") == []
         missing = "conflict=update_missing: Could not find the row to be updated (2 rows). Replica identity (id)."
         assert lines("INFO")[0].startswith(f'conflict on relation "public.t" in transaction {committed.xid}, which is prepared: {missing}')
-        await feed.sink.rollback_prepared(feed.rollback_prepared(rolled_back))
+        await feed.opened.rollback_prepared(feed.rollback_prepared(rolled_back))
         assert conflicts(counted) == {}
         message = feed.commit_prepared(committed)
         for _ in range(2):
-            await feed.sink.commit_prepared(message)
+            await feed.opened.commit_prepared(message)
             assert conflicts(counted) == {"confl_update_missing": 2, "confl_delete_missing": 1}
         (line,) = lines("WARNING")
         assert line.startswith(f'conflict detected on relation "public.t": {missing}')
@@ -302,7 +302,7 @@ async def test_conflicts_of_what_is_prepared(target_db: Database, caplog: pytest
         # its id is used again
         feed.xid = committed.xid - 1
         again = await feed.prepare(t.insert(1, "there"))
-        await feed.sink.commit_prepared(feed.commit_prepared(again))
+        await feed.opened.commit_prepared(feed.commit_prepared(again))
         assert conflicts(counted) == {"confl_update_missing": 2, "confl_delete_missing": 1}
 
 

@@ -282,8 +282,8 @@ async def test_everything_that_changes_rows_carries_one(any_target_db: Database)
         # and the apply session: plain, prepared, rolled back
         await feed.apply(remote.relation, remote.insert(3, "x"), remote.delete(2, None))
         first, second = await feed.prepare(remote.insert(4, "x")), await feed.prepare(remote.insert(5, "x"))
-        await feed.sink.commit_prepared(feed.commit_prepared(first))
-        await feed.sink.rollback_prepared(feed.rollback_prepared(second))
+        await feed.opened.commit_prepared(feed.commit_prepared(first))
+        await feed.opened.rollback_prepared(feed.rollback_prepared(second))
         any_target_db.execute("INSERT INTO t VALUES (6, 'local')")
         assert decoder.changes("any") == "IIDDIIUIDIII"
         assert decoder.changes("none") == "I"
@@ -301,10 +301,10 @@ async def test_progress(any_target_db: Database) -> None:
         prepared_one = await feed.prepare(remote.insert(2, "x"))
         assert any_target_db.value(progress) == str(prepared_one.end_lsn)
         committed = feed.commit_prepared(prepared_one)
-        await feed.sink.commit_prepared(committed)
+        await feed.opened.commit_prepared(committed)
         assert any_target_db.value(progress) == str(committed.end_lsn)
         rolled_back = feed.rollback_prepared(await feed.prepare(remote.insert(3, "x")))
-        await feed.sink.rollback_prepared(rolled_back)
+        await feed.opened.rollback_prepared(rolled_back)
         assert any_target_db.value(progress) == str(rolled_back.rollback_end_lsn) == str(feed.position())
 
 
@@ -315,7 +315,7 @@ async def test_one_that_is_still_active_is_waited_for(target_db: Database) -> No
     target_db.execute(TABLE)
     async with opened(target_db) as feed:
         name = f"subscriber_{feed.oid}"
-        await feed.sink.close()
+        await feed.opened.close()
         with target_db.connect() as holder:
             await released(target_db, name)
             holder.execute("SELECT pg_replication_origin_session_setup(%s)", (name,))
@@ -351,7 +351,7 @@ async def test_leftovers_are_swept_and_all_can_be_dropped(target_db: Database) -
         async def run(query: str) -> list[tuple[object, ...]]:
             return target_db.fetch(query)
 
-        await feed.sink.close()
+        await feed.opened.close()
         await released(target_db, own)
         await drop_origins(run, feed.oid)
         assert origins(target_db) == []

@@ -26,7 +26,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.postgres.sink import PostgresSink
+from subscriber.sinks.postgres.opened import OpenedPostgresSink
 from subscriber.transaction.feedback import FlushTracker
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.sink_postgres import START, Feed, opened
@@ -58,10 +58,10 @@ class ParallelWorker:
         self.stream = ScriptedStream()
         self.tracker = FlushTracker(START)
         self.receiver = Receiver(self.stream, self.tracker, spool, SETTINGS)
-        self.parallel = ParallelApply(self.receiver, feed.sink, states, limit)
+        self.parallel = ParallelApply(self.receiver, feed.opened, states, limit)
         self.worker = ApplyWorker(
             self.receiver,
-            feed.sink,
+            feed.opened,
             states,
             EndlessRun(),
             two_phase=TwoPhaseState.ENABLED,
@@ -114,14 +114,14 @@ async def running_worker(feed: Feed, directory: Path, limit: int) -> AsyncIterat
 async def test_same_rows(target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     base = secrets.randbelow(10**6)
     print(f"seeds from {base}")
-    apply, pauses = PostgresSink.apply, random.Random(base)
+    apply, pauses = OpenedPostgresSink.apply, random.Random(base)
 
-    async def apply_slowly(sink: PostgresSink, batch: Batch) -> None:
+    async def apply_slowly(sink: OpenedPostgresSink, batch: Batch) -> None:
         # chance, not synchronisation: attempts get further than what was committed before
         await asyncio.sleep(pauses.choice((0, 0, 0.01)))
         await apply(sink, batch)
 
-    monkeypatch.setattr(PostgresSink, "apply", apply_slowly)
+    monkeypatch.setattr(OpenedPostgresSink, "apply", apply_slowly)
     used: Counter[str] = Counter()
     for seed in range(base, base + (8 if limit else 2)):
         target_db.execute("DROP SCHEMA IF EXISTS subscriber CASCADE; DROP TABLE IF EXISTS t, log")
@@ -149,7 +149,7 @@ async def test_same_rows(target_db: Database, tmp_path: Path, monkeypatch: pytes
             assert sorted(label for label, _ in logged) == sorted(history.log), f"seed {seed}"
             early = {label: (seen, history.committed_before[label]) for label, seen in logged if seen < history.committed_before[label]}
             assert not early, f"seed {seed}"
-            statistics = feed.sink.statistics
+            statistics = feed.opened.statistics
             assert (statistics.confl_update_missing, statistics.confl_delete_missing) == (0, 0), f"seed {seed}"
             used["parallel"] += statistics.parallel_transactions
             used["all"] += statistics.transactions

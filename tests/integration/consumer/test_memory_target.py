@@ -87,12 +87,11 @@ async def test_a_cut_connection_is_made_again(publisher18_db: Database) -> None:
 
 async def test_a_severed_sink_writes_nothing() -> None:
     target = MemoryTarget()
-    old, new = MemorySink(target), MemorySink(target)
-    await old.open("sub", lambda _: None)
+    old = await MemorySink(target).open("sub", lambda _: None)
     with pytest.raises(SubscriptionInUse):
-        await new.open("sub", lambda _: None)
+        await MemorySink(target).open("sub", lambda _: None)
     target.sever()
-    await new.open("sub", lambda _: None)
+    new = await MemorySink(target).open("sub", lambda _: None)
     with pytest.raises(TargetUnavailable, match="the sink is not open, or was cut off"):
         await old.set_two_phase(TwoPhaseState.ENABLED)
     assert target.subscriptions["sub"].two_phase is TwoPhaseState.DISABLED

@@ -27,7 +27,7 @@ async def test_values_go_through_the_new_type(any_target_db: Database) -> None:
         any_target_db.execute("ALTER TABLE t ALTER v TYPE float8, ALTER c TYPE text")
         await feed.apply(remote.insert(2, PRECISE, "ab   "))
         any_target_db.execute("ALTER TABLE t ALTER v TYPE numeric")
-        await feed.sink.apply(
+        await feed.opened.apply(
             feed.batch(
                 feed.transaction(other.insert(2)),
                 feed.transaction(remote.update(1, PRECISE + "000000000000001", " b ")),
@@ -159,11 +159,11 @@ async def test_table_dropped_before_it_is_ready(target_db: Database) -> None:
     t, u = TableName("public", "t"), TableName("public", "u")
     async with opened(target_db) as feed:
         for table in (t, u):
-            await feed.sink.add_tables([table], TableEntry(TableState.SYNCDONE, START))
+            await feed.opened.add_tables([table], TableEntry(TableState.SYNCDONE, START))
         target_db.execute("DROP TABLE t")
         for table in (t, u):
-            await feed.sink.set_ready({table: START})
-        assert await feed.sink.tables() == {u: TableEntry(TableState.READY, START)}
+            await feed.opened.set_ready({table: START})
+        assert await feed.opened.tables() == {u: TableEntry(TableState.READY, START)}
 
 
 async def test_rolled_back_conflicts_are_not_logged_and_repeated_ones_are_counted(
@@ -178,7 +178,7 @@ async def test_rolled_back_conflicts_are_not_logged_and_repeated_ones_are_counte
         await feed.apply(remote.relation, remote.insert(0, 0))
         missing = feed.transaction(*(remote.update(number, 1) for number in range(1, 101)))
         with pytest.raises(Exception, match="duplicate key"):
-            await feed.sink.apply(feed.batch(missing, feed.transaction(remote.delete(1, None), remote.insert(0, 0))))
+            await feed.opened.apply(feed.batch(missing, feed.transaction(remote.delete(1, None), remote.insert(0, 0))))
         lines = [record.message for record in caplog.records]
         assert lines == [
             'conflict detected on relation "public.t": conflict=update_missing: Could not find the row to be updated (100 rows).'
@@ -187,7 +187,7 @@ async def test_rolled_back_conflicts_are_not_logged_and_repeated_ones_are_counte
         for number in range(1, 51):
             await feed.apply(remote.delete(number, None))
     finally:
-        await feed.sink.close()
+        await feed.opened.close()
     texts = [record.message for record in caplog.records if "conflict" in record.message]
     assert len(texts) < 9 + time.monotonic() - began, "one line at once, and one a second"
     counted = feed.sink.statistics
@@ -221,15 +221,15 @@ async def test_lost_reader_is_told_by_the_next_call(target_db: Database) -> None
                 await asyncio.sleep(0.02)
                 try:
                     # passed over, being there already
-                    await feed.sink.apply(feed.batch(done))
+                    await feed.opened.apply(feed.batch(done))
                 except TargetUnavailable as error:
                     raised.append(error)
         assert "durability of commits is unknown" in str(raised[0])
-        for call in (feed.sink.advance(done.end_lsn), feed.apply(remote.insert(3)), feed.prepare(remote.insert(3))):
+        for call in (feed.opened.advance(done.end_lsn), feed.apply(remote.insert(3)), feed.prepare(remote.insert(3))):
             with pytest.raises(TargetUnavailable, match="durability of commits is unknown"):
                 await call
         assert feed.durable[-1] == before.end_lsn
-        await feed.sink.close()
+        await feed.opened.close()
         assert feed.durable[-1] == done.end_lsn, "closing makes it durable"
 
 

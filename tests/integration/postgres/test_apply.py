@@ -56,7 +56,7 @@ async def test_streamed_transactions_carry_xids(target_db: Database) -> None:
         transaction.prefixed = True
         for plain in (encode(remote.relation), encode(remote.insert(1)), encode(truncate(remote)), encode(remote.insert(2))):
             transaction.records.append(plain[:1] + (9000 + len(plain)).to_bytes(4, "big") + plain[1:])
-        await feed.sink.apply(feed.batch(transaction))
+        await feed.opened.apply(feed.batch(transaction))
         assert target_db.fetch("SELECT id FROM t") == [(2,)]
 
 
@@ -186,7 +186,7 @@ async def test_gate_is_asked_by_final_lsn(target_db: Database) -> None:
         feed.subscribe("public", "t")
         target_db.execute(f"UPDATE subscriber.pg_subscription_rel SET srsubstate = 's', srsublsn = '{since}'")
         batch = feed.batch(*transactions)
-        await feed.sink.apply(type(batch)(batch.transactions, lambda _relation, final_lsn: final_lsn >= since))
+        await feed.opened.apply(type(batch)(batch.transactions, lambda _relation, final_lsn: final_lsn >= since))
         assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(2,), (3,)]
 
 
@@ -387,10 +387,10 @@ async def test_batches_replay_as_nothing(target_db: Database) -> None:
     remote = Remote("t", "id", identity="n")
     async with opened(target_db) as feed:
         transactions = [feed.transaction(remote.relation, remote.insert(number)) for number in range(3)]
-        await feed.sink.apply(feed.batch(*transactions[:2]))
-        await feed.sink.apply(feed.batch(*transactions))
+        await feed.opened.apply(feed.batch(*transactions[:2]))
+        await feed.opened.apply(feed.batch(*transactions))
         await feed.reopen()
-        await feed.sink.apply(feed.batch(*transactions))
+        await feed.opened.apply(feed.batch(*transactions))
         assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(0,), (1,), (2,)]
         assert feed.durable[-1] == transactions[-1].end_lsn
 
@@ -402,9 +402,9 @@ async def test_spools_are_freed(target_db: Database) -> None:
         spool = SpooledOnce([[encode(remote.relation)], [encode(remote.insert(1)), encode(remote.insert(2))]])
         transaction = feed.transaction(remote.insert(3))
         transaction.spool, transaction.spilled = spool, 3
-        await feed.sink.apply(feed.batch(transaction))
+        await feed.opened.apply(feed.batch(transaction))
         assert spool.discarded == 1
-        await feed.sink.apply(feed.batch(transaction))
+        await feed.opened.apply(feed.batch(transaction))
         assert spool.discarded == 2
         assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(1,), (2,), (3,)]
 
@@ -424,7 +424,7 @@ async def test_large_transaction_takes_bounded_memory(target_db: Database) -> No
         transaction = feed.transaction()
         transaction.spool, transaction.spilled = SpooledOnce(chunks()), rows + 1  # type: ignore[arg-type]
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        await feed.sink.apply(feed.batch(transaction))
+        await feed.opened.apply(feed.batch(transaction))
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert target_db.value("SELECT count(*) FROM t") == rows + 1
         # 90 MB went through
@@ -451,16 +451,16 @@ async def test_more_statements_than_are_kept_prepared(target_db: Database) -> No
         await feed.apply(remote.relation, remote.insert(1, *(None,) * width), *updates)
         last = 2**width - 1
         assert target_db.fetch("SELECT * FROM t") == [(1, *(last,) * width)]
-        session = feed.sink._open.session
+        session = feed.opened.session
         assert (await session.fetch("SELECT count(*) FROM pg_prepared_statements"))[0][0] == 500
 
 
 async def test_advance_moves_the_position(target_db: Database) -> None:
     async with opened(target_db) as feed:
-        await feed.sink.advance(Lsn(0x5000))
+        await feed.opened.advance(Lsn(0x5000))
         assert feed.position() == Lsn(0x5000)
         assert feed.durable == [Lsn(0x5000)]
-        await feed.sink.advance(Lsn(0x4000))
+        await feed.opened.advance(Lsn(0x4000))
         assert feed.position() == Lsn(0x5000)
 
 
@@ -469,12 +469,12 @@ async def test_durable_means_flushed(target_db: Database, option: str) -> None:
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     remote = Remote("t", "*id")
     async with opened(target_db, synchronous_commit=option) as feed:
-        session = feed.sink._open.session
+        session = feed.opened.session
         assert (await session.fetch("SHOW synchronous_commit"))[0][0] == option
         done = await feed.apply(remote.relation, remote.insert(1))
         if option != "off":
             assert feed.durable == [done.end_lsn]
-        await feed.sink.close()
+        await feed.opened.close()
         assert feed.durable[-1] == done.end_lsn
 
 
@@ -495,6 +495,6 @@ async def test_what_is_passed_over_still_describes_its_relations(target_db: Data
     async with opened(target_db) as feed:
         first = await feed.apply(remote.relation, remote.insert(1))
         await feed.reopen()
-        await feed.sink.apply(feed.batch(first))
+        await feed.opened.apply(feed.batch(first))
         await feed.apply(remote.insert(2))
     assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(1,), (2,)]

@@ -42,8 +42,9 @@ from tests.support.sink_postgres import NAME, START, Feed, Remote, opened
 
 async def state_of(database: Database, name: str = NAME) -> SubscriptionState:
     feed = Feed(database)
-    state = await feed.sink.open(name, feed.durable.append)
-    await feed.sink.close()
+    feed.opened = await feed.sink.open(name, feed.durable.append)
+    state = feed.opened.state
+    await feed.opened.close()
     return state
 
 
@@ -54,8 +55,9 @@ async def test_catalog_of_the_first_version_is_taken_forward(target_db: Database
         f"INSERT INTO subscriber.version VALUES (1); INSERT INTO subscriber.pg_subscription (oid, subname) VALUES (77, '{NAME}')"
     )
     feed = Feed(target_db)
-    state = await feed.sink.open(NAME, feed.durable.append)
-    await feed.sink.close()
+    feed.opened = await feed.sink.open(NAME, feed.durable.append)
+    state = feed.opened.state
+    await feed.opened.close()
     assert (state.oid, state.managed) == (77, False)
     assert target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION,)]
     database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -85,7 +87,8 @@ async def test_catalog_takes_a_new_parameter(any_target_db: Database, monkeypatc
 
 async def test_what_is_stored_comes_back(any_target_db: Database) -> None:
     feed = Feed(any_target_db)
-    state = await feed.sink.open(NAME, feed.durable.append)
+    feed.opened = await feed.sink.open(NAME, feed.durable.append)
+    state = feed.opened.state
     assert (state.name, state.slot_name, state.publications, state.two_phase, state.position) == (
         NAME,
         None,
@@ -97,7 +100,7 @@ async def test_what_is_stored_comes_back(any_target_db: Database) -> None:
     assert state.oid >= 16384
     with pytest.raises(TargetError, match="has no position"):
         await feed.apply()
-    await feed.sink.begin_slot("slot", ["p1", "p 2"], TwoPhaseState.PENDING)
+    await feed.opened.begin_slot("slot", ["p1", "p 2"], TwoPhaseState.PENDING)
     again = await reopened(feed)
     assert (again.oid, again.slot_name, again.publications, again.two_phase, again.position) == (
         state.oid,
@@ -107,21 +110,22 @@ async def test_what_is_stored_comes_back(any_target_db: Database) -> None:
         None,
     )
     position = Position("slot", "123", 2, Lsn.parse("1/2"))
-    await feed.sink.set_position(position)
-    await feed.sink.set_publications(["p3"])
-    await feed.sink.set_two_phase(TwoPhaseState.ENABLED)
+    await feed.opened.set_position(position)
+    await feed.opened.set_publications(["p3"])
+    await feed.opened.set_two_phase(TwoPhaseState.ENABLED)
     again = await reopened(feed)
     assert (again.publications, again.two_phase, again.position) == (("p3",), TwoPhaseState.ENABLED, position)
-    await feed.sink.set_position(Position("slot", "123", 3, Lsn.parse("1/9")))
+    await feed.opened.set_position(Position("slot", "123", 3, Lsn.parse("1/9")))
     assert (await reopened(feed)).position == Position("slot", "123", 3, Lsn.parse("1/9"))
-    await feed.sink.close()
-    await feed.sink.close()
+    await feed.opened.close()
+    await feed.opened.close()
 
 
 async def reopened(feed: Feed) -> SubscriptionState:
-    await feed.sink.close()
+    await feed.opened.close()
     feed.sink = feed.new_sink()
-    return await feed.sink.open(NAME, feed.durable.append)
+    feed.opened = await feed.sink.open(NAME, feed.durable.append)
+    return feed.opened.state
 
 
 async def test_oids_are_the_clusters(target_db: Database) -> None:
@@ -175,24 +179,24 @@ async def test_tables(target_db: Database) -> None:
     )
     a, b = TableName("public", "a"), TableName("S", "B")
     async with opened(target_db) as feed:
-        await feed.sink.add_tables([a], TableEntry(TableState.INIT))
-        await feed.sink.add_tables([b], TableEntry(TableState.READY))
-        assert await feed.sink.tables() == {a: TableEntry(TableState.INIT), b: TableEntry(TableState.READY)}
-        failed = await feed.sink.add_tables([TableName("public", "nowhere"), TableName("public", "v")], TableEntry(TableState.INIT))
+        await feed.opened.add_tables([a], TableEntry(TableState.INIT))
+        await feed.opened.add_tables([b], TableEntry(TableState.READY))
+        assert await feed.opened.tables() == {a: TableEntry(TableState.INIT), b: TableEntry(TableState.READY)}
+        failed = await feed.opened.add_tables([TableName("public", "nowhere"), TableName("public", "v")], TableEntry(TableState.INIT))
         nowhere, view = [str(error) for error in failed.values()]
         assert 'relation "public.nowhere" does not exist' in nowhere
         assert 'cannot use relation "public.v" as logical replication target' in view
         target_db.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 's', srsublsn = '0/99' WHERE srrelid = 'a'::regclass")
-        assert (await feed.sink.tables())[a] == TableEntry(TableState.SYNCDONE, Lsn(0x99))
-        await feed.sink.set_ready({a: Lsn(0x99)})
+        assert (await feed.opened.tables())[a] == TableEntry(TableState.SYNCDONE, Lsn(0x99))
+        await feed.opened.set_ready({a: Lsn(0x99)})
         await feed.reopen()
-        assert (await feed.sink.tables())[a] == TableEntry(TableState.READY, Lsn(0x99))
+        assert (await feed.opened.tables())[a] == TableEntry(TableState.READY, Lsn(0x99))
         target_db.execute('DROP TABLE "S"."B"')
-        assert set(await feed.sink.tables()) == {a}
+        assert set(await feed.opened.tables()) == {a}
         assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription_rel") == 1
-        await feed.sink.remove_table(b)
-        await feed.sink.remove_table(a)
-        assert await feed.sink.tables() == {}
+        await feed.opened.remove_table(b)
+        await feed.opened.remove_table(a)
+        assert await feed.opened.tables() == {}
 
 
 async def test_dropped_table_leaves_no_position_behind(target_db: Database) -> None:
@@ -200,30 +204,30 @@ async def test_dropped_table_leaves_no_position_behind(target_db: Database) -> N
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     name = TableName("public", "t")
     async with opened(target_db) as feed:
-        await feed.sink.add_tables([name], TableEntry(TableState.INIT))
-        work = feed.sink.open_table(name)
+        await feed.opened.add_tables([name], TableEntry(TableState.INIT))
+        work = feed.opened.open_table(name)
         await work.begin()
         await work.start_copy()
         await work.finish_copy(Position("of_the_table", "7000000000000000001", 1, START))
         await work.close()
-        assert await feed.sink.slot_names() == {"slot", "of_the_table"}
+        assert await feed.opened.slot_names() == {"slot", "of_the_table"}
         target_db.execute("DROP TABLE t")
-        await feed.sink.report([], None)
-        assert await feed.sink.tables() == {}
-        assert await feed.sink.slot_names() == {"slot"}
+        await feed.opened.report([], None)
+        assert await feed.opened.tables() == {}
+        assert await feed.opened.slot_names() == {"slot"}
 
 
 async def test_second_writer_is_told_who_the_first_is(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subscriber.sinks.postgres.session.locks._WAIT", 0.3)
     async with opened(target_db) as feed:
-        pid = feed.sink._open.session.connection.info.backend_pid
+        pid = feed.opened.session.connection.info.backend_pid
         with pytest.raises(SubscriptionInUse, match=f'subscription "{NAME}" is active for PID {pid}'):
             await state_of(target_db)
         # another subscription is another matter
         assert (await state_of(target_db, "other")).oid != feed.oid
         with target_db.connect() as elsewhere:
             elsewhere.execute("SELECT pg_advisory_lock(1)")
-            assert feed.sink._open.session.usable
+            assert feed.opened.session.usable
     assert (await state_of(target_db)).oid == feed.oid
 
 
@@ -276,7 +280,7 @@ async def test_cancelled_apply_breaks_the_session_and_loses_nothing(target_db: D
             with pytest.raises(asyncio.CancelledError):
                 await applying
             with pytest.raises(TargetUnavailable, match="interrupted"):
-                await feed.sink.advance(Lsn(0x9999))
+                await feed.opened.advance(Lsn(0x9999))
         await feed.reopen()
         # whether it took effect is open; the position tells
         applied = feed.position() != START
@@ -293,7 +297,7 @@ async def test_position_that_vanished(target_db: Database) -> None:
         with pytest.raises(TargetError, match="the target has no position of subscription"):
             await feed.apply(remote.relation, remote.insert(1))
         with pytest.raises(TargetError, match="the target has no position of subscription"):
-            await feed.sink.advance(Lsn(0x9999))
+            await feed.opened.advance(Lsn(0x9999))
         assert target_db.fetch("SELECT id FROM t") == []
 
 
@@ -367,11 +371,11 @@ async def test_every_way_to_name_a_target(target_db: Database, tmp_path: Path, m
         await feed.open()
         remote = Remote("t", "*id")
         await feed.apply(remote.relation, remote.insert(number))
-        reader = feed.sink._open.reader
+        reader = feed.opened.reader
         assert (await reader.fetch("SELECT current_database()::text AS name"))[0]["name"] == target_db.name
         if "work_mem" in target:
             assert (await reader.fetch("SHOW work_mem"))[0]["work_mem"] == "1234kB"
-        await feed.sink.close()
+        await feed.opened.close()
     assert target_db.value("SELECT count(*) FROM t") == len(targets)
 
 
@@ -401,8 +405,7 @@ async def test_what_its_command_line_says_is_shown(target_db: Database) -> None:
     assert target_db.fetch(shown) == [(oid, False, "p")]
     sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(binary=True, streaming="on"), settings=Settings())
     assert await sink.exists(NAME)
-    await sink.open(NAME, lambda _: None)
-    await sink.close()
+    await (await sink.open(NAME, lambda _: None)).close()
     assert target_db.fetch(shown) == [(oid, True, "t")]
 
 
@@ -411,7 +414,7 @@ async def test_first_report_is_written_while_status_is_read(target_db: Database,
         live_workers = PostgresStore.live_workers
 
         async def report_first(store: PostgresStore, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
-            await feed.sink.report([WorkerActivity()], None)
+            await feed.opened.report([WorkerActivity()], None)
             return await live_workers(store, workers)
 
         monkeypatch.setattr(PostgresStore, "live_workers", report_first)
@@ -422,9 +425,9 @@ async def test_first_report_is_written_while_status_is_read(target_db: Database,
 async def test_dropped_and_opened_again(target_db: Database) -> None:
     """An entry that was dropped is not created again: no process would run it, and its name would be taken."""
     sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(), settings=Settings())
-    await sink.open(NAME, lambda _: None)
+    opened = await sink.open(NAME, lambda _: None)
     target_db.execute("DELETE FROM subscriber.pg_subscription")
+    await opened.close()
     with pytest.raises(SubscriptionChanged, match="was dropped or renamed"):
         await sink.open(NAME, lambda _: None)
-    await sink.close()
     assert target_db.fetch("SELECT count(*) FROM subscriber.pg_subscription") == [(0,)]

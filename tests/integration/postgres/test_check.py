@@ -121,7 +121,7 @@ async def test_role_without_rights(target_db: Database, plain_role: str) -> None
 async def test_catalog_of_another_version_or_owner(target_db: Database, plain_role: str) -> None:
     feed = Feed(target_db)
     await feed.open()
-    await feed.sink.close()
+    await feed.opened.close()
     assert await findings(target_db) == []
     found = await findings(target_db, target=plain_role)
     assert 'role "checker" cannot use schema "subscriber" of the target: permission denied for table pg_subscription' in [

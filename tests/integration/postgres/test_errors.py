@@ -180,7 +180,7 @@ async def test_failing_batch_is_applied_one_by_one(target_db: Database) -> None:
             feed.transaction(remote.insert(3)),
         ]
         with pytest.raises(ApplyError) as caught:
-            await feed.sink.apply(feed.batch(*transactions))
+            await feed.opened.apply(feed.batch(*transactions))
         assert f"in transaction {transactions[2].xid}, finished at {transactions[2].final_lsn}" in caught.value.one_line()
         assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(0,), (1,)]
         assert target_db.fetch("SELECT id, a, b FROM w ORDER BY id") == [(1, None, None), (3, 1, 2)]
@@ -189,7 +189,7 @@ async def test_failing_batch_is_applied_one_by_one(target_db: Database) -> None:
         assert (counted.transactions, counted.inserts) == (3, 4)
 
         target_db.execute("DELETE FROM t WHERE id = 0")
-        await feed.sink.apply(feed.batch(*transactions))
+        await feed.opened.apply(feed.batch(*transactions))
         assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(0,), (1,), (2,), (3,)]
         assert feed.position() == transactions[3].end_lsn
 
@@ -296,7 +296,7 @@ async def test_role_without_rights(target_db: Database) -> None:
         error = await refused(feed, remote.relation, remote.insert(1))
         assert str(error) == "permission denied for table t"
         assert error.hint
-        await feed.sink.close()
+        await feed.opened.close()
 
         feed = Feed(target_db)
         feed.sink = feed.new_sink(target_db.conninfo(user="plain", password="pw"))
@@ -308,7 +308,7 @@ async def test_role_without_rights(target_db: Database) -> None:
         await feed.apply(other.relation, other.insert(1))
         assert target_db.fetch("SELECT id FROM u") == [(1,)]
     finally:
-        await feed.sink.close()
+        await feed.opened.close()
         target_db.execute(
             "REASSIGN OWNED BY plain, other_owner TO CURRENT_USER; DROP OWNED BY plain, other_owner; DROP ROLE plain, other_owner"
         )

@@ -19,8 +19,8 @@ async def test_a_synchronization_that_is_being_stored_is_waited_for(target_db: D
     # read as FINISHEDCOPY, the apply worker would skip changes after the handover, and no worker would apply them
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     async with opened(target_db) as feed:
-        await feed.sink.add_tables([T], TableEntry(TableState.INIT))
-        dying = feed.sink.open_table(T)
+        await feed.opened.add_tables([T], TableEntry(TableState.INIT))
+        dying = feed.opened.open_table(T)
         await dying.begin()
         await dying.start_copy()
         await dying.finish_copy(Position("slot", "7000000000000000001", 1, Lsn(0x1100)))
@@ -32,7 +32,7 @@ async def test_a_synchronization_that_is_being_stored_is_waited_for(target_db: D
                 "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
                 1,
             )
-            reading = asyncio.create_task(feed.sink.tables())
+            reading = asyncio.create_task(feed.opened.tables())
             await lock_refused(target_db)
             assert not reading.done(), "the state was read while it may still change"
             assert not storing.done()

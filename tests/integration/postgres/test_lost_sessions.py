@@ -43,12 +43,12 @@ async def _opened(target: Database) -> AsyncIterator[tuple[Feed, FrozenProxy]]:
         feed.sink = feed.new_sink(url)
         await feed.open()
         try:
-            await feed.sink.add_tables([T], TableEntry(TableState.INIT))
+            await feed.opened.add_tables([T], TableEntry(TableState.INIT))
             yield feed, proxy
         finally:
             # so that the end waits for no frozen session
             proxy.close()
-            await feed.sink.close()
+            await feed.opened.close()
 
 
 async def _lose(table: PostgresTableSink, proxy: FrozenProxy) -> None:
@@ -65,7 +65,7 @@ async def _rows() -> AsyncIterator[bytes]:
 
 async def test_table_whose_session_is_lost(target_db: Database) -> None:
     async with _opened(target_db) as (feed, proxy):
-        table = feed.sink.open_table(T)
+        table = feed.opened.open_table(T)
         await table.begin()
         await _lose(table, proxy)
         try:
@@ -76,24 +76,24 @@ async def test_table_whose_session_is_lost(target_db: Database) -> None:
 
 async def test_states_are_read_after_a_tables_session_is_lost(target_db: Database) -> None:
     async with _opened(target_db) as (feed, proxy):
-        await feed.sink.close()
-        table = feed.sink.open_table(T)
+        await feed.opened.close()
+        table = feed.opened.open_table(T)
         await table.begin()
         await table.start_copy()
         await table.finish_copy(AT)
         await _lose(table, proxy)
         await feed.open()
-        assert await feed.sink.tables() == {T: TableEntry(TableState.FINISHEDCOPY)}
+        assert await feed.opened.tables() == {T: TableEntry(TableState.FINISHEDCOPY)}
 
 
 async def test_table_that_left_a_group_whose_session_is_lost(target_db: Database) -> None:
     async with _opened(target_db) as (feed, proxy):
-        group = feed.sink.open_group()
+        group = feed.opened.open_group()
         assert T in await group.begin([T])
         await group.copy(published("t", "*id"), CopyFormat.TEXT, _rows())
         proxy.freeze()
         group._connection.terminate()
-        table = feed.sink.open_table(T)
+        table = feed.opened.open_table(T)
         try:
             assert await table.begin() == TableEntry(TableState.INIT)
         finally:
@@ -129,7 +129,7 @@ async def _waiting_report(feed: Feed, target: Database) -> AsyncIterator[asyncio
     """A report in the middle of its transaction, whose next statement waits for a lock until the block is left."""
     with target.connect() as other, other.transaction():
         other.execute("LOCK TABLE subscriber.worker IN ACCESS EXCLUSIVE MODE")
-        report = asyncio.create_task(feed.sink.report([WorkerActivity()], None))
+        report = asyncio.create_task(feed.opened.report([WorkerActivity()], None))
         await asyncio.to_thread(target.wait, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'", 1)
         yield report
 
@@ -145,16 +145,16 @@ async def test_cancelled_report_waits_for_no_answer(target_db: Database) -> None
 async def test_report_after_one_whose_session_is_lost(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_IDLE_IN_TRANSACTION", "1s")
     async with _opened(target_db) as (feed, proxy):
-        await feed.sink.report([WorkerActivity()], None)
+        await feed.opened.report([WorkerActivity()], None)
         async with _waiting_report(feed, target_db) as report:
             proxy.freeze()
             # now its backend is idle in a transaction that has deleted a row
-            feed.sink._open.reader.connection.terminate()
+            feed.opened.reader.connection.terminate()
             await asyncio.wait([report])
             assert isinstance(report.exception(), TargetUnavailable)
         await feed.open()
         async with asyncio.timeout(WAIT_SECONDS):
-            await feed.sink.report([WorkerActivity(changes=7)], None)
+            await feed.opened.report([WorkerActivity(changes=7)], None)
     assert target_db.fetch("SELECT changes FROM subscriber.worker") == [(7,)]
 
 
@@ -164,5 +164,5 @@ async def test_session_outlives_a_cancelled_report(target_db: Database) -> None:
             report.cancel()
             await asyncio.wait([report], timeout=WAIT_SECONDS)
             assert report.cancelled()
-        await feed.sink.report([WorkerActivity(changes=7)], None)
+        await feed.opened.report([WorkerActivity(changes=7)], None)
     assert target_db.fetch("SELECT changes FROM subscriber.worker") == [(7,)]

@@ -39,7 +39,7 @@ def streamed(feed: Feed, given: list[bytes]) -> Transaction:
 
 async def begin(feed: Feed) -> ParallelTransaction:
     feed.subscribe("public", "t")
-    return await feed.sink.open_parallel(TOP, lambda _: True)
+    return await feed.opened.open_parallel(TOP, lambda _: True)
 
 
 async def test_moves_the_position_with_the_rows(any_target_db: Database) -> None:
@@ -63,7 +63,7 @@ async def test_moves_the_position_with_the_rows(any_target_db: Database) -> None
         # what was described there is known
         await feed.apply(REMOTE.insert(99))
         # once more, as after a crash: it is passed over
-        again = await feed.sink.open_parallel(TOP, lambda _: True)
+        again = await feed.opened.open_parallel(TOP, lambda _: True)
         await again.apply([records(50, 1)[0]])
         await again.apply([])
         assert not await again.commit(streamed_again(transaction))
@@ -91,7 +91,7 @@ async def test_what_is_prepared_is_not_tried(target_db: Database) -> None:
         ((gid,),) = target_db.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
         target_db.execute(f"COMMIT PREPARED '{gid}'")
         await is_refused()
-        await feed.sink.commit_prepared(feed.commit_prepared(prepared))
+        await feed.opened.commit_prepared(feed.commit_prepared(prepared))
         await (await begin(feed)).roll_back()
 
 
@@ -171,7 +171,7 @@ async def test_cannot_commit_without_the_apply_session(target_db: Database) -> N
     assert target_db.value("SELECT count(*) FROM t") == 0
     assert feed.position() == before
     with contextlib.suppress(TargetUnavailable):
-        await feed.sink.close()
+        await feed.opened.close()
 
 
 async def test_the_next_process_waits_for_commits_under_way(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +191,8 @@ async def test_the_next_process_waits_for_commits_under_way(target_db: Database,
         await lock_refused(target_db)
         assert not opening.done()
         left.execute("SELECT pg_advisory_unlock_shared(%s)", (key,))
-        await asyncio.wait_for(opening, WAIT_SECONDS)
-    await feed.sink.close()
+        feed.opened = await asyncio.wait_for(opening, WAIT_SECONDS)
+    await feed.opened.close()
 
 
 async def test_the_next_process_ends_what_does_not_end(target_db: Database) -> None:
@@ -201,11 +201,11 @@ async def test_the_next_process_ends_what_does_not_end(target_db: Database) -> N
         key = parallel_key(feed.oid)
     with contextlib.closing(target_db.connect()) as left:
         left.execute("SELECT pg_advisory_lock_shared(%s)", (key,))
-        state = await asyncio.wait_for(feed.sink.open(NAME, feed.durable.append), WAIT_SECONDS)
-        assert state.position is not None
+        feed.opened = await asyncio.wait_for(feed.sink.open(NAME, feed.durable.append), WAIT_SECONDS)
+        assert feed.opened.state.position is not None
         with pytest.raises(psycopg.errors.AdminShutdown):
             left.execute("SELECT 1")
-    await feed.sink.close()
+    await feed.opened.close()
 
 
 async def test_a_session_of_another_user_is_not_ours_to_end(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,9 @@ AT = Position("pg_1_sync_2_3", "7000000000000000001", 1, Lsn(0x1100))
 @asynccontextmanager
 async def syncing(database: Database, table: TableName = T) -> AsyncIterator[tuple[Feed, PostgresTableSink]]:
     async with opened(database) as feed:
-        if table not in await feed.sink.tables():
-            await feed.sink.add_tables([table], TableEntry(TableState.INIT))
-        sink = feed.sink.open_table(table)
+        if table not in await feed.opened.tables():
+            await feed.opened.add_tables([table], TableEntry(TableState.INIT))
+        sink = feed.opened.open_table(table)
         try:
             yield feed, sink
         finally:
@@ -76,10 +76,10 @@ async def test_from_init_to_ready(any_target_db: Database) -> None:
         assert (await sink.position()).lsn == later.end_lsn
         await sink.finish_sync(Lsn(0x5000))
         assert any_target_db.fetch("SELECT id, v, extra FROM t ORDER BY id") == [(1, "b", 5), (2, None, 5), (3, "c", 5)]
-        assert await feed.sink.tables() == {T: TableEntry(TableState.SYNCDONE, Lsn(0x5000))}
+        assert await feed.opened.tables() == {T: TableEntry(TableState.SYNCDONE, Lsn(0x5000))}
         assert any_target_db.value('SELECT count(*) FROM subscriber."position" WHERE srrelid <> 0') == 0
         assert await sink.begin() == TableEntry(TableState.SYNCDONE, Lsn(0x5000))
-        await feed.sink.set_ready({T: Lsn(0x5000)})
+        await feed.opened.set_ready({T: Lsn(0x5000)})
         assert await sink.begin() == TableEntry(TableState.READY, Lsn(0x5000))
         assert any_target_db.value("SELECT count(*) FROM subscriber.copy_part") == 0
 
@@ -102,9 +102,9 @@ async def test_calls_out_of_turn(target_db: Database) -> None:
         with pytest.raises(TargetError, match="is already copied"):
             await sink.start_copy()
         with pytest.raises(RelationError, match=r'relation "public\.nowhere" does not exist'):
-            await feed.sink.open_table(TableName("public", "nowhere")).begin()
+            await feed.opened.open_table(TableName("public", "nowhere")).begin()
         target_db.execute("CREATE TABLE other (id int)")
-        other = feed.sink.open_table(TableName("public", "other"))
+        other = feed.opened.open_table(TableName("public", "other"))
         with pytest.raises(RelationError, match=r'table "public\.other" is not part of the subscription'):
             await other.begin()
         await other.close()
@@ -175,7 +175,7 @@ async def test_crash_after_some_parts_undoes_exactly_those(target_db: Database, 
         await sink.close()
         await feed.reopen()
 
-        successor = feed.sink.open_table(T)
+        successor = feed.opened.open_table(T)
         assert await successor.begin() == TableEntry(TableState.INIT)
         assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(1000,), (1001,)]
         assert (state(target_db), target_db.value("SELECT count(*) FROM subscriber.copy_part")) == ("i", 0)
@@ -262,7 +262,7 @@ async def test_control_session_killed(target_db: Database) -> None:
             await sink.finish_copy(AT)
         assert await sink.begin() == TableEntry(TableState.INIT)
         assert target_db.value("SELECT count(*) FROM t") == 0
-        assert feed.sink._open.session.usable
+        assert feed.opened.session.usable
 
 
 async def test_part_of_a_dead_process_commits_nothing_after_its_successor_began(target_db: Database) -> None:
@@ -272,10 +272,10 @@ async def test_part_of_a_dead_process_commits_nothing_after_its_successor_began(
         await zombie.start_copy()
         # it loses its lock, but lives on
         target_db.execute(f"SELECT pg_terminate_backend({zombie._control.connection.info.backend_pid})")
-        successor = feed.sink.open_table(T)
+        successor = feed.opened.open_table(T)
         assert await successor.begin() == TableEntry(TableState.INIT)
         await successor.start_copy()
-        lost, zombie._session = zombie._session, feed.sink._open.session  # only to make another connection with
+        lost, zombie._session = zombie._session, feed.opened.session  # only to make another connection with
         with pytest.raises(TargetUnavailable, match="was begun again by another process"):
             await zombie.copy(["id", "v"], CopyFormat.TEXT, text((1, "zombie")))
         zombie._session = lost
@@ -306,7 +306,7 @@ async def test_undoing_waits_for_a_part_that_is_still_being_written(
         copying = asyncio.create_task(old.copy(["id", "v"], CopyFormat.TEXT, slow()))
         await writing.wait()
         target_db.execute(f"SELECT pg_terminate_backend({old._control.connection.info.backend_pid})")
-        successor = feed.sink.open_table(T)
+        successor = feed.opened.open_table(T)
         beginning = asyncio.create_task(successor.begin())
         await lock_refused(target_db)
         assert not beginning.done()
@@ -329,7 +329,7 @@ async def test_second_synchronization_of_a_table(target_db: Database, monkeypatc
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     async with syncing(target_db) as (feed, sink):
         await sink.begin()
-        second = feed.sink.open_table(T)
+        second = feed.opened.open_table(T)
         with pytest.raises(SubscriptionInUse, match=r'synchronization of table "public\.t" is active for PID'):
             await second.begin()
         await sink.close()

@@ -43,7 +43,7 @@ async def test_prepare_and_commit(any_target_db: Database) -> None:
         between = await feed.apply(remote.insert(2))
         assert feed.position() == between.end_lsn
         message = feed.commit_prepared(prepared)
-        await feed.sink.commit_prepared(message)
+        await feed.opened.commit_prepared(message)
         assert gids(any_target_db) == []
         assert ids(any_target_db) == [1, 2]
         assert feed.position() == message.end_lsn == feed.durable[-1]
@@ -56,10 +56,10 @@ async def test_prepare_and_rollback(any_target_db: Database) -> None:
     async with opened(any_target_db) as feed:
         prepared = await feed.prepare(remote.relation, remote.insert(1))
         message = feed.rollback_prepared(prepared)
-        await feed.sink.rollback_prepared(message)
+        await feed.opened.rollback_prepared(message)
         assert (gids(any_target_db), ids(any_target_db)) == ([], [])
         assert feed.position() == message.rollback_end_lsn == feed.durable[-1]
-        await feed.sink.rollback_prepared(message)
+        await feed.opened.rollback_prepared(message)
         await feed.apply(remote.insert(1))
         assert ids(any_target_db) == [1]
 
@@ -67,7 +67,7 @@ async def test_prepare_and_rollback(any_target_db: Database) -> None:
 async def test_lone_rollback(target_db: Database) -> None:
     async with opened(target_db) as feed:
         message = feed.rollback_prepared(feed.transaction())
-        await feed.sink.rollback_prepared(message)
+        await feed.opened.rollback_prepared(message)
         assert feed.position() == message.rollback_end_lsn
 
 
@@ -78,18 +78,18 @@ async def test_prepared_late_right_before_its_commit(target_db: Database) -> Non
         late = feed.transaction(remote.relation, remote.insert(1))
         other = await feed.apply(remote.relation, remote.insert(2))
         assert late.end_lsn < other.end_lsn
-        await feed.sink.prepare(PreparedTransaction(late, "g"), feed.gate)
+        await feed.opened.prepare(PreparedTransaction(late, "g"), feed.gate)
         assert feed.position() == other.end_lsn
         assert len(gids(target_db)) == 1
         message = feed.commit_prepared(late)
         # crash after the PREPARE: both are sent again
         await feed.reopen()
-        await feed.sink.prepare(PreparedTransaction(late, "g"), feed.gate)
+        await feed.opened.prepare(PreparedTransaction(late, "g"), feed.gate)
         target_db.execute(f"COMMIT PREPARED 'pg_gid_{feed.oid}_{late.xid}'")
         # crash after COMMIT PREPARED: both are sent again
         await feed.reopen()
-        await feed.sink.prepare(PreparedTransaction(late, "g"), feed.gate)
-        await feed.sink.commit_prepared(message)
+        await feed.opened.prepare(PreparedTransaction(late, "g"), feed.gate)
+        await feed.opened.commit_prepared(message)
         assert (gids(target_db), ids(target_db)) == ([], [1, 2])
         assert feed.position() == message.end_lsn
         assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
@@ -104,12 +104,12 @@ async def test_several_at_once_and_an_empty_one(target_db: Database) -> None:
         hidden = feed.transaction(remote.insert(4))
         feed.closed = {"public.t"}
         target_db.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 'f'")
-        await feed.sink.prepare(PreparedTransaction(hidden, "g"), feed.gate)
+        await feed.opened.prepare(PreparedTransaction(hidden, "g"), feed.gate)
         feed.closed = set()
         assert len(gids(target_db)) == 4
         for transaction in (third, empty, hidden):
-            await feed.sink.commit_prepared(feed.commit_prepared(transaction))
-        await feed.sink.rollback_prepared(feed.rollback_prepared(first))
+            await feed.opened.commit_prepared(feed.commit_prepared(transaction))
+        await feed.opened.rollback_prepared(feed.rollback_prepared(first))
         assert (gids(target_db), ids(target_db)) == ([], [3])
         assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
 
@@ -125,7 +125,7 @@ async def test_every_message_may_come_again_after_a_crash(target_db: Database, e
             if crashed_before_the_position:
                 move_back(target_db, START)
             await feed.reopen()
-            await feed.sink.prepare(PreparedTransaction(prepared, "g"), feed.gate)
+            await feed.opened.prepare(PreparedTransaction(prepared, "g"), feed.gate)
             assert len(gids(target_db)) == 1
             assert feed.position() == prepared.end_lsn
 
@@ -138,19 +138,19 @@ async def test_every_message_may_come_again_after_a_crash(target_db: Database, e
             await feed.reopen()
             target_db.execute(f"COMMIT PREPARED 'pg_gid_{feed.oid}_{prepared.xid}'")
             await feed.reopen()
-            await feed.sink.commit_prepared(message)
+            await feed.opened.commit_prepared(message)
             end_lsn = message.end_lsn
             # everything done, and once more
             await feed.reopen()
-            await feed.sink.commit_prepared(message)
+            await feed.opened.commit_prepared(message)
         else:
             gone = feed.rollback_prepared(prepared)
             target_db.execute(f"ROLLBACK PREPARED 'pg_gid_{feed.oid}_{prepared.xid}'")
             await feed.reopen()
-            await feed.sink.rollback_prepared(gone)
+            await feed.opened.rollback_prepared(gone)
             end_lsn = gone.rollback_end_lsn
             await feed.reopen()
-            await feed.sink.rollback_prepared(gone)
+            await feed.opened.rollback_prepared(gone)
         assert gids(target_db) == []
         assert ids(target_db) == ([1, 2] if end == "commit" else [2])
         assert feed.position() == end_lsn
@@ -165,7 +165,7 @@ async def test_prepared_transaction_rolled_back_in_the_target(target_db: Databas
         with pytest.raises(
             DataLossError, match=f'prepared transaction with identifier "pg_gid_{feed.oid}_{prepared.xid}" does not exist'
         ) as caught:
-            await feed.sink.commit_prepared(feed.commit_prepared(prepared))
+            await feed.opened.commit_prepared(feed.commit_prepared(prepared))
         assert caught.value.hint
         assert feed.position() == prepared.end_lsn
 
@@ -188,9 +188,9 @@ async def test_position_moves_while_a_transaction_is_prepared_after_a_reopen(tar
     async with opened(target_db) as feed:
         prepared = await feed.prepare(remote.relation, remote.insert(1))
         await feed.reopen()
-        await feed.sink.advance(Lsn(feed.lsn + 0x1000))
+        await feed.opened.advance(Lsn(feed.lsn + 0x1000))
         feed.lsn += 0x1000
-        await feed.sink.commit_prepared(feed.commit_prepared(prepared))
+        await feed.opened.commit_prepared(feed.commit_prepared(prepared))
         assert ids(target_db) == [1]
 
 
@@ -208,4 +208,4 @@ async def test_target_without_prepared_transactions(make_server: Callable[..., E
         findings = await feed.sink.check([], two_phase=True)
         assert ["prepared transactions are disabled" in finding.message for finding in findings] == [True]
         assert await feed.sink.check([], two_phase=False) == []
-        await feed.sink.close()
+        await feed.opened.close()

@@ -159,7 +159,7 @@ async def test_locale_dependent_settings_of_the_database_do_not_matter(target_db
         await feed.apply(remote.relation, remote.insert(1, "2024-03-04", "-1 days +02:00:00", "2024-03-04 05:06:07+00", "ł"))
         query = "SELECT to_char(d, 'YYYYMMDD'), extract(epoch FROM i)::int, extract(epoch FROM z)::int, v FROM public.t"
         assert target_db.fetch(query) == [("20240304", -79200, 1709528767, "ł")]
-        session = feed.sink._open.session
+        session = feed.opened.session
         assert await session.fetch("SHOW statement_timeout") == [("0",)]
         assert await session.fetch("SHOW default_transaction_isolation") == [("read committed",)]
 

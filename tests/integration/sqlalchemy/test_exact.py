@@ -44,7 +44,7 @@ async def fed(target: ComplianceTarget, *tables: Table, settings: Settings | Non
     await feed.open()
     await feed.describe(*tables)
     for table in tables:
-        await feed.sink.add_tables([table.name], TableEntry(TableState.READY))
+        await feed.opened.add_tables([table.name], TableEntry(TableState.READY))
     return feed
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.abc import CopyFormat, Position, TableEntry, TableState
+from subscriber.abc import CopyFormat, OpenedSink, Position, TableEntry, TableState
 from subscriber.catalog.store import writer_key
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.opened import OpenedSqlAlchemySink
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
@@ -30,12 +31,10 @@ def target(request: pytest.FixtureRequest) -> ComplianceTarget:
     return MariaDBTarget(request.getfixturevalue("mariadb_db"))
 
 
-async def _lose_lock(sink: object) -> None:
+async def _lose_lock(opened: object) -> None:
     """As when a server forgets a session whose client does not know yet: another process may take the lock."""
-    assert isinstance(sink, SqlAlchemySink)
-    opened = sink._opened
-    assert opened is not None
-    await opened.locks.release(writer_key(opened.fence.oid))
+    assert isinstance(opened, OpenedSqlAlchemySink)
+    await opened._locks.release(writer_key(opened.state.oid))
 
 
 async def test_a_writer_that_lost_its_lock(target: ComplianceTarget) -> None:
@@ -43,7 +42,7 @@ async def test_a_writer_that_lost_its_lock(target: ComplianceTarget) -> None:
     await feed.open()
     await feed.create(T)
     await feed.apply(T.relation, T.insert(1, "a"))
-    earlier = feed.sink
+    earlier = feed.opened
     table = earlier.open_table(T.name)
     await _lose_lock(earlier)
     feed.sink = target.new_sink()
@@ -62,7 +61,7 @@ async def test_a_writer_that_lost_its_lock(target: ComplianceTarget) -> None:
                 await late
         await feed.give(written)
         await feed.expect(T, (1, "a"), (2, "written by the later one"))
-        assert await feed.sink.tables() == {T.name: TableEntry(TableState.READY)}
+        assert await feed.opened.tables() == {T.name: TableEntry(TableState.READY)}
     finally:
         await table.close()
         await earlier.close()
@@ -75,13 +74,11 @@ async def test_a_transaction_under_way_is_waited_for(target: ComplianceTarget) -
     feed = Feed(target)
     await feed.open()
     await feed.create(T)
-    earlier = feed.sink
-    assert isinstance(earlier, SqlAlchemySink)
-    opened = earlier._opened
-    assert opened is not None
+    earlier = feed.opened
+    assert isinstance(earlier, OpenedSqlAlchemySink)
     later = target.new_sink()
     transaction = feed.transaction(T.relation, T.insert(1, "late"))
-    opening: asyncio.Task[object] | None = None
+    opening: asyncio.Task[OpenedSink] | None = None
     held = asyncio.Event()
     opening_began = asyncio.Event()
 
@@ -97,25 +94,25 @@ async def test_a_transaction_under_way_is_waited_for(target: ComplianceTarget) -
         held.set()
 
     try:
-        await opened.applier.apply_all([transaction], feed.gate, opened.applier.relations, finish)
+        await earlier._applier.apply_all([transaction], feed.gate, earlier._applier.relations, finish)
         assert held.is_set()
         assert opening is not None
-        state = await opening
-        assert getattr(state, "position").lsn == transaction.end_lsn  # noqa: B009
+        position = (await opening).state.position
+        assert position is not None
+        assert position.lsn == transaction.end_lsn
     finally:
-        await later.close()
+        if opening is not None:
+            await (await opening).close()
         await earlier.close()
     await feed.expect(T, (1, "late"))
 
 
-async def _release_only(sink: SqlAlchemySink) -> None:
+async def _release_only(opened: OpenedSqlAlchemySink) -> None:
     """Give the lock back past the session, which is in the middle of a transaction."""
-    opened = sink._opened
-    assert opened is not None
-    key = writer_key(opened.fence.oid)
-    match sink._database.dialect_name:
+    key = writer_key(opened.state.oid)
+    match opened._database.dialect_name:
         case "sqlite":
-            await opened.locks.release(key)
+            await opened._locks.release(key)
         case _:
             await opened.session.connection.exec_driver_sql("SELECT RELEASE_ALL_LOCKS()")
 
@@ -131,7 +128,6 @@ async def test_two_at_once(target: ComplianceTarget, monkeypatch: pytest.MonkeyP
         await feed.create(T)
         await feed.apply(T.relation, T.insert(1, "a"))
     finally:
-        await other.close()
         await feed.close()
 
 
@@ -139,12 +135,12 @@ async def test_table_synchronization_resumes_when_the_sink_is_opened_again(targe
     feed = Feed(target)
     await feed.open()
     await feed.begin(TableState.INIT, T)
-    table = feed.sink.open_table(T.name)
+    table = feed.opened.open_table(T.name)
 
     async def rows() -> object:
         yield b"1\ta\n"
-        await feed.sink.close()
-        await feed.sink.open(feed.name, lambda _: None)
+        await feed.opened.close()
+        await feed.open()
         yield b"2\tb\n"
 
     try:
@@ -159,18 +155,13 @@ async def test_table_synchronization_resumes_when_the_sink_is_opened_again(targe
         await feed.close()
 
 
-async def test_calls_on_a_sink_that_is_not_open(tmp_path: Path) -> None:
+async def test_changes_before_the_first_position(tmp_path: Path) -> None:
     sink = SqlAlchemySink(f"sqlite:///{tmp_path / 'replica.db'}", options=SubscriptionOptions(), settings=Settings())
-    with pytest.raises(TargetUnavailable, match="not open"):
-        await sink.advance(START)
-    with pytest.raises(TargetUnavailable, match="not open"):
-        sink.open_table(T.name)
     assert not await sink.exists("s")
     assert not (tmp_path / "replica.db").exists()
-    await sink.open("s", lambda _: None)
+    opened = await sink.open("s", lambda _: None)
     with pytest.raises(TargetError, match="has no position"):
-        await sink.apply(Feed(SqliteTarget(tmp_path / "replica.db")).batch())
-    await sink.close()
-    await sink.close()
+        await opened.apply(Feed(SqliteTarget(tmp_path / "replica.db")).batch())
+    await opened.close()
+    await opened.close()
     assert await sink.exists("s")
-    assert not await sink.exists("another")

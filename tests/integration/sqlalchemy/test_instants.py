@@ -21,7 +21,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.sqlalchemy.apply import prepared_transactions
 from subscriber.sinks.sqlalchemy.copy import table_sync
-from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
+from subscriber.sinks.sqlalchemy.opened import OpenedSqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import Table
@@ -78,12 +78,12 @@ class History:
     """What a publisher sends, and the rows at each position."""
 
     def __init__(self, feed: Feed) -> None:
-        self.events: list[tuple[Lsn, Callable[[SqlAlchemySink], Awaitable[None]]]] = []
+        self.events: list[tuple[Lsn, Callable[[OpenedSqlAlchemySink], Awaitable[None]]]] = []
         self.rows: dict[Lsn, Rows] = {START: {}}
         self._feed = feed
         self._now: Rows = {}
 
-    def _add(self, lsn: Lsn, give: Callable[[SqlAlchemySink], Awaitable[None]]) -> None:
+    def _add(self, lsn: Lsn, give: Callable[[OpenedSqlAlchemySink], Awaitable[None]]) -> None:
         self.events.append((lsn, give))
         self.rows[lsn] = dict(self._now)
 
@@ -154,12 +154,12 @@ def _target(kind: str, request: pytest.FixtureRequest) -> Callable[[], Complianc
 
 
 async def _live(history: History, target: ComplianceTarget) -> None:
-    """One process: it reads its position, and applies the rest."""
-    sink = target.new_sink()
-    assert isinstance(sink, SqlAlchemySink)
+    """One process: it looks at where it is, and does the rest."""
+    durable: list[Lsn] = []
+    sink = await target.new_sink().open("instants", durable.append)
+    assert isinstance(sink, OpenedSqlAlchemySink)
     try:
-        durable: list[Lsn] = []
-        state = await sink.open("instants", durable.append)
+        state = sink.state
         if state.position is None:
             await sink.set_position(Position("slot", SYSTEM, 1, START))
             await sink.describe_tables([T.published])
@@ -214,7 +214,7 @@ async def _anew(kind: str, make: Callable[[], ComplianceTarget], before: Complia
         return made
     await before.clear(T)
     sink = before.new_sink()
-    database = sink._database  # type: ignore[attr-defined]
+    database = sink._shared.database  # type: ignore[attr-defined]
     async with database.writing() as connection:
         for table in (database.tables.prepared_transaction_chunk, *database.tables.by_name.values()):
             await connection.execute(table.delete())
@@ -240,9 +240,9 @@ async def _synchronize(feed: Feed, later: Transaction, before: Rows) -> None:
     try:
         await feed.open()
         await feed.describe(T)
-        if not await feed.sink.tables():
-            await feed.sink.add_tables([T.name], TableEntry(TableState.INIT))
-        table = feed.sink.open_table(T.name)
+        if not await feed.opened.tables():
+            await feed.opened.add_tables([T.name], TableEntry(TableState.INIT))
+        table = feed.opened.open_table(T.name)
         try:
             entry = await table.begin()
             if entry.state is TableState.INIT:
@@ -260,7 +260,7 @@ async def _synchronize(feed: Feed, later: Transaction, before: Rows) -> None:
             assert await _rows(feed.target) == copied | {8: "later"}
         finally:
             await table.close()
-        assert await feed.sink.tables() == {T.name: TableEntry(TableState.SYNCDONE, later.end_lsn)}
+        assert await feed.opened.tables() == {T.name: TableEntry(TableState.SYNCDONE, later.end_lsn)}
     finally:
         await feed.close()
 

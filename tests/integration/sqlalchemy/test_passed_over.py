@@ -20,7 +20,7 @@ def missing(statistics: ApplyStatistics) -> tuple[int, int]:
 async def opened(feed: Feed, table: Table) -> None:
     await feed.open()
     await feed.describe(table)
-    await feed.sink.add_tables([table.name], TableEntry(TableState.READY))
+    await feed.opened.add_tables([table.name], TableEntry(TableState.READY))
 
 
 async def changed(feed: Feed, table: Table) -> None:

@@ -244,7 +244,7 @@ async def _copied(feed: Feed, table: Table, *lines: bytes) -> None:
         for line in lines:
             yield line
 
-    sink = feed.sink.open_table(table.name)
+    sink = feed.opened.open_table(table.name)
     try:
         assert await sink.begin() == TableEntry(TableState.INIT)
         await sink.start_copy()
@@ -398,5 +398,5 @@ async def test_values_that_the_driver_cannot_pass(tmp_path: Path) -> None:
     assert "secret" not in caught.value.one_line()
     assert 'relation "public.t" column "v"' in caught.value.one_line()
     assert await feed.position() == done.end_lsn
-    assert await feed.sink.tables() == {T.name: TableEntry(TableState.READY)}
+    assert await feed.opened.tables() == {T.name: TableEntry(TableState.READY)}
     await feed.close()

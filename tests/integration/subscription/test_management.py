@@ -23,7 +23,7 @@ from subscriber import (
 )
 from subscriber.abc import TableEntry, TableName
 from subscriber.errors import PublisherUnavailable, RelationError, TargetUnavailable
-from subscriber.sinks.postgres.sink import PostgresSink
+from subscriber.sinks.postgres.opened import OpenedPostgresSink
 from subscriber.subscription.targets import open_catalog, open_target
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.managed import QUICK, create, launched, same
@@ -222,18 +222,15 @@ async def test_a_worker_that_comes_late_makes_nothing(publisher18_db: Database, 
     sink = open_target(target_db.dsn, SubscriptionOptions(), QUICK, defined=True)
     with pytest.raises(SubscriptionChanged):
         await sink.open(name, lambda _: None)
-    await sink.close()
     # the same between two connections of one that its command line defines; looked for, it is made
     sink = open_target(target_db.dsn, SubscriptionOptions(), QUICK)
-    await sink.open(name, lambda _: None)
-    await sink.close()
+    await (await sink.open(name, lambda _: None)).close()
     await drop_subscription(name, target=target_db.dsn, settings=QUICK)
     with pytest.raises(SubscriptionChanged):
         await sink.open(name, lambda _: None)
     assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
     assert not await sink.exists(name)
-    await sink.open(name, lambda _: None)
-    await sink.close()
+    await (await sink.open(name, lambda _: None)).close()
     await drop_subscription(name, target=target_db.dsn, settings=QUICK)
 
 
@@ -242,14 +239,14 @@ async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Dat
     tables(publisher18_db, target_db, "t", "u", "w")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u, w; INSERT INTO u VALUES (1, 'u')")
     name = await create(publisher18_db, target_db)
-    add_tables = PostgresSink.add_tables
+    add_tables = OpenedPostgresSink.add_tables
 
-    async def add_one(self: PostgresSink, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+    async def add_one(self: OpenedPostgresSink, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
         await add_tables(self, [table for table in tables if table.name != "w"], entry)
         raise TargetUnavailable("connection to the target was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(PostgresSink, "add_tables", add_one)
+        patched.setattr(OpenedPostgresSink, "add_tables", add_one)
         async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
             with pytest.raises(TargetUnavailable) as caught:
                 await subscription.add_publications(["more"])
@@ -284,10 +281,10 @@ async def test_errors_that_the_target_cannot_spell(publisher18_db: Database, tar
             assert target.value(text) == (error if encoding == "UTF8" and error.isprintable() else escaped)
         await catalog.close()
         sink = open_target(target.dsn, SubscriptionOptions(), QUICK)
-        await sink.open(name, lambda _: None)
-        await sink.report([], "нет")
+        opened = await sink.open(name, lambda _: None)
+        await opened.report([], "нет")
         assert target.value(text) == ("нет" if encoding == "UTF8" else r"\u043d\u0435\u0442")
-        await sink.close()
+        await opened.close()
         await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 

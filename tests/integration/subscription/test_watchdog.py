@@ -15,9 +15,12 @@ import pytest
 
 from subscriber import Settings, Subscription, SubscriptionOptions
 from subscriber.abc import Batch
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
+from subscriber.sinks.postgres.opened import OpenedPostgresSink
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
+from subscriber.sinks.sqlalchemy.opened import OpenedSqlAlchemySink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.server import EmbeddedServer
 from subscriber.waits import awaiting
@@ -37,7 +40,7 @@ SETTINGS = replace(QUICK, watchdog_timeout=1.0, wal_receiver_timeout=4.0, create
 
 
 class Stuck:
-    """Mixed into a sink: its first call hangs."""
+    """Mixed into a sink: the first transaction that is applied stands still."""
 
     stuck = False
 
@@ -46,17 +49,31 @@ class Stuck:
             self.stuck = True
             await asyncio.Event().wait()
 
+    async def before_apply(self) -> None:
+        await self.stand_still()
+
+    def made_to_stick(self, opened: OpenedPostgresSink | OpenedSqlAlchemySink) -> None:
+        apply = opened.apply
+
+        async def apply_late(batch: Batch) -> None:
+            await self.before_apply()
+            await apply(batch)
+
+        opened.__dict__["apply"] = apply_late
+
 
 class StuckPostgres(Stuck, PostgresSink):
-    async def apply(self, batch: Batch) -> None:
-        await self.stand_still()
-        await super().apply(batch)
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedPostgresSink:
+        opened = await super().open(name, on_durable)
+        self.made_to_stick(opened)
+        return opened
 
 
 class StuckSqlAlchemy(Stuck, SqlAlchemySink):
-    async def apply(self, batch: Batch) -> None:
-        await self.stand_still()
-        await super().apply(batch)
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedSqlAlchemySink:
+        opened = await super().open(name, on_durable)
+        self.made_to_stick(opened)
+        return opened
 
 
 @pytest.mark.parametrize("other_target", ["native", "sqlite", "mariadb"], indirect=True)
@@ -92,14 +109,13 @@ class _Silent:
         return False
 
 
-class AsksPostgres(Stuck, PostgresSink):
-    async def apply(self, batch: Batch) -> None:
+class AsksPostgres(StuckPostgres):
+    ready = False
+
+    async def before_apply(self) -> None:
         if self.ready:
             with awaiting(_Silent()):
                 await self.stand_still()
-        await super().apply(batch)
-
-    ready = False
 
 
 @pytest.mark.parametrize("other_target", ["native"], indirect=True)
@@ -283,7 +299,7 @@ async def test_session_that_looks_and_that_a_firewall_has_forgotten(other_target
     """The next look is through another one: else all that takes long would be given up, as if the target did not answer."""
     with behind_proxy(other_target) as (url, proxy):
         sink = PostgresSink(url, options=SubscriptionOptions(), settings=SETTINGS)
-        await sink.open("forgotten", lambda _: None)
+        opened = await sink.open("forgotten", lambda _: None)
         try:
             await sink.activity()
             proxy.freeze()
@@ -293,22 +309,22 @@ async def test_session_that_looks_and_that_a_firewall_has_forgotten(other_target
         finally:
             # so that the end waits for no frozen session
             proxy.close()
-            await sink.close()
+            await opened.close()
 
 
 async def test_turns_of_sqlite(sqlite_file: OtherTarget) -> None:
     """The apply worker waits while a table's transaction is long, as one that moves rows from a staging table: it was given up."""
     sink = SqlAlchemySink(sqlite_file.url, options=SubscriptionOptions(), settings=replace(SETTINGS, create_tables=True))
-    await sink.open("turns", lambda _: None)
+    opened = await sink.open("turns", lambda _: None)
     try:
         assert (await sink.activity()).idle == math.inf
-        table = await sink._database.connect()
+        table = await sink._shared.database.connect()
         async with table.transaction():
             found = await sink.activity()
         await table.close()
         assert (found.idle, found.tables_idle) == (0, 0)
     finally:
-        await sink.close()
+        await opened.close()
 
 
 @pytest.mark.parametrize("other_target", ["native"], indirect=True)
@@ -316,22 +332,22 @@ async def test_servers_behind_a_pooler(other_target: OtherTarget) -> None:
     """The PIDs that it gives are no session's: nothing is known of these, and they count as busy. What took long was given up."""
     with behind_proxy(other_target, pools=True) as (url, _):
         sink = PostgresSink(url, options=SubscriptionOptions(), settings=SETTINGS)
-        await sink.open("pooled", lambda _: None)
+        opened = await sink.open("pooled", lambda _: None)
         session = await Session.connect(url, application_name="test")
         try:
             assert (await sink.activity()).idle == 0
             assert await session.is_working()
         finally:
             await session.close()
-            await sink.close()
+            await opened.close()
 
 
 async def test_target_that_does_not_tell_what_it_does(target_db: Database) -> None:
     """Without track_activities nothing is known of its sessions: they count as busy."""
     target_db.execute("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET track_activities = off', current_database()); END $$")
     sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(), settings=SETTINGS)
-    await sink.open("silent", lambda _: None)
+    opened = await sink.open("silent", lambda _: None)
     try:
         assert (await sink.activity()).idle == 0
     finally:
-        await sink.close()
+        await opened.close()

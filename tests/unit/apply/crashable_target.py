@@ -91,7 +91,7 @@ class TargetServer:
 
 
 class CrashableSink:
-    """A :class:`subscriber.abc.Sink`.
+    """A :class:`subscriber.abc.Sink`, and what it opens.
 
     Args:
         server: the target.
@@ -124,6 +124,7 @@ class CrashableSink:
         self._statistics = ApplyStatistics()
         self._relations: dict[int, Relation] = {}
         self._on_durable: Callable[[Lsn], None] | None = None
+        self.state: SubscriptionState
 
     @property
     def statistics(self) -> ApplyStatistics:
@@ -153,7 +154,7 @@ class CrashableSink:
         await self._step("exists")
         return self.server.visible.position is not None
 
-    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> CrashableSink:
         await self._step("open")
         if self.server.writer not in {None, self}:
             raise SubscriptionInUse("the subscription is in use")
@@ -162,7 +163,7 @@ class CrashableSink:
         self._relations.clear()
         self.server.flush()  # what is returned will be acknowledged
         state = self.server.visible
-        return SubscriptionState(
+        self.state = SubscriptionState(
             oid=1,
             name=name,
             target_identifier="target",
@@ -172,6 +173,7 @@ class CrashableSink:
             position=state.position,
             skip_lsn=state.skip_lsn,
         )
+        return self
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
         self._state.two_phase = two_phase

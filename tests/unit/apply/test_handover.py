@@ -37,6 +37,7 @@ from subscriber.subscription.run.status_reports import KnownProgress, StatusRepo
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.target_session import TargetSession
 from subscriber.transaction.feedback import FlushTracker
 from tests.unit.apply.crashable_target import CrashableSink, State, TargetServer
 from tests.unit.apply.memory_publisher import History, MemorySource, MemoryStream, table
@@ -140,8 +141,10 @@ class Process:
         servers, running, sink = self.world, self.running, self.sink
         running.active = False
         running.begin()
+        spec = RunSpec(name="sub", conninfo="", publications=("pub",), options=SubscriptionOptions(), settings=servers.settings, sink=sink)
         try:
-            state = await sink.open("sub", running.durable)
+            target = TargetSession(spec)
+            state = (await target.open(running.durable)).state
             tables = await sink.tables()
             # what Setup does: a crash right behind SYNCDONE leaves the slot
             for slot_name in servers.source.slots.keys() - await sink.slot_names():
@@ -161,16 +164,8 @@ class Process:
             first=False,
         )
         launcher = SyncLauncher(running.states, servers.settings, self)
-        spec = RunSpec(
-            name="sub",
-            conninfo="",
-            publications=("pub",),
-            options=SubscriptionOptions(),
-            settings=servers.settings,
-            sink=sink,
-        )
-        reporting = StatusReports(sink, running, KnownProgress(Quiet()))
-        attempts = SlotFollower(spec, prepared, running, reporting, Watchdog(spec, running))
+        reporting = StatusReports(target, running, KnownProgress(Quiet()))
+        attempts = SlotFollower(target, prepared, running, reporting, Watchdog(spec, running))
         attempts._was_streaming = True  # what fails at first is waited for as well
         with contextlib.suppress(Stopped):
             await self.follow(launcher, attempts)

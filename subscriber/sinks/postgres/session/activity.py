@@ -32,10 +32,11 @@ class Watcher:
         self._target = target
         self._tables = tables
         self._reader: CatalogReader | None = None
+        self._closed = False
 
     async def activity(self) -> TargetActivity:
         sessions = self._target.sessions() or self._tables.sessions()
-        if not sessions:
+        if self._closed or not sessions:
             return TargetActivity(math.inf)
         try:
             if self._reader is None:
@@ -51,7 +52,7 @@ class Watcher:
             found = await reader.fetch(sessions_query([*applying, *copying]))
             waits = await reader.fetch(waits_query([*applying, *copying, *self._target.reader_pids()]))
         except TargetUnavailable:
-            await self.close()
+            await self._disconnect()
             raise
         except asyncio.CancelledError:
             # it did not answer in time: the next look is through another session
@@ -65,7 +66,11 @@ class Watcher:
         return TargetActivity(idle, tables_idle, tuple(wait_text(row) for row in waits))
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Observe nothing any more. Idempotent."""
+        self._closed = True
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()

@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 from subscriber.abc import Position, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 
@@ -175,6 +176,11 @@ class Lake:
                 f'table "{name}" is not part of the subscription', hint="it is no longer published, or was removed in the meantime"
             )
         return found
+
+    def table_id(self, relation: Relation) -> int | None:
+        """The number of a relation's table. None: it is not of the subscription."""
+        table = self.state.tables.get(TableName(relation.namespace, relation.name))
+        return table.id if table is not None else None
 
     def landed(self) -> Lsn | None:
         """The LSN up to which everything is durable: the position, or the end of the last manifest. None without a position.

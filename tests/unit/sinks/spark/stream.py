@@ -14,6 +14,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Message, Relation, TupleData
+from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.transaction.model import Transaction
 
@@ -49,17 +50,15 @@ def make(path: Path, parameters: str = "?batch_delay=1h") -> SparkSink:
     return SparkSink(f"spark://{path}{parameters}", options=SubscriptionOptions(), settings=Settings())
 
 
-async def begun(sink: SparkSink, durable: list[int] | None = None, tables: Sequence[TableName] = (TABLE,)) -> SparkSink:
+async def begun(sink: SparkSink, durable: list[int] | None = None, tables: Sequence[TableName] = (TABLE,)) -> OpenedSparkSink:
     """Open a sink, and make what a first start makes."""
-    state = await sink.open("replica", (durable if durable is not None else []).append)
-    if state.position is None:
-        await sink.begin_slot("replica", ["app"], state.two_phase)
-        await sink.set_position(START)
-    known = await sink.tables()
-    for table in tables:
-        if table not in known:
-            await sink.add_tables([table], TableEntry(TableState.READY))
-    return sink
+    opened = await sink.open("replica", (durable if durable is not None else []).append)
+    if opened.state.position is None:
+        await opened.begin_slot("replica", ["app"], opened.state.two_phase)
+        await opened.set_position(START)
+    known = await opened.tables()
+    await opened.add_tables([table for table in tables if table not in known], TableEntry(TableState.READY))
+    return opened
 
 
 def landed(path: Path) -> list[dict[str, Any]]:

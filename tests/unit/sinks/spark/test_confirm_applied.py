@@ -14,7 +14,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Insert, RollbackPrepared
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
-from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.subscription.run.run_state import RunState
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -36,11 +36,11 @@ COPIED = PublishedTable(
 )
 
 
-async def _stream(sink: SparkSink, states: TableStates, sent: Transaction) -> None:
+async def _stream(sink: OpenedSparkSink, states: TableStates, sent: Transaction) -> None:
     """As the apply worker does."""
     assert await states.hand(sent.end_lsn, lambda: False)
     await sink.apply(Batch((sent,), states.gate))
-    await sink._now.land()
+    await sink._usable.land()
 
 
 def _of_both() -> Transaction:
@@ -72,8 +72,8 @@ async def test_a_table_that_catches_up_is_not_handed_over_below_what_was_landed_
     await copying.close()
     await sink.close()
 
-    sink = make(tmp_path, parameters)
-    state = await sink.open("replica", lambda _: None)
+    sink = await make(tmp_path, parameters).open("replica", lambda _: None)
+    state = sink.state
     assert state.position is not None
     assert (state.position.lsn, state.taken) == (200 if confirm == "applied" else 400, 400)
     states = TableStates()
@@ -108,17 +108,17 @@ async def test_what_was_applied_before_it_comes_again_counts_once_it_has_come(tm
     sent = [transaction(end, KEYED, Insert(5, row(str(end), "a"))) for end in (200, 300, 400)]
     for one in sent[:2]:
         await sink.apply(batch(one))
-        await sink._now.land()
+        await sink._usable.land()
     await sink.close()
 
     running = RunState()
-    sink = make(tmp_path, parameters)
-    state = await sink.open("replica", running.durable)
+    sink = await make(tmp_path, parameters).open("replica", running.durable)
+    state = sink.state
     assert state.position is not None
     assert state.position.lsn == 100
     # it looks before there is a stream
     looked = asyncio.Event()
-    sink._now.applied = _told(sink._now.applied, looked)  # type: ignore[method-assign]
+    sink._usable.applied = _told(sink._usable.applied, looked)  # type: ignore[method-assign]
     async with asyncio.timeout(20):
         await looked.wait()
     tracker = running.tracker = FlushTracker(state.position.lsn)
@@ -131,7 +131,7 @@ async def test_what_was_applied_before_it_comes_again_counts_once_it_has_come(tm
     for one in sent:
         tracker.pend(one.end_lsn)
         await sink.apply(batch(one))
-        await sink._now.land()
+        await sink._usable.land()
         if one.end_lsn <= 300:
             await _until(lambda: tracker.flushed == one.end_lsn)  # noqa: B023
     assert not tracker.idle
@@ -173,9 +173,9 @@ async def test_what_is_prepared_again_though_it_is_over_does_not_stay(tmp_path: 
     await ended()
     assert prepared.gids() == []
     await sink.close()
-    # nothing is applied: all of it is sent again, and the process ends in the middle
-    sink = make(tmp_path, parameters)
-    state = await sink.open("replica", lambda _: None)
+    # nothing is applied: all of it comes again; and the process ends amid it
+    sink = await make(tmp_path, parameters).open("replica", lambda _: None)
+    state = sink.state
     assert state.position is not None
     assert state.position.lsn == 100
     await prepare()
@@ -183,9 +183,9 @@ async def test_what_is_prepared_again_though_it_is_over_does_not_stay(tmp_path: 
     if killed:
         await sink.close()
         all_rounds(work)
-        # its end is not sent again
-        sink = make(tmp_path, parameters)
-        state = await sink.open("replica", lambda _: None)
+        # its end does not come again
+        sink = await make(tmp_path, parameters).open("replica", lambda _: None)
+        state = sink.state
         assert state.position is not None
         assert state.position.lsn == 300
     else:

@@ -108,8 +108,8 @@ async def test_a_transaction_that_comes_again_is_dropped_but_its_relations_count
     sink = await begun(make(tmp_path))
     await sink.apply(batch(first))
     await sink.close()
-    sink = make(tmp_path)
-    state = await sink.open("replica", lambda _: None)
+    sink = await make(tmp_path).open("replica", lambda _: None)
+    state = sink.state
     assert state.position is not None
     assert state.position.lsn == 200
     await sink.apply(batch(first, transaction(300, Insert(5, row("2", None, None)))))
@@ -137,7 +137,7 @@ async def test_tables_that_are_gated_or_unknown_are_left_out(tmp_path: Path) -> 
     await sink.advance(Lsn(250))
     await sink.close()
     assert landed(tmp_path) == []
-    state = await make(tmp_path).open("replica", lambda _: None)
+    state = (await make(tmp_path).open("replica", lambda _: None)).state
     assert state.position is not None
     assert state.position.lsn == 250
 
@@ -162,7 +162,8 @@ async def test_nothing_can_be_stored_past_what_was_lost(tmp_path: Path, monkeypa
     with pytest.raises(TargetUnavailable):
         await sink.advance(Lsn(300))
     await sink.close()
-    state = await sink.open("replica", lambda _: None)
+    sink = await make(tmp_path).open("replica", lambda _: None)
+    state = sink.state
     assert state.position == START
     assert landed(tmp_path) == []
     await sink.close()
@@ -193,13 +194,14 @@ async def test_what_the_timer_lost_is_not_acknowledged(
                 next_call.cancel()
             await asyncio.sleep(0)
             go.set()
-            await asyncio.wait([next_call, *(() if waits else sink._now._tasks[:1])])
+            await asyncio.wait([next_call, *(() if waits else sink._usable._tasks[:1])])
     with pytest.raises(TargetError):
         await (next_call if waits else sink.advance(Lsn(300)))
     with contextlib.nullcontext() if kind is TargetError else pytest.raises(ZeroDivisionError):
         await sink.close()
     assert max(durable, default=0) <= 100
-    state = await sink.open("replica", lambda _: None)
+    sink = await make(tmp_path).open("replica", lambda _: None)
+    state = sink.state
     assert state.position == START
     await sink.close()
 
@@ -210,8 +212,8 @@ async def test_prepared_transactions_wait_apart_and_land_as_of_their_commit(tmp_
     await sink.prepare(PreparedTransaction(transaction(210, Insert(5, row("9", "r", None)), xid=9), "no"), lambda *_: True)
     assert landed(tmp_path) == []
     await sink.close()
-    sink = make(tmp_path)
-    state = await sink.open("replica", lambda _: None)
+    sink = await make(tmp_path).open("replica", lambda _: None)
+    state = sink.state
     assert state.position is not None
     assert state.position.lsn == 210
     await sink.rollback_prepared(RollbackPrepared(0, Lsn(210), Lsn(250), 0, 0, 9, "no"))
@@ -241,8 +243,8 @@ async def test_a_kill_amid_a_commit_leaves_nothing_prepared_that_is_landed(
         with pytest.raises(Killed):
             await sink.commit_prepared(committed)
     await sink.close()
-    sink = make(tmp_path)
-    state = await sink.open("replica", lambda _: None)
+    sink = await make(tmp_path).open("replica", lambda _: None)
+    state = sink.state
     assert state.position is not None
     assert state.position.lsn == (200 if left else 300)
     assert PreparedTransactions(Storage.open(Location(path=str(tmp_path)))).gids() == left
@@ -335,11 +337,13 @@ async def test_a_crash_at_any_step_leaves_the_batch_before_or_after_it(tmp_path:
             except Crashed:
                 crashed = True
             crash.left = 10**9
-        for task in sink._opened._tasks:  # type: ignore[union-attr]
+        for task in sink._stream._tasks:
             task.cancel()
-        os.close(sink._lock._descriptor)  # type: ignore[union-attr, arg-type]
-        sink = make(place)
-        state = await sink.open("replica", lambda _: None)
+        descriptor = sink._sessions.lock._descriptor
+        assert descriptor is not None
+        os.close(descriptor)
+        sink = await make(place).open("replica", lambda _: None)
+        state = sink.state
         assert state.position is not None
         seen.add(int(state.position.lsn))
         assert [found["id"] for found in landed(place)] == ([1] if state.position.lsn == 200 else [1, 2, 3])
@@ -370,8 +374,7 @@ async def test_what_a_crash_left_in_memory_is_durable_before_it_is_believed(tmp_
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    sink = make(tmp_path)
-    await sink.open("replica", lambda _: None)
+    sink = await make(tmp_path).open("replica", lambda _: None)
     assert {str(tmp_path), str(tmp_path / "landing")} <= set(synced)
     synced.clear()
     await sink.prepare(prepared, lambda *_: True)
@@ -467,7 +470,8 @@ async def test_a_full_disk_acknowledges_nothing(tmp_path: Path) -> None:
     assert caught.value.hint is not None
     assert durable == reported
     await sink.close()
-    state = await sink.open("replica", durable.append)
+    sink = await make(tmp_path).open("replica", durable.append)
+    state = sink.state
     assert state.position == START
     await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
     await sink.close()
@@ -492,7 +496,7 @@ async def test_an_opening_that_fails_late_gives_the_lock_back(tmp_path: Path) ->
     definition = tmp_path / "definition.json"
     definition.write_text("damaged")
     with pytest.raises(TargetError, match=r"definition\.json is damaged"):
-        await sink.open("replica", lambda _: None)
+        await make(tmp_path).open("replica", lambda _: None)
     definition.unlink()
     second = await begun(make(tmp_path))
     await second.close()

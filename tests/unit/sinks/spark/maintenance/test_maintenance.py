@@ -21,9 +21,9 @@ from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance import change_log as changelog_module
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
+from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
-from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
@@ -258,7 +258,7 @@ async def test_landed_files_whose_manifest_went_before_a_kill_go(tmp_path: Path,
         assert sorted(file.name.split("-")[0] for file in landing.iterdir()) == [f"{500:020d}", f"{500:020d}.json"]
     else:
         await sink.close()
-        await sink.open("replica", lambda _: None)
+        sink = await make(tmp_path).open("replica", lambda _: None)
         assert not list(landing.glob(f"{200:020d}*"))
         assert len(list(landing.iterdir())) == 4
     await sink.close()
@@ -266,7 +266,7 @@ async def test_landed_files_whose_manifest_went_before_a_kill_go(tmp_path: Path,
 
 async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog_module, "_SMALL_FILES", 6)
-    sink: SparkSink = await begun(make(tmp_path))
+    sink: OpenedSparkSink = await begun(make(tmp_path))
     work = sweeping(tmp_path, 24, target_rows=1000)
     for number in range(20):
         end = 200 + 10 * number

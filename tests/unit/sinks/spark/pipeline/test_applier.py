@@ -282,7 +282,7 @@ async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monk
     sink = await begun(make(tmp_path, "?batch_delay=1h&confirm=applied"))
     for end in range(200, 600, 10):
         await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), None, None)))))
-        await sink._now.land()
+        await sink._usable.land()
     read, names = Storage.read, list[str]()
 
     def counted(place: Storage, name: str) -> bytes | None:
@@ -293,7 +293,7 @@ async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monk
     monkeypatch.setattr(Storage, "read", counted)
     # a waiter for the applier checks the oldest batch, and not again before something is published
     for _ in range(5):
-        assert await sink._now.applied() == 100
+        assert await sink._usable.applied() == 100
     assert names in ([], [f"landing/{200:020d}.json"])  # its own watch may have looked before
     names.clear()
     work, rounds = applier(tmp_path, ApplierSettings(round_bytes=1, log_files=15)), 0
@@ -302,7 +302,7 @@ async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monk
         rounds += 1
     assert rounds == 40
     assert len(names) == len(set(names)) == 40
-    assert await sink._now.applied() == 590
+    assert await sink._usable.applied() == 590
     await sink.close()
 
 
@@ -360,8 +360,8 @@ async def test_confirm_applied_reports_what_the_applier_published(tmp_path: Path
             await asyncio.sleep(0.01)
     await sink.apply(batch(transaction(300, RELATION, Insert(5, row("2", None, None)))))
     await sink.close()
-    sink = make(tmp_path, "?batch_delay=1h&confirm=applied")
-    state = await sink.open("replica", durable.append)
+    sink = await make(tmp_path, "?batch_delay=1h&confirm=applied").open("replica", durable.append)
+    state = sink.state
     assert state.position is not None
     assert state.position.lsn == 200
     # what is sent again is dropped
@@ -383,7 +383,7 @@ async def test_what_the_applier_publishes_and_removes_meanwhile_is_no_gap(tmp_pa
     async def landed(*ends: int) -> None:
         for end in ends:
             await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), None, None)))))
-            await sink._now.land()
+            await sink._usable.land()
 
     await landed(200)
     all_rounds(work)
@@ -397,12 +397,12 @@ async def test_what_the_applier_publishes_and_removes_meanwhile_is_no_gap(tmp_pa
         return found
 
     monkeypatch.setattr(landing_stream_module, "read_cut", overtaken)
-    assert await sink._now.applied() == 500
-    # a missing manifest is a loss in this case too
+    assert await sink._usable.applied() == 500
+    # a manifest that is missing is a loss all the same
     await landed(600, 700)
     for end in (500, 600):
         (tmp_path / f"landing/{end:020d}.json").unlink()
-    sink._now._waiting = None
+    sink._usable._waiting = None
     with pytest.raises(DataLossError, match="has a gap"):
-        await sink._now.applied()
+        await sink._usable.applied()
     await sink.close()

@@ -21,10 +21,10 @@ from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.pipeline import applier as applier_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
-from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
@@ -44,12 +44,12 @@ def rows(path: Path, columns: Sequence[str] = ("id", "note"), name: str = "t") -
     return sorted((tuple(item[column] for column in columns) for item in table), key=repr)
 
 
-async def land(sink: SparkSink, end: int, *messages: Message) -> None:
+async def land(sink: OpenedSparkSink, end: int, *messages: Message) -> None:
     await sink.apply(batch(transaction(end, *messages)))
     await sink.advance(Lsn(end))
 
 
-async def copy(sink: SparkSink, table: TableName, lines: bytes, lsn: int) -> None:
+async def copy(sink: OpenedSparkSink, table: TableName, lines: bytes, lsn: int) -> None:
     """Synchronize a table of two columns, and hand it over at an LSN."""
     published = PublishedTable(
         name=table,
@@ -75,7 +75,7 @@ async def copy(sink: SparkSink, table: TableName, lines: bytes, lsn: int) -> Non
     await copying.close()
 
 
-async def start(path: Path, *messages: Message) -> tuple[SparkSink, Applier]:
+async def start(path: Path, *messages: Message) -> tuple[OpenedSparkSink, Applier]:
     """A lake whose first transaction ends at 200, and is applied."""
     sink, work = await begun(make(path)), applier(path)
     await land(sink, 200, *messages)

@@ -125,9 +125,8 @@ def test_jobs_of_others_in_the_same_session_are_not_cancelled(tmp_path: Path, sp
 
 
 async def _and_damage(path: Path, publisher: Publisher) -> None:
-    """A file of a table loses its footer: only a merge into it notices that."""
-    sink = make(path)
-    await sink.open("replica", lambda _: None)
+    """A file of a table loses its footer: only whoever merges into it sees that."""
+    sink = await make(path).open("replica", lambda _: None)
     publisher.forget_described()
     await sink.apply(batch(publisher.transaction(60)))
     await sink.close()

@@ -10,9 +10,9 @@ import pytest
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
+from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine, TableResult, TableRound
-from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import Identity, land, relation, rows
@@ -47,7 +47,7 @@ def applying(path: Path) -> tuple[Applier, Recording]:
     return Applier(storage(path), engine, ApplierSettings(target_rows=ROWS // FILES)), engine
 
 
-async def filled(path: Path, described: Relation, *values: str) -> SparkSink:
+async def filled(path: Path, described: Relation, *values: str) -> OpenedSparkSink:
     sink = await begun(make(path))
     await land(sink, 200, described, *(Insert(5, row(str(number), "7", *values)) for number in range(ROWS)))
     work, engine = applying(path)

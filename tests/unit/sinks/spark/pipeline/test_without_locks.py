@@ -16,11 +16,11 @@ from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.pipeline import applier
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
-from subscriber.sinks.spark.sink import SparkSink
 from tests.unit.sinks.spark.pipeline.test_applier import storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
@@ -32,7 +32,7 @@ def _applier(path: Path) -> Applier:
     return work
 
 
-async def _land(sink: SparkSink, end: int) -> None:
+async def _land(sink: OpenedSparkSink, end: int) -> None:
     await sink.apply(batch(transaction(end, KEYED, Insert(5, row(str(end), "a")))))
 
 

@@ -16,9 +16,9 @@ from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.copy.order import base_file_name
 from subscriber.sinks.spark.merge.parquet import write_rows
 from subscriber.sinks.spark.merge.work_unit import Unit
+from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, _foreign, land, rows
@@ -36,7 +36,7 @@ PUBLISHED = PublishedTable(
 )
 
 
-async def copied(sink: SparkSink, path: Path, lsn: int, notes: dict[int, str]) -> None:
+async def copied(sink: OpenedSparkSink, path: Path, lsn: int, notes: dict[int, str]) -> None:
     """As executors copy a table: its files lie in its directory."""
     copying = sink.open_table(TABLE)
     await copying.begin()
@@ -48,7 +48,7 @@ async def copied(sink: SparkSink, path: Path, lsn: int, notes: dict[int, str]) -
     unit = Unit(directory=directory, schema=schema, base=(), stretches=(), after=0, target_rows=100)
     values = [pa.array(notes.keys(), pa.int32()), pa.array(notes.values(), pa.string()), pa.nulls(len(notes), pa.string())]
     made = pa.Table.from_arrays(values, schema=schema.current)
-    generation = sink._known.table(TABLE).generation
+    generation = sink.lake.table(TABLE).generation
     copying._done = tuple(write_rows(storage(path), unit, made, lambda: base_file_name(copying.relation_id, generation)))
     await copying.finish_copy(Position("sync", "7", 1, Lsn(lsn)))
     await copying.finish_sync(Lsn(lsn))
@@ -124,7 +124,7 @@ async def test_restarted_copy_keeps_the_files_of_the_former_one(tmp_path: Path) 
     for _ in range(2):
         await copying.begin()
         await copying.start_copy()
-        (directory / base_file_name(copying.relation_id, sink._known.table(TABLE).generation)).write_bytes(b"")
+        (directory / base_file_name(copying.relation_id, sink.lake.table(TABLE).generation)).write_bytes(b"")
     await copying.begin()
     await copying.close()
     await sink.close()

@@ -1,0 +1,393 @@
+"""An opened PostgreSQL sink: the stream, the state store and the abilities, on its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final
+
+from subscriber.abc import (
+    ApplyStatistics,
+    Batch,
+    ParallelTransaction,
+    Position,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableState,
+    WorkerActivity,
+)
+from subscriber.catalog.subscription_rows import CatalogStateStore
+from subscriber.config import SubscriptionOptions
+from subscriber.errors import RelationError, TargetError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.sinks.apply_counters import Tally
+from subscriber.sinks.postgres.apply.applier import Applier, Owner
+from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
+from subscriber.sinks.postgres.catalog.session_rows import SessionRows
+from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
+from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
+from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
+from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
+from subscriber.sinks.postgres.parallel.transaction import PostgresParallelTransaction
+from subscriber.sinks.postgres.session.activity import Watcher
+from subscriber.sinks.postgres.session.apply_session import ApplySession
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.durability import Durability
+from subscriber.sinks.postgres.session.locks import table_key, take
+from subscriber.sinks.postgres.session.origins import Origins, drop_origins
+from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.tables.relation_map import RelationMap
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["OpenedPostgresSink", "PostgresTarget"]
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS: Final = 5.0
+"""Time limit for the final statements of ``close``, so that a target that does not answer cannot block the end of the run."""
+
+_PING_SECONDS: Final = 10.0
+"""Time limit for the answer of an idle session."""
+
+
+class PostgresTarget:
+    """What a sink and everything that it opens share.
+
+    Args:
+        target: libpq URL or conninfo of the target database.
+        options: options of the subscription.
+
+    Attributes:
+        applying: gives sessions that apply.
+        copying: gives sessions that synchronize tables.
+        statistics: counters since the sink was created.
+        tally: counts there, and remembers what was reported.
+        origins: the replication origins of the sessions.
+    """
+
+    def __init__(self, target: str, options: SubscriptionOptions) -> None:
+        self.options = options
+        self.applying = Target(target)
+        self.copying = Target(target)
+        self.statistics = ApplyStatistics()
+        self.tally = Tally(self.statistics)
+        self.origins = Origins(relied_on=options.origin == "none", lost=lambda: self.applying.lost() | self.copying.lost())
+
+    @property
+    def as_owner(self) -> bool:
+        """Whether changes are made as the owners of the tables."""
+        return not self.options.run_as_owner
+
+
+class OpenedPostgresSink(CatalogStateStore):
+    """A :class:`subscriber.abc.OpenedSink` for PostgreSQL 13 to 18.
+
+    Args:
+        target: shared with the sink.
+        session: applies. It has the writer's lock.
+        reader: reads the catalog.
+        watcher: observes the sessions.
+        state: of the subscription, as stored.
+        parallel: sessions for parallel apply.
+        on_durable: is told what is durable.
+    """
+
+    def __init__(
+        self,
+        target: PostgresTarget,
+        session: ApplySession,
+        reader: CatalogReader,
+        *,
+        watcher: Watcher,
+        state: SubscriptionState,
+        parallel: ParallelSessions,
+        on_durable: Callable[[Lsn], None],
+    ) -> None:
+        self.state = state
+        self.statistics = target.statistics
+        self.session = session
+        self.reader = reader
+        self._target = target
+        self._watcher = watcher
+        self._parallel = parallel
+        self._rows = SessionRows(session, state.oid)
+        self._durability = Durability(reader, on_durable)
+        self._has_position = state.position is not None
+        self._closed = False
+        position = state.position.lsn if state.position else INVALID_LSN
+        owner = Owner(state.oid)
+        self._applier = Applier(
+            session, self._make_relations(), owner, position=position, tally=target.tally, committed=self._durability.committed
+        )
+        self._two_phase = PreparedTransactions(session, self._rows, self._applier)
+        self._reporter = PostgresReporter(PostgresStore(reader), state.oid, target.tally)
+
+    def _make_relations(self) -> RelationMap:
+        return RelationMap(self.reader, as_owner=self._target.as_owner, subscription=self.state.oid)
+
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[SessionRows]:
+        """The subscription's rows. See :meth:`subscriber.catalog.states.CatalogStateStore.changing`.
+
+        Raises:
+            TargetUnavailable
+        """
+        async with self.session.transaction():
+            yield self._rows
+
+    async def set_position(self, position: Position) -> None:
+        """Store the first position, or a position on another timeline."""
+        async with self.changing() as rows:
+            await rows.save_position(0, position)
+        self._has_position = True
+        self._applier.position = position.lsn
+
+    async def advance(self, lsn: Lsn) -> None:
+        """Move the position without data. On return it is on disk, and all earlier commits too."""
+        self._durability.require_watch()
+        if lsn <= self._applier.position and self._durability.idle:
+            return
+        async with self.session.transaction():
+            await self._rows.move_position(lsn)
+        self._applier.position = max(lsn, self._applier.position)
+        self._durability.committed(self._applier.position, None)
+
+    def _report(self, before: Lsn) -> None:
+        """Report a position that moved and is on disk. If it did not move, the call was repeated, and the position is reported again."""
+        if self._applier.position > before or self._durability.idle:
+            self._durability.committed(self._applier.position, None)
+
+    async def tables(self) -> Mapping[TableName, TableEntry]:
+        """The subscription's tables. First waits until no synchronization of a dead process can change them."""
+        ended = False
+        for relid in await self._rows.in_state(TableState.FINISHEDCOPY):
+            # A COMMIT of SYNCDONE may still run. If the state were read as FINISHEDCOPY, the apply worker would skip later changes.
+            key = table_key(self.state.oid, relid)
+            what = f"synchronization of table with oid {relid}"
+            ended |= await take(self.session.fetch, key, what, lost=self._target.copying.lost())
+            await self.session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s)", key)
+        if ended:
+            # the terminated session may have waited for a synchronous standby in COMMIT: this COMMIT waits for the standby too
+            async with self.changing() as changing:
+                await changing.touch()
+        found: dict[TableName, TableEntry] = {}
+        for name, row in await self._rows.tables():
+            if name is not None:
+                found[name] = row.entry
+            else:
+                async with self.changing() as rows:
+                    await rows.remove_table(row.relid)
+        return found
+
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        """Add tables with their first state. Returns the errors of those that do not exist in the target, or are no tables."""
+        async with self.changing() as rows:
+            return await rows.add_tables(tables, entry)
+
+    async def remove_table(self, table: TableName) -> None:
+        """Remove a table from the subscription."""
+        # tables() removes a table that was dropped in the target
+        with contextlib.suppress(RelationError):
+            relid = await self._rows.find_table(table)
+            async with self.changing() as rows:
+                await rows.remove_table(relid)
+            if self.session.origin is not None:
+                await drop_origins(self.session.fetch, self.state.oid, relid, wait=False)
+
+    async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
+        """Change the state from SYNCDONE to READY. Ignores tables that were dropped in the target: their next change is an error."""
+        async with self.changing() as rows:
+            found = await rows.rows.relids(list(tables))
+            await rows.set_ready({relid: tables[table] for table, relid in found.items() if not isinstance(relid, RelationError)})
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply a batch, and store its end LSN in the same transaction. See :meth:`subscriber.abc.Stream.apply`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        self._require_ready()
+        before = self._applier.position
+        await self._applier.apply(batch)
+        if self._applier.position == before and self._durability.idle:
+            self._durability.committed(before, None)
+
+    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
+        """See :meth:`subscriber.abc.Stream.skip`.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        assert not isinstance(event, CommitPrepared), "it prepares in the target"
+        self._require_ready()
+        before = self._applier.position
+        if isinstance(event, PreparedTransaction):
+            await self._applier.skip(event.transaction)
+            await self._two_phase.prepare(event.transaction.without_records(), _nothing_applies)
+            await self.clear_skip()
+        else:
+            await self._applier.skip(event)
+            async with self.session.transaction():
+                await self._rows.move_position(event.end_lsn)
+                await self._rows.clear_skip()
+            self._applier.position = max(event.end_lsn, before)
+        self._report(before)
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        """See :meth:`subscriber.abc.StateStore.report`.
+
+        Raises:
+            TargetUnavailable: the session was lost.
+        """
+        await self._reporter.report(workers, last_error)
+
+    async def ping(self) -> None:
+        """See :meth:`subscriber.abc.PingedSink.ping`.
+
+        Raises:
+            TargetUnavailable
+        """
+        await self.session.ping(_PING_SECONDS)
+        await self.reader.ping(_PING_SECONDS)
+
+    def _require_ready(self) -> None:
+        self._durability.require_watch()
+        if not self._has_position:
+            raise TargetError(
+                f'subscription "{self.state.name}" has no position in the target', hint="call set_position before the first change"
+            )
+
+    @property
+    def prepares_in_target(self) -> bool:
+        """PREPARE TRANSACTION."""
+        return True
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        """Apply a transaction up to PREPARE TRANSACTION. See :meth:`subscriber.abc.TwoPhaseSink.prepare`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        self._require_ready()
+        before = self._applier.position
+        await self._two_phase.prepare(prepared.transaction, gate)
+        self._report(before)
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        """COMMIT PREPARED. See :meth:`subscriber.abc.TwoPhaseSink.commit_prepared`.
+
+        Raises:
+            DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
+            TargetError, TargetUnavailable
+        """
+        self._require_ready()
+        before = self._applier.position
+        await self._two_phase.commit(message)
+        self._report(before)
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        """ROLLBACK PREPARED. See :meth:`subscriber.abc.TwoPhaseSink.rollback_prepared`.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        self._require_ready()
+        before = self._applier.position
+        await self._two_phase.rollback(message)
+        self._report(before)
+
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
+        """Begin to apply a streamed transaction before its end. See :meth:`subscriber.abc.ParallelSink.open_parallel`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        self._require_ready()
+        session = await self._parallel.take()
+        try:
+            if await self._two_phase.is_done(xid, session):
+                # it is streamed again, but its end will not arrive: its locks would be held until its COMMIT PREPARED
+                raise TargetError(f"transaction {xid} is prepared in the target already")
+        except BaseException:
+            await self._parallel.give_back(session)
+            raise
+        return PostgresParallelTransaction(
+            self._parallel, session, self._make_relations(), self._applier, self._two_phase, xid=xid, gate=gate, prepared=self._report
+        )
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        """Those of the others for which a running call waits. See :meth:`subscriber.abc.ParallelSink.holding_up`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        pid = waiting.pid if isinstance(waiting, PostgresParallelTransaction) else self.session.pid
+        ours = {other.pid: other for other in others if isinstance(other, PostgresParallelTransaction)}
+        return [ours[found] for found in await self._parallel.holding_up(pid, ours.keys())]
+
+    def open_table(self, table: TableName) -> PostgresTableSink:
+        """The table's synchronization. See :meth:`subscriber.abc.OpenedSink.open_table`."""
+        return PostgresTableSink(
+            self._target.copying,
+            table,
+            oid=self.state.oid,
+            application_name=self.state.name,
+            synchronous_commit=self._target.options.synchronous_commit,
+            as_owner=self._target.as_owner,
+            tally=self._target.tally,
+            origins=self._target.origins,
+        )
+
+    def open_group(self) -> PostgresTableGroup:
+        """A group of tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
+        return PostgresTableGroup(
+            self._target.copying,
+            oid=self.state.oid,
+            application_name=self.state.name,
+            synchronous_commit=self._target.options.synchronous_commit,
+            as_owner=self._target.as_owner,
+            origins=self._target.origins,
+            fenced=self._parallel.fence_query,
+            is_current=lambda: not self._closed,
+        )
+
+    async def close(self) -> None:
+        """Flush commits, release the lock, and disconnect. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._target.tally.close()
+        try:
+            await self._watcher.close()
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._leave()
+        except TargetError:
+            # commits that are not on disk were not acknowledged, so the publisher sends them again
+            return
+        except TimeoutError:
+            _log.warning("the target did not finish the last requests within %.0f s: its sessions are closed", _CLOSE_SECONDS)
+        finally:
+            await self._durability.close()
+            await self.session.close()
+            await self.reader.close()
+
+    async def _leave(self) -> None:
+        await self._parallel.close()
+        with contextlib.suppress(TargetError):
+            await self._reporter.count(None)
+        await self._durability.close()
+        if not self._durability.idle and self.session.usable:
+            # a commit that waits for the disk also flushes all earlier commits
+            lsn = self._applier.position
+            async with self.session.transaction():
+                await self._rows.move_position(lsn)
+            self._durability.committed(lsn, None)
+
+
+def _nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
+    return False

@@ -1,0 +1,298 @@
+"""An opened lake: the stream, the state store, and the synchronization of tables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from subscriber.abc import (
+    ApplyStatistics,
+    Batch,
+    Position,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableState,
+    TwoPhaseState,
+    WorkerActivity,
+)
+from subscriber.config import Settings
+from subscriber.errors import (
+    RelationError,
+    TargetError,
+)
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.sinks.spark.catalog.definition import read_definition, write_definition
+from subscriber.sinks.spark.catalog.lake import Lake, LakeState, LakeTable
+from subscriber.sinks.spark.catalog.status_files import write_status
+from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
+from subscriber.sinks.spark.files.file_lock import FileLock
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.files.threads import run_in_thread
+from subscriber.sinks.spark.landing_stream import LandingStream
+from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["LakeSessions", "OpenedSparkSink"]
+
+_UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
+
+
+class LakeSessions:
+    """What a sink and everything that it opens share.
+
+    Args:
+        location: the URL's options.
+        settings: of the process.
+
+    Attributes:
+        lake: the lake as it was opened last. Synchronizations that have begun before continue with it.
+        catalog: held while the lake's catalog is changed.
+        statistics: counts of what was landed since the sink was made.
+        applier: the applier of this process, if the URL asks for one.
+    """
+
+    def __init__(self, location: Location, settings: Settings) -> None:
+        self.location = location
+        self.settings = settings
+        self.catalog = asyncio.Lock()
+        self.statistics = ApplyStatistics()
+        self.applier = ApplierThread(location)
+        self.lake: Lake
+        self._storage: Storage | None = None
+        self._lock: FileLock | None = None
+
+    def reach(self) -> Storage:
+        """The storage, which is reached when it is used first."""
+        if self._storage is None:
+            self._storage = Storage.open(self.location)
+        return self._storage
+
+    @property
+    def lock(self) -> FileLock:
+        """The writer's lock."""
+        if self._lock is None:
+            root = self.reach().root
+            path = root / "lock" if root is not None else None
+            self._lock = FileLock(path, f"the lake in {self.location} is in use by another process", "stop that subscriber first")
+        return self._lock
+
+
+class OpenedSparkSink:
+    """A :class:`subscriber.abc.OpenedSink`.
+
+    Args:
+        sessions: shared with the sink.
+        lake: the lake, locked.
+        stream: into the lake.
+        state: of the subscription.
+        counted: the counters that earlier processes have stored.
+    """
+
+    def __init__(
+        self, sessions: LakeSessions, lake: Lake, stream: LandingStream, state: SubscriptionState, counted: dict[str, int]
+    ) -> None:
+        self.state = state
+        self.statistics = sessions.statistics
+        self.lake = lake
+        self._sessions = sessions
+        self._stream = stream
+        self._counted = counted
+        self._closed = False
+
+    async def _define(self, **changes: Any) -> None:
+        """Change what ``subscriber create`` defined. Does nothing if the command line defines the subscription."""
+        storage = self.lake.storage
+
+        def store() -> None:
+            definition = read_definition(storage)
+            if definition is not None:
+                write_definition(storage, replace(definition, **changes))
+
+        async with self._sessions.catalog:
+            await run_in_thread(store)
+
+    async def close(self) -> None:
+        """Land what was collected, unless the sink has failed. Stop the applier and unlock the lake."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._stream.close()
+        finally:
+            await run_in_thread(self._sessions.applier.stop)
+            self._sessions.lock.give_back()
+
+    @property
+    def _usable(self) -> LandingStream:
+        if self._stream.failure is not None:
+            raise self._stream.failure
+        return self._stream
+
+    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        """Note the slot that is about to be created."""
+        await self._change(slot_name=slot_name, publications=tuple(publications), two_phase=two_phase)
+
+    async def _change(self, **changes: object) -> None:
+        async with self._sessions.catalog:
+            await run_in_thread(lambda: self.lake.change(**changes))
+
+    async def slot_names(self) -> frozenset[str]:
+        """Slot names of the subscription and of tables that catch up."""
+        lake = self.lake
+        own = [lake.position.slot_name] if lake.position is not None else []
+        return frozenset([*own, *(table.position.slot_name for table in lake.state.tables.values() if table.position is not None)])
+
+    async def set_publications(self, publications: Sequence[str]) -> None:
+        """Store the publications."""
+        await self._change(publications=tuple(publications))
+
+    async def refreshed(self) -> None:
+        """Clear the pending refresh."""
+        await self._define(pending_refresh=None)
+
+    async def set_position(self, position: Position) -> None:
+        """Store the first position, or one on another timeline."""
+        await self._usable.set_position(position)
+
+    async def set_two_phase(self, state: TwoPhaseState) -> None:
+        """Store ``subtwophasestate``."""
+        await self._change(two_phase=state)
+
+    async def tables(self) -> Mapping[TableName, TableEntry]:
+        """The subscription's tables."""
+        return {name: table.entry for name, table in self.lake.state.tables.items()}
+
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        """Add tables. They begin after what was landed. One that was removed before keeps its number, and its rows until it is copied."""
+        position = self._usable.lander.position
+        async with self._sessions.catalog:
+            state = self.lake.state
+            for table in tables:
+                state = _with_table(state, table, entry, position)
+            await run_in_thread(lambda: self.lake.change(next_id=state.next_id, tables=state.tables, removed=state.removed))
+        return {}
+
+    async def remove_table(self, table: TableName) -> None:
+        """Remove a table. Its Delta tables remain, and still get what was landed for it until now."""
+        opened = self._usable
+        await opened.land()
+        async with self._sessions.catalog:
+            state = self.lake.state
+            known = state.tables.get(table)
+            if known is None:
+                return
+            was = state.removed.get(table)
+            if known.entry.state not in _UNFINISHED:
+                was = replace(known, position=None, until=max(opened.lander.position, known.entry.lsn or INVALID_LSN))
+            elif was is None or was.entry.state in _UNFINISHED:
+                was = replace(known, position=None)
+            else:
+                # the unfinished copy has not replaced anything
+                was = replace(was, begun=known.generation)
+            removed = {**state.removed, table: was}
+            rest = {name: other for name, other in state.tables.items() if name != table}
+            await run_in_thread(lambda: self.lake.change(tables=rest, removed=removed))
+
+    async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
+        """Change the state from SYNCDONE to READY."""
+        async with self._sessions.catalog:
+            known = self.lake.state.tables
+            ready = {table: lsn for table, lsn in tables.items() if table in known and known[table].entry.state is TableState.SYNCDONE}
+            changed = {table: replace(known[table], entry=TableEntry(TableState.READY, lsn)) for table, lsn in ready.items()}
+            if changed:
+                await run_in_thread(lambda: self.lake.change(tables={**known, **changed}))
+
+    def _streaming(self) -> LandingStream:
+        """The open stream. Starts the applier of this process if the URL asks for one."""
+        opened = self._usable
+        self._sessions.applier.start()
+        return opened
+
+    async def apply(self, batch: Batch) -> None:
+        """Collect a batch. It is landed now if there is enough data, else soon."""
+        opened = self._streaming()
+        if self.lake.position is None:
+            raise TargetError(f'subscription "{self.lake.name}" has no position yet', hint="report this")
+        await opened.apply(batch)
+
+    async def advance(self, lsn: Lsn) -> None:
+        """Land what was collected, and store the position. With ``confirm=applied``, return after it is applied."""
+        await self._streaming().advance(lsn, self._sessions.applier.start)
+
+    @property
+    def prepares_in_target(self) -> bool:
+        """Prepared transactions are stored."""
+        return False
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        """Store the transaction's rows apart. On return they are durable, and the position is after the transaction."""
+        await self._streaming().prepare(prepared, gate)
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        """Land the rows of a prepared transaction, as of its commit.
+
+        Raises:
+            DataLossError: it was neither prepared here nor committed.
+        """
+        await self._streaming().commit_prepared(message)
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        """Remove a prepared transaction."""
+        await self._streaming().rollback_prepared(message)
+
+    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
+        """Skip a transaction, and clear the request to skip it. A prepared transaction is prepared without rows."""
+        opened = self._usable
+        if isinstance(event, CommitPrepared):
+            # the order matters: if COMMIT PREPARED of a removed transaction were sent again, it would be an error
+            await self.advance(event.end_lsn)
+            await self.commit_prepared(event)
+            await self.clear_skip()
+            return
+        transaction = event.transaction if isinstance(event, PreparedTransaction) else event
+        await opened.lander.described.learn(transaction)
+        if isinstance(event, PreparedTransaction):
+            await self.prepare(PreparedTransaction(transaction.without_records(), event.gid), lambda *_: False)
+        else:
+            await self.advance(transaction.end_lsn)
+        await self.clear_skip()
+        await transaction.discard()
+
+    async def clear_skip(self) -> None:
+        """Clear the LSN of the transaction to skip."""
+        await self._define(skip_lsn=INVALID_LSN)
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        """Write ``status.json``."""
+        await run_in_thread(lambda: write_status(self.lake.storage, workers, last_error, self.statistics, self._counted))
+
+    def open_table(self, table: TableName) -> SparkTableSink:
+        """The sink for the synchronization of a table."""
+        if self._sessions.location.copy == "executors" and not self._closed:
+            self._sessions.applier.start()
+        made = SparkTableSink if self._sessions.location.copy == "subscriber" else ExecutorTableSink
+        shared = self._sessions
+        copying = shared.location.copying(shared.settings)
+        return made(table, lambda: shared.lake, shared.lock, shared.catalog, self.statistics, copying=copying)
+
+
+def _with_table(state: LakeState, table: TableName, entry: TableEntry, position: Lsn) -> LakeState:
+    was = state.removed.get(table)
+    removed = {name: known for name, known in state.removed.items() if name != table}
+    if was is not None and entry.state is TableState.INIT:
+        # until the copy is finished, what was landed before belongs to the removed table
+        removed[table] = was
+        added = LakeTable(id=was.id, entry=entry, generation=max(was.generation, was.begun), added=position)
+    elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
+        added = replace(was, entry=entry, until=None)
+    else:
+        # the table was never there, or no copy of it was ever finished
+        added = LakeTable(id=state.next_id, entry=entry, added=position)
+        state = replace(state, next_id=state.next_id + 1)
+    return replace(state, tables={**state.tables, table: added}, removed=removed)
