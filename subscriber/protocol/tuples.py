@@ -23,7 +23,7 @@ from typing import Final
 from subscriber.protocol.errors import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["peek_xid", "read_alike", "read_tuple", "relation_id"]
+__all__ = ["peek_xid", "read_alike", "read_rows", "read_tuple", "relation_id"]
 
 _INT16: Final = Struct(">h").unpack_from
 _UINT32: Final = Struct(">I").unpack_from
@@ -118,6 +118,56 @@ def read_alike(
             # the garbage collector does not track a tuple of plain values: this saves much time
             add_row(tuple(row))
     except _NO_VALUE:
+        pass
+    return rows
+
+
+def read_rows(
+    records: Sequence[bytes], places: range, *, tag: int, offset: int, header: bytes, kinds: bytes, size: int
+) -> list[tuple[bytes | None, ...]]:
+    """Read raw messages that differ only in their values, as :func:`read_alike` does, but keep the values as bytes.
+
+    Args:
+        records: messages.
+        places: which of them to read, consecutive.
+        tag: the tag that each must have.
+        offset: the offset after tag and xid.
+        header: the bytes that each must have there: relation, tuple marker, the tuple's number of columns.
+        kinds: the kind of each column's values: TEXT, BINARY, or UNCHANGED. A NULL may replace a value, but not an unchanged one.
+        size: end after the message that brings the total to this many bytes.
+
+    Returns:
+        The values, with None for NULL and for unchanged ones.
+    """
+    length_at = _UINT32
+    rows: list[tuple[bytes | None, ...]] = []
+    add_row = rows.append
+    first = offset + len(header)
+    try:
+        for place in places:
+            record = records[place]
+            if record[offset:first] != header or record[0] != tag:
+                break
+            position = first
+            row: list[bytes | None] = []
+            for kind in kinds:
+                found = record[position]
+                if found == kind != UNCHANGED:
+                    start = position + 5
+                    position = start + length_at(record, position + 1)[0]
+                    row.append(record[start:position])
+                elif found == (UNCHANGED if kind == UNCHANGED else NULL):
+                    position += 1
+                    row.append(None)
+                else:
+                    return rows
+            if position != len(record):
+                break
+            add_row(tuple(row))
+            size -= position
+            if size <= 0:
+                break
+    except (IndexError, StructError):
         pass
     return rows
 

@@ -92,13 +92,14 @@ async def test_full_uses_an_index(target_db: Database) -> None:
 
 
 async def test_keyed_changes_use_the_index_of_a_table_that_was_empty(target_db: Database) -> None:
-    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE other (id int)")
     target_db.execute("VACUUM ANALYZE t")
-    remote = Remote("t", "*id", "v")
+    remote, other = Remote("t", "*id", "v"), Remote("other", "id", relation_id=2)
     async with opened(target_db) as feed:
-        await feed.apply(remote.relation, *(remote.update(number, 0) for number in range(10)))
+        await feed.apply(remote.relation, other.relation, *(remote.update(number, 0) for number in range(7)))
         await feed.apply(*(remote.insert(number, 0) for number in range(3000)))
-        await feed.apply(*(remote.update(number, 1) for number in range(3000)))
+        # changes of another table between them, so that they are no runs
+        await feed.apply(*(change for number in range(3000) for change in (remote.update(number, 1), other.insert(1))))
         assert feed.sink.statistics.updates == 3000
     target_db.wait("SELECT idx_scan >= 3000 FROM pg_stat_user_tables WHERE relname = 't'", True)
     assert target_db.value("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 't'") <= 1

@@ -1,38 +1,38 @@
-"""Apply transactions to the target exactly once: change by change, in order, in one pipeline.
+"""Apply transactions to the target exactly once: all changes in order, in one pipeline.
 
 A batch is one transaction of the target: BEGIN, all changes of its transactions, the position, COMMIT. They are sent without waiting for
 answers. The position moves in the same transaction. So after a crash the position tells which transactions the target has. A
 transaction whose end LSN is not past the position is skipped.
 
-If the server rejects a statement, the batch is rolled back and its transactions are applied again one by one. Then the transactions before
-the failing one become durable, and the error names the right transaction. The target's tables are read again first, because an ALTER TABLE
-may be the reason for the error. For the same reason a single transaction is retried too, unless its tables were read just now. An ALTER
-TABLE that causes no error is detected before the commit (:mod:`subscriber.sinks.postgres.tables.fingerprint`), and the batch is retried in
-the same way.
+Long runs of similar changes are sent as sets (:mod:`subscriber.sinks.postgres.apply.runs`). If a set does not find all its rows, the batch
+is rolled back and applied again, change by change: then the missing rows are counted as conflicts.
+
+If the server rejects a statement, the batch is rolled back and its transactions are applied again one by one, and change by change. Then
+the transactions before the failing one become durable, and the error names the right transaction and change. The target's tables are read
+again first, because an ALTER TABLE may be the reason for the error. An ALTER TABLE that causes no error is detected before the commit
+(:mod:`subscriber.sinks.postgres.tables.fingerprint`), and the batch is retried in the same way.
 
 If the session has a replication origin, its LSN and the publisher's commit time are set right before the commit, in the same pipeline.
 The origin's progress (for monitoring) and the target's commit timestamps are those of the last transaction of the batch.
-
-A set-based path would belong into :meth:`Applier.apply`, before the first attempt: it would apply the batch as net changes, and use the
-path of this module if that cannot be done exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 from psycopg.pq.abc import PGresult
 
-from subscriber.abc import Batch, RelationGate
+from subscriber.abc import Batch, RelationGate, TableName
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.sinks.apply_counters import ChangeContext, Tally, count
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, find_collisions, unique_conflict
-from subscriber.sinks.postgres.apply.error_reports import Counted, apply_error
+from subscriber.sinks.postgres.apply.error_reports import Counted, RowsMissed, apply_error
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed
@@ -42,6 +42,9 @@ from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.transaction.model import Transaction
 
 __all__ = ["BEGIN", "WAL", "Applier", "Committed", "Owner"]
+
+_MISSES: Final = 2
+"""After so many misses in a session, the changes of a table are sent one by one."""
 
 _OID: Final = 26
 _INT8: Final = 20
@@ -119,6 +122,13 @@ class Applier:
         self.position = position
         self._tally = tally
         self._committed = committed
+        self._missed: Counter[TableName] = Counter()
+        self._apart: set[TableName] = set()
+
+    @property
+    def apart(self) -> Collection[TableName]:
+        """The argument ``apart`` of :class:`TransactionSender`: tables whose sets missed rows more than once."""
+        return self._apart
 
     async def apply(self, batch: Batch) -> None:
         """Apply the transactions of a batch that are past the position.
@@ -133,21 +143,31 @@ class Applier:
                 await self.skip(transaction)
         if not pending:
             return
-        known = self.relations.has_targets
-        try:
-            await self._attempt(pending, batch.gate, last=len(pending) == 1 and not known)
-        except TargetsChanged:
-            pass
-        except TargetUnavailable:
-            raise
-        except TargetError:
-            if len(pending) == 1 and not known:
+        missed: TableName | None = None
+        for apart in (self._apart, None):
+            try:
+                await self._attempt(pending, batch.gate, apart=apart)
+            except RowsMissed as miss:
+                missed = miss.table
+                continue
+            except TargetsChanged:
+                break
+            except TargetUnavailable:
                 raise
-        else:
+            except TargetError:
+                break
+            self._note_miss(missed)
             return
         self.relations.forget_targets()
         for transaction in pending:
             await self._attempt([transaction], batch.gate, last=True)
+
+    def _note_miss(self, table: TableName | None) -> None:
+        """After a set that missed rows: send the table's changes one by one from now on, if it happens often."""
+        if table is not None:
+            self._missed[table] += 1
+            if self._missed[table] >= _MISSES:
+                self._apart.add(table)
 
     async def skip(self, transaction: Transaction) -> None:
         """Skip a transaction that the target already has, but keep the relations that it describes.
@@ -165,35 +185,37 @@ class Applier:
             ApplyError, RelationError, TargetError: the transaction is rolled back.
             TargetUnavailable
         """
-        known = self.relations.has_targets
         try:
-            await self._prepare(transaction, gate, gid, last=not known)
+            await self._prepare(transaction, gate, gid, apart=self._apart)
         except TargetsChanged:
             pass
         except TargetUnavailable:
             raise
         except TargetError:
-            if not known:
-                raise
+            pass
         else:
             return
         self.relations.forget_targets()
         await self._prepare(transaction, gate, gid, last=True)
 
-    async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate, *, last: bool) -> None:
+    async def _attempt(
+        self, transactions: Sequence[Transaction], gate: RelationGate, *, apart: Collection[TableName] | None = None, last: bool = False
+    ) -> None:
         end = transactions[-1]
         end_lsn = end.end_lsn
-        wal = await self._run(transactions, gate, lambda pipeline: self.send_commit(pipeline, end, self._session), last=last)
+        wal = await self._run(transactions, gate, lambda pipeline: self.send_commit(pipeline, end, self._session), apart=apart, last=last)
         self.position = end_lsn
         self._committed(end_lsn, wal)
         for transaction in transactions:
             await transaction.discard()
 
-    async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str, *, last: bool) -> None:
+    async def _prepare(
+        self, transaction: Transaction, gate: RelationGate, gid: str, *, apart: Collection[TableName] | None = None, last: bool = False
+    ) -> None:
         def finish(pipeline: Pipeline) -> None:
             self.send_prepare(pipeline, transaction, gid, self._session)
 
-        await self._run([transaction], gate, finish, last=last, prepared=transaction.xid)
+        await self._run([transaction], gate, finish, apart=apart, last=last, prepared=transaction.xid)
 
     def ended(self, prepared: int, *, committed: bool) -> None:
         """Count COMMIT PREPARED or ROLLBACK PREPARED of a transaction from :meth:`prepare`, or from another session (:meth:`adopt`)."""
@@ -238,6 +260,7 @@ class Applier:
         gate: RelationGate,
         finish: Callable[[Pipeline], None],
         *,
+        apart: Collection[TableName] | None,
         last: bool,
         prepared: int | None = None,
     ) -> Lsn | None:
@@ -247,6 +270,7 @@ class Applier:
             transactions: the transactions to apply.
             gate: the gate of the batch.
             finish: sends the statements that end the target's transaction.
+            apart: see :class:`TransactionSender`.
             last: there is no retry, so a conflict is looked up, added to the error, and counted.
             prepared: xid of the transaction that is prepared, or None.
         """
@@ -266,11 +290,11 @@ class Applier:
             async with self._session.pipeline(completed) as pipeline:
                 pipeline.send(BEGIN, None)
                 skipped = counted.statistics.skipped_tables
-                sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, skipped, differs=self.differs)
+                sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, skipped, apart=apart, differs=self.differs)
                 for transaction in transactions:
                     await sender.send(transaction)
                     counted.statistics.transactions += 1
-                sender.reset_role()
+                await sender.finish()
                 for target in sender.targets:
                     pipeline.send(UNCHANGED, None, parameters(target))
                 finish(pipeline)

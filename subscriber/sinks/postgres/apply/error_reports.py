@@ -16,11 +16,23 @@ from subscriber.sinks.postgres.session.errors import parameter_number, target_er
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement
 
-__all__ = ["Counted", "apply_error"]
+__all__ = ["Counted", "RowsMissed", "apply_error"]
 
 _BINARY_FORMAT: Final = "22P03"
 _DIVISION_BY_ZERO: Final = "22012"
 _DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
+
+
+class RowsMissed(TargetError):
+    """A statement for a set did not find all its rows.
+
+    Attributes:
+        table: the table.
+    """
+
+    def __init__(self, table: TableName | None) -> None:
+        super().__init__(f'relation "{table}" misses rows of a set', hint="its changes are applied one by one")
+        self.table = table
 
 
 def apply_error(failure: StatementFailed, collisions: list[Collision] | None = None) -> TargetError:
@@ -32,6 +44,8 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
     """
     diagnostics, statement, context = failure.diagnostics, failure.statement, failure.context
     error = target_error(diagnostics)
+    if statement.together and statement.finds and diagnostics.sqlstate == _DIVISION_BY_ZERO:
+        return RowsMissed(statement.table)
     if statement.finds and diagnostics.sqlstate == _DIVISION_BY_ZERO and not diagnostics.context:
         error = TargetUnavailable(f'a row of relation "{statement.table}" was changed by another session', sqlstate="40001")
     number = parameter_number(diagnostics)
@@ -63,8 +77,11 @@ class Counted(apply_counters.Counted):
     """Counts from PostgreSQL's answers."""
 
     def answer(self, statement: Statement, result: PGresult) -> None:
-        """Count a change from the server's answer."""
-        if statement.finds:
+        """Count changes from the server's answer."""
+        if statement.together:
+            count = int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0
+            self.changes(statement.message_type, statement.table, statement.identity, count, count)
+        elif statement.finds:
             other = Existing.of(result, 1) if result.nfields > 1 else None
             self.change(statement, int(result.get_value(0, 0) or 0), other, _partition(result) if other else None)
         else:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
 from subscriber.abc import RelationGate, TableName
-from subscriber.errors import ProtocolError, RelationError
+from subscriber.errors import ProtocolError, RelationError, SubscriberError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import BINARY, Delete, Insert, Relation, Tag, Truncate, TruncateOption, TupleData, Update
 from subscriber.sinks.apply_counters import ChangeContext, describe
-from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, insert, restart_sequences, set_role, truncate, update
+from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, restart_sequences, set_role, truncate, update
+from subscriber.sinks.postgres.apply.forms import form_of, require_width
+from subscriber.sinks.postgres.apply.runs import MOST_ROWS, Runs
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
@@ -39,6 +41,7 @@ class TransactionSender:
         gate: decides which relations' changes are applied.
         origin: PostgreSQL's name of the subscription's replication origin, for messages.
         skipped: names of relations that are left out are added to this set.
+        apart: tables whose changes are sent one by one, and not in sets; None: those of all tables.
         differs: id of our replication origin (0: we have none), to report rows that another origin changed last. None: do not report them.
 
     Attributes:
@@ -46,7 +49,15 @@ class TransactionSender:
     """
 
     def __init__(
-        self, relations: RelationMap, pipeline: Pipeline, gate: RelationGate, origin: str, skipped: set[str], *, differs: int | None
+        self,
+        relations: RelationMap,
+        pipeline: Pipeline,
+        gate: RelationGate,
+        origin: str,
+        skipped: set[str],
+        *,
+        apart: Collection[TableName] | None,
+        differs: int | None,
     ) -> None:
         self._relations = relations
         self._pipeline = pipeline
@@ -56,10 +67,12 @@ class TransactionSender:
         self._differs = differs
         self.targets: set[Fingerprint] = set()
         self._role: str | None = None
+        self._runs = Runs(pipeline, self._become, apart)
         self._open: dict[int, bool] = {}
+        self._resolved: dict[int, RelationMapping | None] = {}
 
     async def send(self, transaction: Transaction) -> None:
-        """Send all changes of one transaction that the gate lets through.
+        """Send all changes of one transaction that the gate lets through. The last ones may wait for :meth:`finish`.
 
         Raises:
             RelationError: a relation does not map to its target.
@@ -68,43 +81,77 @@ class TransactionSender:
             TargetUnavailable, SpoolError
         """
         context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
-        self._open = {}
-        async for chunk in transaction.chunks():
-            for record in chunk:
-                await self._record(record, transaction, context)
-                await self._pipeline.throttle()
-                del record  # do not keep the record and its chunk while the next ones are read
-            del chunk
+        self._open, self._resolved = {}, {}
+        try:
+            async for chunk in transaction.chunks():
+                place = 0
+                while place < len(chunk):
+                    place += await self._next(chunk, place, transaction, context)
+                del chunk  # do not keep it while the next one is read
+        except SubscriberError:
+            # the server may reject an earlier change, and that error comes first
+            await self._runs.flush()
+            raise
 
-    def reset_role(self) -> None:
-        """Return to the session's own role, to write the catalog."""
+    async def finish(self) -> None:
+        """Send what is left, and return to the session's own role, to write the catalog.
+
+        Raises:
+            StatementFailed: the server rejected an earlier statement.
+            TargetUnavailable
+        """
+        await self._runs.flush()
         self._become(None)
 
-    async def _record(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
+    async def _next(self, records: Sequence[bytes], place: int, transaction: Transaction, context: ChangeContext) -> int:
+        """Send the record at ``place``, and those after it that have the same form. Returns how many there were."""
+        record = records[place]
         tag = record[0] if record else 0
         offset = 5 if transaction.prefixed else 1
-        if tag in _ROWS and len(record) >= offset + 4:
-            relation_id = _RELATION_ID.unpack_from(record, offset)[0]
-            relation = self._relations.remote(relation_id)
-            wanted = self._open.get(relation_id)
-            if wanted is None:
-                wanted = await self._wanted(relation, tag, transaction, context)
-            if not wanted:
-                return
-            mapping = await self._mapping(relation, tag, context)
-            self._row(record, transaction, context, mapping)
-            return
-        if tag in {Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN}:
-            return
+        if tag not in _ROWS or len(record) < offset + 4:
+            if tag not in {Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN}:
+                await self._other(record, transaction, context)
+            return 1
+        relation_id = _RELATION_ID.unpack_from(record, offset)[0]
+        if relation_id not in self._resolved:
+            await self._resolve(relation_id, tag, transaction, context)
+        mapping = self._resolved[relation_id]
+        if mapping is None:
+            return 1
+        places = range(place, min(place + MOST_ROWS, len(records)))
+        form = mapping.forms.get(tag)
+        rows = form.read(records, places, offset) if form is not None else []
+        if not rows:
+            message = self._decoded(record, tag, transaction, context, mapping)
+            form = form_of(message, mapping, origin=self._differs)
+            if form is None:
+                await self._runs.flush()
+                self._row(message, context, mapping, len(record))
+                await self._pipeline.throttle()
+                return 1
+            rows = form.read(records, places, offset)
+        if form is not None:
+            await self._runs.add(form, rows, context, sum(map(len, records[place : place + len(rows)])))
+        return len(rows)
+
+    async def _other(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
         message = decode(record, in_stream=transaction.prefixed)
         match message:
             case Relation():
                 self._relations.define(message)
                 self._open.pop(message.relation_id, None)
+                self._resolved.pop(message.relation_id, None)
             case Truncate():
+                await self._runs.flush()
                 await self._truncate(message, transaction, context)
+                await self._pipeline.throttle()
             case _:
                 raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
+
+    async def _resolve(self, relation_id: int, tag: int, transaction: Transaction, context: ChangeContext) -> None:
+        relation = self._relations.remote(relation_id)
+        wanted = await self._wanted(relation, tag, transaction, context)
+        self._resolved[relation_id] = await self._mapping(relation, tag, context) if wanted else None
 
     async def _wanted(self, relation: Relation, tag: int, transaction: Transaction, context: ChangeContext) -> bool:
         wanted = self._open.get(relation.relation_id)
@@ -120,8 +167,6 @@ class TransactionSender:
     async def _mapping(self, relation: Relation, tag: int, context: ChangeContext) -> RelationMapping:
         with _naming(relation, tag, context):
             mapping = await self._relations.mapping(relation)
-            if tag in {Tag.UPDATE, Tag.DELETE}:
-                mapping.require_updatable()
         self.targets.add(mapping.table.fingerprint)
         return mapping
 
@@ -130,34 +175,38 @@ class TransactionSender:
             self._pipeline.send(set_role(role), None)
             self._role = role
 
-    def _row(self, record: bytes, transaction: Transaction, context: ChangeContext, mapping: RelationMapping) -> None:
-        self._become(mapping.table.role)
+    def _decoded(
+        self, record: bytes, tag: int, transaction: Transaction, context: ChangeContext, mapping: RelationMapping
+    ) -> Insert | Update | Delete:
+        if tag != Tag.INSERT:
+            with _naming(mapping.remote, tag, context):
+                mapping.require_updatable()
         message = decode(record, in_stream=transaction.prefixed)
+        if not isinstance(message, Insert | Update | Delete):
+            raise ProtocolError("a message that is no change of a row")
+        return message
+
+    def _row(self, message: Insert | Update | Delete, context: ChangeContext, mapping: RelationMapping, size: int) -> None:
+        """Send a change that has no form."""
+        self._become(mapping.table.role)
         match message:
-            case Insert():
-                _require_width(mapping, message.new)
-                statement = mapping.statements.get("INSERT")
-                if statement is None:
-                    statement = mapping.statements["INSERT"] = insert(mapping)
-                self._pipeline.send(statement, context, message.new.values, _formats(message.new.kinds), len(record))
             case Update():
-                self._update(message, mapping, context, len(record))
-            case Delete():
-                old = message.key or message.old
-                if old is None:
-                    raise ProtocolError("a Delete message without an old row")
-                _require_width(mapping, old)
+                self._update(message, mapping, context, size)
+            case Delete() if (old := message.key or message.old) is not None:
+                require_width(mapping, old)
                 nulls = b"" if mapping.key is not None else old.kinds.translate(_NULLS)
                 pattern = ("DELETE", nulls)
                 statement = mapping.statements.get(pattern)
                 if statement is None:
                     statement = mapping.statements[pattern] = delete(mapping, nulls, origin=self._differs)
                 values, kinds = _search_values(mapping, old)
-                self._pipeline.send(statement, context, values, _formats(kinds), len(record))
+                self._pipeline.send(statement, context, values, _formats(kinds), size)
+            case _:
+                raise ProtocolError("a Delete message without an old row")
 
     def _update(self, message: Update, mapping: RelationMapping, context: ChangeContext, size: int) -> None:
         new, old = message.new, message.key or message.old
-        _require_width(mapping, new)
+        require_width(mapping, new)
         unchanged = new.kinds.translate(_UNCHANGED)
         nulls = b"" if mapping.key is not None else (old or new).kinds.translate(_NULLS)
         replace = _identity_changes(message, mapping)
@@ -169,7 +218,7 @@ class TransactionSender:
             )
         values, kinds = new.values, new.kinds
         if old is not None:
-            _require_width(mapping, old)
+            require_width(mapping, old)
             more, more_kinds = _search_values(mapping, old)
             values, kinds = values + more, kinds + more_kinds
         self._pipeline.send(statement, context, values, _formats(kinds), size)
@@ -207,14 +256,6 @@ def _naming(relation: Relation, tag: int, context: ChangeContext) -> Iterator[No
     except RelationError as error:
         error.add_note(describe(context, _NAMES[Tag(tag)], TableName(relation.namespace, relation.name)))
         raise
-
-
-def _require_width(mapping: RelationMapping, row: TupleData) -> None:
-    if len(row.kinds) != len(mapping.columns):
-        name = f"{mapping.remote.namespace}.{mapping.remote.name}"
-        raise ProtocolError(
-            f'a row of relation "{name}" has {len(row.kinds)} columns where its Relation message has {len(mapping.columns)}'
-        )
 
 
 def _formats(kinds: bytes) -> list[int] | None:

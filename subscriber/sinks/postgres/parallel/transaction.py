@@ -114,15 +114,16 @@ class PostgresParallelTransaction:
                     lambda relation, _: self._gate(relation),
                     self._applier.owner.origin,
                     self._counted.statistics.skipped_tables,
+                    apart=self._applier.apart,
                     differs=self._applier.differs,
                 )
                 for subxid, run in self._runs(records):
                     if subxid is not None:
-                        sender.reset_role()
+                        await sender.finish()
                         self._set_savepoint(pipeline, subxid)
                     await sender.send(self._piece(run))
                     self._count += len(run)
-                sender.reset_role()
+                await sender.finish()
                 self._targets |= sender.targets
         except StatementFailed as failure:
             raise apply_error(failure) from None

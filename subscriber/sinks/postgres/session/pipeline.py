@@ -150,6 +150,11 @@ class Pipeline:
         )
         return name
 
+    @property
+    def full(self) -> bool:
+        """Whether too many statements or bytes are unanswered."""
+        return len(self._pending) >= _MAX_COMMANDS or self._bytes >= _MAX_BYTES
+
     async def throttle(self) -> None:
         """Wait while too many statements or bytes are unanswered. Call it between statements.
 
@@ -157,7 +162,7 @@ class Pipeline:
             StatementFailed: a statement was rejected; leave the pipeline.
             TargetUnavailable: the connection was lost.
         """
-        if len(self._pending) >= _MAX_COMMANDS or self._bytes >= _MAX_BYTES:
+        if self.full:
             self._pgconn.send_flush_request()
             await self._pump(_MAX_COMMANDS // 2, _MAX_BYTES // 2)
             self.raise_failure()

@@ -39,6 +39,7 @@ class Statement:
         finds: its first result column is the number of rows found; else the command's row count is.
         identity: columns that find its row, for messages about conflicts; empty: all columns.
         written: the row that an INSERT or UPDATE writes.
+        together: it makes the changes of a set of rows. Its parameters are arrays. It fails if a row is not found.
     """
 
     sql: bytes
@@ -50,3 +51,4 @@ class Statement:
     finds: bool = False
     identity: tuple[str, ...] = ()
     written: Written | None = None
+    together: bool = False

@@ -45,11 +45,6 @@ class RelationMap(DescribedRelations):
         self._mappings: dict[int, RelationMapping] = {}
         self._passed_over: set[tuple[int, bool]] = set()
 
-    @property
-    def has_targets(self) -> bool:
-        """Whether a target table was read. It may be stale."""
-        return bool(self._mappings or self._passed_over)
-
     def adopt(self, other: RelationMap) -> None:
         """Define all relations of another map: they were described after those of this one."""
         for relation in other.remembered().values():

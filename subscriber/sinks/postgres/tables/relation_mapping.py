@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import RelationError
@@ -17,6 +17,9 @@ from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
+
+if TYPE_CHECKING:
+    from subscriber.sinks.postgres.apply.forms import Form
 
 __all__ = ["RelationMapping", "TargetColumn", "TargetTable", "described_relation", "map_relation", "qualified_name"]
 
@@ -49,6 +52,9 @@ class TargetColumn:
         generated: the target computes its values.
         identity_always: ``GENERATED ALWAYS AS IDENTITY``: an UPDATE cannot set it.
         equals: the equality operator as SQL; None: the type has none, and values are compared as texts.
+        array: the type of arrays of such values; 0: there is none, or its elements are not read as single values are.
+        delimiter: separates the elements of such an array.
+        cast: if ``array`` is ``text[]``: the type to which an element is cast. The cast calls the input function.
     """
 
     name: str
@@ -57,6 +63,9 @@ class TargetColumn:
     generated: bool
     identity_always: bool
     equals: str | None
+    array: int = 0
+    delimiter: str = ","
+    cast: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,9 @@ class TargetTable:
         rule: a rule that is ENABLE ALWAYS or REPLICA, or None.
         barred: the subscription's owner, if that role cannot become the table's owner; else None.
         triggered: a BEFORE ROW trigger is ENABLE ALWAYS or REPLICA. It may skip a row that exists.
+        watched: a trigger, or a function of a default or a CHECK constraint, may see which rows are already changed. Or a partition is a
+            foreign table.
+        other_unique: it or a partition has a unique index or an exclusion constraint besides the key.
     """
 
     name: TableName
@@ -90,6 +102,8 @@ class TargetTable:
     rule: str | None = None
     barred: str | None = None
     triggered: bool = False
+    watched: bool = True
+    other_unique: bool = True
 
     @property
     def scanned(self) -> str:
@@ -145,6 +159,7 @@ class RelationMapping:
         problem: why UPDATE and DELETE are impossible, or None.
         identity: index of the column that is GENERATED ALWAYS AS IDENTITY, if it is replicated.
         statements: cache of statements by pattern.
+        forms: cache of forms of changes by pattern; by a tag: that of the latest such change.
     """
 
     remote: Relation
@@ -154,6 +169,7 @@ class RelationMapping:
     problem: RelationError | None
     identity: int | None
     statements: dict[object, Statement] = field(default_factory=dict)
+    forms: dict[object, Form] = field(default_factory=dict)
 
     def require_updatable(self) -> None:
         """Reject UPDATE and DELETE if the row cannot be identified.

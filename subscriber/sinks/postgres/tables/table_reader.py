@@ -54,9 +54,19 @@ JOIN pg_catalog.pg_roles r ON r.rolname = CASE WHEN $3 THEN o.rolname ELSE coale
 LEFT JOIN referencing x ON x.confrelid = c.oid
 """  # noqa: S608 (a constant)
 
+# a function that d (pg_depend) refers to, itself or through an operator; built-in functions are not in pg_depend
+_CALLED: Final = """
+    f.oid = CASE d.refclassid WHEN 'pg_catalog.pg_proc'::pg_catalog.regclass THEN d.refobjid
+            WHEN 'pg_catalog.pg_operator'::pg_catalog.regclass
+            THEN (SELECT o.oprcode FROM pg_catalog.pg_operator o WHERE o.oid = d.refobjid) END
+"""
+_TEXT_ARRAY: Final = 1009
+
 # A column's type is divided (domains, arrays, composites) down to types that are no domain, array or composite. The equality operator is
 # that of the default btree or hash operator class, as in PostgreSQL's type cache; if a part has none, the column has none.
-_COLUMNS: Final = """
+# An array is an element of no other array. It is cast from text: without a row in pg_cast, this cast calls the input function.
+# watching: types with a domain's CHECK constraint that could see rows of tables.
+_COLUMNS: Final = f"""
 WITH RECURSIVE given AS (
     SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated, a.attidentity FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = ANY ($1::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
@@ -95,6 +105,11 @@ WITH RECURSIVE given AS (
                           AND x.castmethod = 'b' AND x.castcontext = 'i'))
         ORDER BY k.opcintype = t.oid DESC, am.amname LIMIT 1
     ) AS operator ON true
+), watching AS MATERIALIZED (
+    SELECT DISTINCT p.root FROM part p
+    JOIN pg_catalog.pg_constraint k ON k.contypid = p.typ
+    JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = k.oid
+    JOIN pg_catalog.pg_proc f ON f.provolatile <> 'i' AND {_CALLED}
 ), compared AS MATERIALIZED (
     SELECT l.root, CASE WHEN pg_catalog.bool_and(l.name IS NOT NULL)
                         THEN coalesce(max(l.name) FILTER (WHERE l.whole), 'OPERATOR(pg_catalog.=)') END AS equals
@@ -102,15 +117,26 @@ WITH RECURSIVE given AS (
 )
 SELECT g.attrelid::int8 AS relid, g.attname::text AS name, g.atttypid::int8 AS type_oid,
        pg_catalog.format_type(g.atttypid, g.atttypmod) AS type_name, g.attgenerated <> '' AS generated,
-       g.attidentity = 'a' AS identity_always, o.equals
-FROM given g LEFT JOIN compared o ON o.root = g.atttypid
+       g.attidentity = 'a' AS identity_always, o.equals,
+       CASE WHEN w.root IS NOT NULL THEN 0 WHEN t.typarray <> 0 THEN t.typarray::int8 WHEN x.cast IS NOT NULL THEN {_TEXT_ARRAY} ELSE 0 END
+           AS array,
+       CASE WHEN t.typarray <> 0 THEN t.typdelim::text ELSE ',' END AS delimiter, x.cast
+FROM given g
+JOIN pg_catalog.pg_type t ON t.oid = g.atttypid
+LEFT JOIN compared o ON o.root = g.atttypid
+LEFT JOIN watching w ON w.root = g.atttypid
+LEFT JOIN LATERAL (
+    SELECT pg_catalog.format_type(t.oid, NULL) AS cast FROM pg_catalog.pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = 'pg_catalog.text'::pg_catalog.regtype AND c.casttarget = t.oid)
+) AS x ON true
 ORDER BY g.attrelid, g.attnum
-"""
+"""  # noqa: S608 (a constant)
 
+# watched, other_unique: see TargetTable.
 # triggered: a BEFORE ROW trigger that fires for replicated changes (tgtype: 1 for each row, 2 before), of the table or of a partition.
 # columns: the replica identity index, or the primary key unless it is deferrable; of the table, or of all leaves of a partitioned table.
 # The query does not use pg_partition_tree(), which takes locks, and would wait for ever for a TRUNCATE of the apply session.
-_KEYS: Final = """
+_KEYS: Final = f"""
 WITH RECURSIVE tree(root, oid) AS (
     SELECT root, root FROM pg_catalog.unnest($1::int8[]::oid[]) AS root
   UNION ALL
@@ -118,15 +144,28 @@ WITH RECURSIVE tree(root, oid) AS (
     JOIN pg_catalog.pg_inherits h ON h.inhparent = t.oid
     JOIN pg_catalog.pg_class c ON c.oid = h.inhrelid AND c.relispartition
 ), tables AS (
-    SELECT t.root, c.oid, c.relreplident, c.oid = t.root AS itself
+    SELECT t.root, c.oid, c.relkind, c.relreplident, c.oid = t.root AS itself
     FROM tree AS t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND (c.relkind <> 'p' OR c.oid = t.root)
 )
 SELECT t.root::int8 AS relid, t.itself, k.columns, k.operators,
        EXISTS (SELECT FROM pg_catalog.pg_trigger g
-               WHERE g.tgrelid = t.oid AND g.tgenabled IN ('R', 'A') AND g.tgtype & 3 = 3) AS triggered
+               WHERE g.tgrelid = t.oid AND g.tgenabled IN ('R', 'A') AND g.tgtype & 3 = 3) AS triggered,
+       EXISTS (SELECT FROM pg_catalog.pg_trigger g WHERE g.tgrelid = t.oid AND g.tgenabled IN ('R', 'A'))
+       OR t.relkind = 'f'
+       OR EXISTS (
+           SELECT FROM (
+               SELECT a.tableoid, a.oid FROM pg_catalog.pg_attrdef a WHERE a.adrelid = t.oid
+               UNION ALL
+               SELECT k.tableoid, k.oid FROM pg_catalog.pg_constraint k WHERE k.conrelid = t.oid AND k.contype = 'c'
+           ) AS e
+           JOIN pg_catalog.pg_depend d ON d.classid = e.tableoid AND d.objid = e.oid
+           JOIN pg_catalog.pg_proc f ON f.provolatile <> 'i' AND {_CALLED}
+       ) AS watched,
+       EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = t.oid AND (i.indisunique OR i.indisexclusion)
+               AND i.indexrelid IS DISTINCT FROM k.indexrelid) AS other_unique
 FROM tables t
 LEFT JOIN LATERAL (
-    SELECT pg_catalog.array_agg(a.attname::text ORDER BY u.place) AS columns,
+    SELECT i.indexrelid, pg_catalog.array_agg(a.attname::text ORDER BY u.place) AS columns,
            pg_catalog.array_agg(operator.name ORDER BY u.place) AS operators
     FROM pg_catalog.pg_index i
     JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
@@ -148,7 +187,7 @@ LEFT JOIN LATERAL (
     GROUP BY i.indexrelid, i.indisreplident
     ORDER BY i.indisreplident AND t.relreplident = 'i' DESC LIMIT 1
 ) AS k ON true
-"""
+"""  # noqa: S608 (a constant)
 
 
 async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool, hint: str = CREATE_HINT) -> TargetTable:
@@ -206,6 +245,8 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
         row["rule"],
         row["barred"],
         triggered=any(part["triggered"] for part in keys or ()),
+        watched=any(part["watched"] for part in keys or ()),
+        other_unique=any(part["other_unique"] for part in keys or ()),
     )
 
 

@@ -81,6 +81,7 @@ class RecordingPipeline:
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
+        self.full = False
 
     def send(
         self,
@@ -147,10 +148,11 @@ async def send(
         lambda relation, _: relation.name not in left_out,
         "pg_1",
         set(),
+        apart=(),
         differs=differs,
     )
     await sender.send(transaction(*messages))
-    sender.reset_role()
+    await sender.finish()
     return pipeline.sent
 
 

@@ -54,7 +54,7 @@ async def test_insert_without_columns() -> None:
 
 async def test_binary_values_have_format_one() -> None:
     sent = await send_one(table(), T.relation, T.insert(Binary(b"\0\0\0\1"), "x", None))
-    assert (sent.values, sent.formats) == ([b"\0\0\0\1", b"x", None], [1, 0, 0])
+    assert (sent.values, sent.formats) == ([b"\0\0\0\1", b"x", None], [1, 0, 1])
 
 
 async def test_names_are_quoted() -> None:

@@ -1,0 +1,172 @@
+"""The form of a change: what all changes of a run have in common. It tells how to read them, and how to send them.
+
+The form of a change is made from its decoded message. The following changes are read with it, without decoding them, as long as they differ
+only in their values. Each relation keeps the latest form of each tag.
+
+These changes have a form: INSERT, UPDATE that does not send an old row, and DELETE, if the target's key finds the row. An UPDATE of a table
+with a column that is GENERATED ALWAYS AS IDENTITY has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from struct import Struct
+from typing import Final
+
+from subscriber.errors import ProtocolError
+from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
+from subscriber.protocol.tuples import read_rows
+from subscriber.sinks.postgres.apply.arrays import binary_array, text_array
+from subscriber.sinks.postgres.apply.change_sql import delete, insert, update
+from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, insert_set, update_set
+from subscriber.sinks.postgres.session.statement import Statement
+from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
+
+__all__ = ["Form", "Row", "form_of", "require_width"]
+
+_HEADER: Final = Struct(">IcH").pack
+_MOST_BYTES: Final = 512 * 1024
+
+# a pattern is the key of a statement: rows with different patterns need different statements
+_UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
+
+Row = tuple[bytes | None, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Form:
+    """See the module's docstring.
+
+    Attributes:
+        mapping: the relation and its target.
+        tag: the tag of the messages.
+        header: their bytes from the relation's id to the number of columns.
+        kinds: the kind of each column's values, see :func:`read_rows`.
+        picked: the indexes of the values that the statements need; None: all of them.
+        formats: the format of each of these values; None: all are texts.
+        single: makes one change.
+        together: makes the changes of a set; None: they are made one by one.
+        arrays: the indexes of the columns whose arrays ``together`` needs.
+        key: returns the key that finds the row; None: no row is searched.
+    """
+
+    mapping: RelationMapping
+    tag: int
+    header: bytes
+    kinds: bytes
+    picked: tuple[int, ...] | None
+    formats: list[int] | None
+    single: Statement
+    together: Statement | None
+    arrays: tuple[int, ...]
+    key: Callable[[Row], object] | None
+
+    def read(self, records: Sequence[bytes], places: range, offset: int) -> list[Row]:
+        """Read the records from the first one on that have this form. ``offset``: where a record continues after tag and xid."""
+        return read_rows(records, places, tag=self.tag, offset=offset, header=self.header, kinds=self.kinds, size=_MOST_BYTES)
+
+    def values(self, row: Row) -> Sequence[bytes | None]:
+        """The parameters of ``single``."""
+        return row if self.picked is None else [row[index] for index in self.picked]
+
+    def set_of(self, rows: Sequence[Row]) -> tuple[list[bytes | None], list[int] | None]:
+        """The parameters of ``together``, and their formats."""
+        columns = list(zip(*rows, strict=True))
+        arrays: list[bytes | None] = []
+        for index in self.arrays:
+            column = self.mapping.columns[index]
+            if self.kinds[index] == BINARY:
+                arrays.append(binary_array(columns[index], column.type_oid))
+            else:
+                arrays.append(text_array(columns[index], column.delimiter.encode()))
+        formats = [int(self.kinds[index] == BINARY) for index in self.arrays] if self.formats else None
+        if self.key is not None:
+            arrays.append(b"%d" % len(rows))
+            if formats is not None:
+                formats.append(0)
+        return arrays, formats
+
+
+def form_of(message: Insert | Update | Delete, mapping: RelationMapping, *, origin: int | None) -> Form | None:
+    """The form of a change; None: it has none. ``origin``: see :func:`~subscriber.sinks.postgres.apply.change_sql.update`.
+
+    Raises:
+        ProtocolError: the row has another number of columns than the relation.
+    """
+    marker = b"N"
+    picked = None
+    match message:
+        case Insert(new=row):
+            tag = Tag.INSERT
+        case Update(new=row, key=None, old=None) if mapping.key is not None and mapping.identity is None:
+            tag = Tag.UPDATE
+        case Delete(key=key, old=old) if (found := key or old) is not None and mapping.key is not None:
+            row = found
+            tag, marker = Tag.DELETE, b"K" if key is not None else b"O"
+            picked = tuple(index for index, _ in mapping.key)
+        case _:
+            return None
+    require_width(mapping, row)
+    usual = BINARY if BINARY in row.kinds else TEXT
+    kinds = row.kinds.replace(bytes([NULL]), bytes([usual]))
+    form = mapping.forms.get((marker, tag, kinds))
+    if form is None:
+        header = _HEADER(message.relation_id, marker, len(kinds))
+        formats = [int(kinds[index] == BINARY) for index in picked or range(len(kinds))] if usual == BINARY else None
+        single = _single(mapping, tag, kinds, origin)
+        arrays = tuple(index for index, kind in enumerate(kinds) if kind != UNCHANGED) if picked is None else picked
+        together = _together(mapping, tag, kinds, arrays, origin)
+        finder = itemgetter(*(index for index, _ in mapping.key)) if mapping.key and tag != Tag.INSERT else None
+        form = mapping.forms[marker, tag, kinds] = Form(mapping, tag, header, kinds, picked, formats, single, together, arrays, finder)
+    mapping.forms[tag] = form
+    return form
+
+
+def _single(mapping: RelationMapping, tag: int, kinds: bytes, origin: int | None) -> Statement:
+    statements = mapping.statements
+    unchanged = kinds.translate(_UNCHANGED) if tag == Tag.UPDATE else b""
+    statement = statements.get((tag, unchanged))
+    if statement is None:
+        if tag == Tag.INSERT:
+            statement = insert(mapping)
+        elif tag == Tag.DELETE:
+            statement = delete(mapping, b"", origin=origin)
+        else:
+            statement = update(mapping, unchanged, b"", old=False, replace=False, origin=origin)
+        statements[tag, unchanged] = statement
+    return statement
+
+
+def _together(mapping: RelationMapping, tag: int, kinds: bytes, arrays: tuple[int, ...], origin: int | None) -> Statement | None:
+    table = mapping.table
+    if table.watched or not arrays or not all(can_be_element(mapping.columns[index], kinds[index]) for index in arrays):
+        return None
+    if tag == Tag.INSERT:
+        make = insert_set
+    elif origin is not None or not table.key_unique or not mapping.key or any(index not in arrays for index, _ in mapping.key):
+        return None
+    elif tag == Tag.DELETE:
+        make = delete_set
+    elif table.other_unique:
+        return None
+    else:
+        make = update_set
+    statement = mapping.statements.get((make, arrays))
+    if statement is None:
+        statement = mapping.statements[make, arrays] = make(mapping, arrays)
+    return statement
+
+
+def require_width(mapping: RelationMapping, row: TupleData) -> None:
+    """Check that a row has the columns of its relation.
+
+    Raises:
+        ProtocolError: it has not.
+    """
+    if len(row.kinds) != len(mapping.columns):
+        name = f"{mapping.remote.namespace}.{mapping.remote.name}"
+        raise ProtocolError(
+            f'a row of relation "{name}" has {len(row.kinds)} columns where its Relation message has {len(mapping.columns)}'
+        )

@@ -1,0 +1,101 @@
+"""Send runs: consecutive changes of one form. A long run becomes a few statements, each for a set of rows.
+
+A run keeps its place among the other statements. It may extend over several transactions of the publisher, because they are one transaction
+of the target. It ends at the first change of another form, at a TRUNCATE, or when it is large enough.
+
+A short run is sent one statement per change. So are the runs of tables for which that is necessary (``TargetTable.watched``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.sinks.apply_counters import ChangeContext
+from subscriber.sinks.postgres.apply.forms import Form, Row
+from subscriber.sinks.postgres.session.pipeline import Pipeline
+
+__all__ = ["MOST_ROWS", "Runs"]
+
+MOST_ROWS: Final = 1000
+_MOST_BYTES: Final = 512 * 1024
+_LEAST: Final = 8
+"""The shortest run for which one statement is cheaper."""
+
+
+class Runs:
+    """Collects a run, and sends it when it ends.
+
+    Args:
+        pipeline: the pipeline to send through.
+        become: switches to the role that changes a table.
+        apart: tables whose changes are sent one by one; None: those of all tables.
+    """
+
+    def __init__(self, pipeline: Pipeline, become: Callable[[str | None], None], apart: Collection[TableName] | None) -> None:
+        self._pipeline = pipeline
+        self._become = become
+        self._apart = apart
+        self._form: Form | None = None
+        self._rows: list[Row] = []
+        self._contexts: list[ChangeContext] = []
+        self._size = 0
+
+    async def add(self, form: Form, rows: list[Row], context: ChangeContext, size: int) -> None:
+        """Add changes of one transaction.
+
+        Raises:
+            StatementFailed: the server rejected an earlier statement.
+            TargetUnavailable
+        """
+        if form is not self._form:
+            await self.flush()
+            self._form = form
+        self._rows += rows
+        self._contexts += [context] * len(rows)
+        self._size += size
+        if len(self._rows) >= MOST_ROWS or self._size >= _MOST_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send the run.
+
+        Raises:
+            StatementFailed, TargetUnavailable
+        """
+        form, rows, contexts, size = self._form, self._rows, self._contexts, self._size
+        if form is None or not rows:
+            return
+        self._rows, self._contexts, self._size = [], [], 0
+        table = form.mapping.table
+        self._become(table.role)
+        size //= len(rows)
+        together = form.together is not None and self._apart is not None and table.name not in self._apart
+        start = 0
+        for stop in _ends(form, rows) if together else (len(rows),):
+            if form.together is not None and together and stop - start >= _LEAST:
+                values, formats = form.set_of(rows[start:stop])
+                self._pipeline.send(form.together, contexts[start], values, formats, size * (stop - start))
+                await self._pipeline.throttle()
+            else:
+                for place in range(start, stop):
+                    self._pipeline.send(form.single, contexts[place], form.values(rows[place]), form.formats, size)
+                    if self._pipeline.full:
+                        await self._pipeline.throttle()
+            start = stop
+
+
+def _ends(form: Form, rows: Sequence[Row]) -> list[int]:
+    """Divide a run into sets, so that no key comes twice in one. Returns the end of each."""
+    ends: list[int] = []
+    if form.key is not None:
+        keys = list(map(form.key, rows))
+        if len(set(keys)) < len(keys):
+            seen: set[object] = set()
+            for place, key in enumerate(keys):
+                if key in seen:
+                    ends.append(place)
+                    seen.clear()
+                seen.add(key)
+    return [*ends, len(rows)]
