@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from subscriber.errors import ProtocolError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import BINARY, TEXT, Insert, Relation, StreamAbort, StreamStart, Tag, TupleData
-from subscriber.protocol.tuples import peek_xid, read_alike, read_tuple, relation_id
+from subscriber.protocol.tuples import peek_xid, read_alike, read_rows, read_tuple, relation_id
 from tests.unit.protocol.strategies import tuples, uint32
 
 HEADER = 6  # tag, relation id, 'N'
@@ -105,3 +105,38 @@ def test_reading_ends_at_a_truncated_message() -> None:
     one = encode(Insert(7, TupleData(b"tt", [b"1", b"longer"])))
     for length in range(len(one)):
         assert _alike([one, one[:length]]) == [(1, "longer")]
+
+
+def _rows(records: list[bytes], kinds: bytes = b"tt", offset: int = 1, size: int = 10**6) -> list[tuple[bytes | None, ...]]:
+    header = bytes.fromhex("00000007 4e 0002")
+    return read_rows(records, range(len(records)), tag=Tag.INSERT, offset=offset, header=header, kinds=kinds, size=size)
+
+
+def test_rows_of_one_form_are_read_as_bytes() -> None:
+    records = [encode(Insert(7, TupleData(b"tb", [b"%d" % number, b"x" * number]))) for number in range(4)]
+    records[2] = encode(Insert(7, TupleData(b"nn", [None, None])))
+    assert _rows(records, b"tb") == [(b"0", b""), (b"1", b"x"), (None, None), (b"3", b"xxx")]
+    assert _rows([encode(Insert(7, TupleData(b"ut", [None, b"x"]), xid)) for xid in (8, 9)], b"ut", offset=5) == [(None, b"x")] * 2
+    assert len(_rows(records, b"tb", size=len(records[0]) + 1)) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        encode(Insert(8, TupleData(b"ut", [None, b"x"]))),
+        encode(Insert(7, TupleData(b"utt", [None, b"x", b"y"]))),
+        encode(Insert(7, TupleData(b"uu", [None, None]))),
+        encode(Insert(7, TupleData(b"nt", [None, b"x"]))),
+        encode(Insert(7, TupleData(b"tt", [b"1", b"x"]))),
+        encode(Insert(7, TupleData(b"ub", [None, b"x"]))),
+        b"U" + encode(Insert(7, TupleData(b"ut", [None, b"x"])))[1:],
+        encode(Insert(7, TupleData(b"ut", [None, b"x"]))) + b"!",
+        encode(Insert(7, TupleData(b"ut", [None, b"x"])))[:-1],
+        encode(Insert(7, TupleData(b"ut", [None, b"x"])))[:-3],
+        b"I",
+        b"",
+    ],
+)
+def test_reading_rows_ends_at_another_form(other: bytes) -> None:
+    one = encode(Insert(7, TupleData(b"ut", [None, b"x"])))
+    assert _rows([one, other, one], b"ut") == [(None, b"x")]

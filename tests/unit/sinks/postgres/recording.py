@@ -30,8 +30,11 @@ def column(
     generated: bool = False,
     identity_always: bool = False,
     equals: str | None = EQUALS,
+    array: int = 0,
+    delimiter: str = ",",
+    cast: str | None = None,
 ) -> TargetColumn:
-    return TargetColumn(name, type_oid, type_name, generated=generated, identity_always=identity_always, equals=equals)
+    return TargetColumn(name, type_oid, type_name, generated, identity_always, equals, array, delimiter, cast)
 
 
 ID, VALUE, NUMBER = column("id", INT4, "integer"), column("v"), column("n", INT4, "integer")
@@ -49,6 +52,8 @@ def table(
     role: str | None = None,
     referenced_by: Collection[str] = (),
     oid: int = 16400,
+    watched: bool = True,
+    other_unique: bool = False,
 ) -> TargetTable:
     """A table of the target. ``key``: columns of its primary key or replica identity."""
     return TargetTable(
@@ -63,6 +68,8 @@ def table(
         key_unique=key_unique,
         referenced_by=frozenset(TableName("public", other) for other in referenced_by),
         triggered=triggered,
+        watched=watched,
+        other_unique=other_unique,
     )
 
 

@@ -1,0 +1,87 @@
+"""The SQL and the arrays that the PostgreSQL sink sends for runs of changes, and the runs that are no sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber.protocol.messages import Message
+from subscriber.sinks.postgres.apply.arrays import binary_array, text_array
+from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
+from tests.support.sink_postgres import UNCHANGED, Binary, Remote
+from tests.unit.sinks.postgres.recording import EQUALS, INT4, column, send, table
+
+INT4_ARRAY, TEXT_ARRAY, BOX_ARRAY = 1007, 1009, 1020
+ID = column("id", INT4, "integer", array=INT4_ARRAY)
+VALUE = column("v", array=TEXT_ARRAY)
+LIST = column("n", INT4_ARRAY, "integer[]", array=TEXT_ARRAY, cast="integer[]")
+T = Remote("t", "*id", "v", "n")
+COUNTED = "::int4 FROM changed"
+
+
+def plain(*, watched: bool = False, other_unique: bool = False, key_unique: bool = True) -> TargetTable:
+    return table(columns=(ID, VALUE, LIST), watched=watched, other_unique=other_unique, key_unique=key_unique)
+
+
+async def test_inserts() -> None:
+    (sent,) = await send(plain(), T.relation, *(T.insert(number, f'"{number}', None) for number in range(8)))
+    assert sent.sql == (
+        'INSERT INTO "public"."t" ("id", "v", "n") OVERRIDING SYSTEM VALUE'
+        " SELECT pg_catalog.unnest($1) AS c0, pg_catalog.unnest($2) AS c1, pg_catalog.unnest($3)::integer[] AS c2"
+    )
+    assert sent.values[0] == b'{"0","1","2","3","4","5","6","7"}'
+    assert (sent.values[1] or b"").startswith(rb'{"\"0","\"1"')
+    assert sent.values[2] == b"{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}"
+    assert sent.statement.parameter_types == (INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY)
+    assert (sent.formats, sent.statement.together, sent.statement.finds, sent.statement.reused) == (None, True, False, True)
+
+
+async def test_updates_keep_unchanged_values_and_count_the_rows() -> None:
+    (sent,) = await send(plain(), T.relation, *(T.update(number, UNCHANGED, "{1}") for number in range(8)))
+    assert sent.sql == (
+        'WITH changed AS (UPDATE ONLY "public"."t" AS x SET "id" = u.c0, "n" = u.c2 FROM'
+        " (SELECT pg_catalog.unnest($1) AS c0, pg_catalog.unnest($2)::integer[] AS c2) AS u"
+        f' WHERE x."id" {EQUALS} u.c0 RETURNING 1) SELECT pg_catalog.count(*) / (pg_catalog.count(*) = $3){COUNTED}'
+    )
+    assert sent.values[2] == b"8"
+    assert (sent.statement.together, sent.statement.finds, sent.statement.reused) == (True, True, False)
+
+
+async def test_deletes_in_binary() -> None:
+    keys = [number.to_bytes(4) for number in range(8)]
+    (sent,) = await send(plain(), T.relation, *(T.delete(Binary(key), None, None) for key in keys))
+    assert sent.sql == (
+        'WITH changed AS (DELETE FROM ONLY "public"."t" AS x USING (SELECT pg_catalog.unnest($1) AS c0) AS u'
+        f' WHERE x."id" {EQUALS} u.c0 RETURNING 1) SELECT pg_catalog.count(*) / (pg_catalog.count(*) = $2){COUNTED}'
+    )
+    assert (sent.values, sent.formats) == ([binary_array(keys, INT4), b"8"], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("target", "messages"),
+    [
+        (plain(watched=True), [T.insert(number, "x", None) for number in range(9)]),
+        (plain(), [T.insert(number, "x", None) for number in range(7)]),
+        (plain(), [T.insert(Binary(bytes(4)), Binary(b"x"), Binary(b"x")) for _ in range(9)]),
+        (plain(), [T.update(1, "x", None) for _ in range(9)]),
+        (plain(other_unique=True), [T.update(number, "x", None) for number in range(9)]),
+        (plain(key_unique=False), [T.delete(number, None, None) for number in range(9)]),
+        (plain(), [T.update(number + 1, "x", None, old=(number, None, None)) for number in range(9)]),
+    ],
+    ids=["trigger", "short", "binary array", "same key", "other unique index", "key of partitions", "key changes"],
+)
+async def test_runs_that_are_sent_one_by_one(target: TargetTable, messages: list[Message]) -> None:
+    sent = await send(target, T.relation, *messages)
+    assert len(sent) == len(messages)
+    assert not any(one.statement.together for one in sent)
+
+
+async def test_origins_of_rows_are_reported_one_by_one() -> None:
+    changes: list[Message] = [*(T.insert(number, "x", None) for number in range(8)), *(T.delete(number, None, None) for number in range(8))]
+    sent = await send(plain(), T.relation, *changes, differs=1)
+    assert [one.statement.together for one in sent] == [True] + [False] * 8
+
+
+def test_elements_of_arrays_are_exact() -> None:
+    assert text_array([b"a", None, b""], b";") == b'{"a";NULL;""}'
+    assert text_array([b"NULL", b'"', b"\\", b"{,}"], b",") == rb'{"NULL","\"","\\","{,}"}'
+    assert binary_array([b"ab", None], 25).hex() == "0000000100000001000000190000000200000001" + "000000026162" + "ffffffff"
