@@ -1,7 +1,7 @@
 """The form of a change: what all changes of a run have in common. It tells how to read them, and how to send them.
 
 The form of a change is made from its decoded message. The following changes are read with it, without decoding them, as long as they differ
-only in their values. Each relation keeps the latest form of each tag.
+only in their values.
 
 These changes have a form: INSERT, UPDATE that does not send an old row, and DELETE, if the target's key finds the row. An UPDATE of a table
 with a column that is GENERATED ALWAYS AS IDENTITY has none.
@@ -24,7 +24,7 @@ from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, 
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
 
-__all__ = ["Form", "Row", "form_of", "require_width"]
+__all__ = ["Form", "Forms", "Row", "require_width"]
 
 _HEADER: Final = Struct(">IcH").pack
 _MOST_BYTES: Final = 512 * 1024
@@ -89,39 +89,54 @@ class Form:
         return arrays, formats
 
 
-def form_of(message: Insert | Update | Delete, mapping: RelationMapping, *, origin: int | None) -> Form | None:
-    """The form of a change; None: it has none. ``origin``: see :func:`~subscriber.sinks.postgres.apply.change_sql.update`.
+class Forms:
+    """The forms of the changes of one batch. ``origin``: see :func:`~subscriber.sinks.postgres.apply.change_sql.update`."""
 
-    Raises:
-        ProtocolError: the row has another number of columns than the relation.
-    """
-    marker = b"N"
-    picked = None
-    match message:
-        case Insert(new=row):
-            tag = Tag.INSERT
-        case Update(new=row, key=None, old=None) if mapping.key is not None and mapping.identity is None:
-            tag = Tag.UPDATE
-        case Delete(key=key, old=old) if (found := key or old) is not None and mapping.key is not None:
-            row = found
-            tag, marker = Tag.DELETE, b"K" if key is not None else b"O"
-            picked = tuple(index for index, _ in mapping.key)
-        case _:
-            return None
-    require_width(mapping, row)
-    usual = BINARY if BINARY in row.kinds else TEXT
-    kinds = row.kinds.replace(bytes([NULL]), bytes([usual]))
-    form = mapping.forms.get((marker, tag, kinds))
-    if form is None:
-        header = _HEADER(message.relation_id, marker, len(kinds))
-        formats = [int(kinds[index] == BINARY) for index in picked or range(len(kinds))] if usual == BINARY else None
-        single = _single(mapping, tag, kinds, origin)
+    def __init__(self, origin: int | None) -> None:
+        self._origin = origin
+        self._forms: dict[tuple[RelationMapping, int, bytes, bytes], Form] = {}
+        self._latest: dict[tuple[RelationMapping, int], Form] = {}
+
+    def latest(self, mapping: RelationMapping, tag: int) -> Form | None:
+        """The form of the latest change of a relation with this tag, if it had one."""
+        return self._latest.get((mapping, tag))
+
+    def of(self, message: Insert | Update | Delete, mapping: RelationMapping) -> Form | None:
+        """The form of a change; None: it has none.
+
+        Raises:
+            ProtocolError: the row has another number of columns than the relation.
+        """
+        marker = b"N"
+        picked = None
+        match message:
+            case Insert(new=row):
+                tag = Tag.INSERT
+            case Update(new=row, key=None, old=None) if mapping.key is not None and mapping.identity is None:
+                tag = Tag.UPDATE
+            case Delete(key=key, old=old) if (found := key or old) is not None and mapping.key is not None:
+                row = found
+                tag, marker = Tag.DELETE, b"K" if key is not None else b"O"
+                picked = tuple(index for index, _ in mapping.key)
+            case _:
+                return None
+        require_width(mapping, row)
+        usual = BINARY if BINARY in row.kinds else TEXT
+        kinds = row.kinds.replace(bytes([NULL]), bytes([usual]))
+        form = self._forms.get((mapping, tag, marker, kinds))
+        if form is None:
+            header = _HEADER(message.relation_id, marker, len(kinds))
+            form = self._forms[mapping, tag, marker, kinds] = self._new(mapping, tag, header, kinds, picked)
+        self._latest[mapping, tag] = form
+        return form
+
+    def _new(self, mapping: RelationMapping, tag: int, header: bytes, kinds: bytes, picked: tuple[int, ...] | None) -> Form:
+        formats = [int(kinds[index] == BINARY) for index in picked or range(len(kinds))] if BINARY in kinds else None
+        single = _single(mapping, tag, kinds, self._origin)
         arrays = tuple(index for index, kind in enumerate(kinds) if kind != UNCHANGED) if picked is None else picked
-        together = _together(mapping, tag, kinds, arrays, origin)
-        finder = itemgetter(*(index for index, _ in mapping.key)) if mapping.key and tag != Tag.INSERT else None
-        form = mapping.forms[marker, tag, kinds] = Form(mapping, tag, header, kinds, picked, formats, single, together, arrays, finder)
-    mapping.forms[tag] = form
-    return form
+        together = _together(mapping, tag, kinds, arrays, self._origin)
+        key = itemgetter(*(index for index, _ in mapping.key)) if mapping.key and tag != Tag.INSERT else None
+        return Form(mapping, tag, header, kinds, picked, formats, single, together, arrays, key)
 
 
 def _single(mapping: RelationMapping, tag: int, kinds: bytes, origin: int | None) -> Statement:

@@ -13,7 +13,7 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import BINARY, Delete, Insert, Relation, Tag, Truncate, TruncateOption, TupleData, Update
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, restart_sequences, set_role, truncate, update
-from subscriber.sinks.postgres.apply.forms import form_of, require_width
+from subscriber.sinks.postgres.apply.forms import Forms, require_width
 from subscriber.sinks.postgres.apply.runs import MOST_ROWS, Runs
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
@@ -67,6 +67,7 @@ class TransactionSender:
         self._differs = differs
         self.targets: set[Fingerprint] = set()
         self._role: str | None = None
+        self._forms = Forms(differs)
         self._runs = Runs(pipeline, self._become, apart)
         self._open: dict[int, bool] = {}
         self._resolved: dict[int, RelationMapping | None] = {}
@@ -119,11 +120,11 @@ class TransactionSender:
         if mapping is None:
             return 1
         places = range(place, min(place + MOST_ROWS, len(records)))
-        form = mapping.forms.get(tag)
+        form = self._forms.latest(mapping, tag)
         rows = form.read(records, places, offset) if form is not None else []
         if not rows:
             message = self._decoded(record, tag, transaction, context, mapping)
-            form = form_of(message, mapping, origin=self._differs)
+            form = self._forms.of(message, mapping)
             if form is None:
                 await self._runs.flush()
                 self._row(message, context, mapping, len(record))

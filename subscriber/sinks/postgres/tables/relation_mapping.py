@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import RelationError
@@ -17,9 +17,6 @@ from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
-
-if TYPE_CHECKING:
-    from subscriber.sinks.postgres.apply.forms import Form
 
 __all__ = ["RelationMapping", "TargetColumn", "TargetTable", "described_relation", "map_relation", "qualified_name"]
 
@@ -159,7 +156,6 @@ class RelationMapping:
         problem: why UPDATE and DELETE are impossible, or None.
         identity: index of the column that is GENERATED ALWAYS AS IDENTITY, if it is replicated.
         statements: cache of statements by pattern.
-        forms: cache of forms of changes by pattern; by a tag: that of the latest such change.
     """
 
     remote: Relation
@@ -169,7 +165,6 @@ class RelationMapping:
     problem: RelationError | None
     identity: int | None
     statements: dict[object, Statement] = field(default_factory=dict)
-    forms: dict[object, Form] = field(default_factory=dict)
 
     def require_updatable(self) -> None:
         """Reject UPDATE and DELETE if the row cannot be identified.
