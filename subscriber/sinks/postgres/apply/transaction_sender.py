@@ -130,6 +130,7 @@ class TransactionSender:
                 self._row(message, context, mapping, len(record))
                 await self._pipeline.throttle()
                 return 1
+            del message  # a second copy of its values, which may be large
             rows = form.read(records, places, offset)
         if form is not None:
             await self._runs.add(form, rows, context, sum(map(len, records[place : place + len(rows)])))
