@@ -71,7 +71,7 @@ async def _apply(feed: Feed, batch: list[list[Message]], least: int) -> list[str
     """Apply a batch. Returns the error, without numbers that differ between the two targets."""
     with shortest(least):
         try:
-            await feed.sink.apply(feed.batch(*(feed.transaction(*messages) for messages in batch)))
+            await feed.opened.apply(feed.batch(*(feed.transaction(*messages) for messages in batch)))
         except TargetError as error:
             texts = [type(error).__name__, str(error), str(error.sqlstate), *getattr(error, "__notes__", ())]
             return [re.sub(r"(pg_|transaction |in )\d+", r"\1#", text) for text in texts]
@@ -105,7 +105,7 @@ async def test_run_across_transactions_is_one_statement(target_db: Database, sen
     async with opened(target_db) as feed:
         first = feed.transaction(remote.relation, *(remote.insert(number, f'"{number}\\') for number in range(30)))
         others = [feed.transaction(remote.insert(number, None)) for number in range(30, 40)]
-        await feed.sink.apply(feed.batch(first, *others))
+        await feed.opened.apply(feed.batch(first, *others))
         assert len(sent) == 1
         assert target_db.fetch("SELECT count(*), count(v), min(v) FROM t") == [(40, 30, '"0\\')]
         assert (feed.sink.statistics.inserts, feed.sink.statistics.transactions) == (40, 11)
@@ -119,7 +119,7 @@ async def test_conflict_in_a_run_is_reported_as_for_one_row(target_db: Database,
         transactions = [feed.transaction(remote.relation, *(remote.insert(number) for number in range(20)))]
         transactions += [feed.transaction(remote.insert(number)) for number in range(20, 30)]
         with pytest.raises(TargetError) as raised:
-            await feed.sink.apply(feed.batch(*transactions))
+            await feed.opened.apply(feed.batch(*transactions))
         assert sent
         assert raised.value.sqlstate == "23505"
         assert f"in transaction {transactions[6].xid}, finished at" in "".join(raised.value.__notes__)
