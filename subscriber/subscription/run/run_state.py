@@ -76,7 +76,8 @@ class RunState:
         """Mark the run as ended."""
         self.active, self.ended = False, True
         self.until = None
-        self.stop.clear()
+        # an event belongs to the event loop that has waited for it, and the next run may be in another loop
+        self.stop = asyncio.Event()
         self.watchers.notify()
 
     def reached(self, lsn: Lsn) -> bool:

@@ -97,3 +97,16 @@ async def test_a_severed_sink_writes_nothing() -> None:
     assert target.subscriptions["sub"].two_phase is TwoPhaseState.DISABLED
     await old.close()
     await new.set_two_phase(TwoPhaseState.ENABLED)
+
+
+def test_second_run_in_another_event_loop(publisher_db: Database) -> None:
+    """The second run ended at once, without the changes."""
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    target = MemoryTarget()
+    subscription = Subscription(
+        f"mem_{publisher_db.name}", connection=publisher_db.conninfo(), publications=["pub"], target=MemorySink(target)
+    )
+    asyncio.run(subscription.run(Until()))
+    publisher_db.execute("INSERT INTO t VALUES (1)")
+    asyncio.run(subscription.run(Until()))
+    assert target.rows("public.t") == [{"id": 1}]
