@@ -34,7 +34,7 @@ JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
 	@echo '                        TARGET may be sqlite, mariadb or spark (a lake; pyspark is half a gigabyte), too'
-	@echo 'make quick              the unit and property tests, and the most important ones on servers: less than a minute'
+	@echo 'make quick              the unit and property tests, and the most important ones on servers: for each edit'
 	@echo 'make test               the tests, on real servers that it brings itself'
 	@echo 'make test-crash         what takes longest: kills of the launcher, of other targets and of lakes, a short soak, a backlog'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'

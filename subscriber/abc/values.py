@@ -67,7 +67,7 @@ class TableState(StrEnum):
 
 
 class TwoPhaseState(StrEnum):
-    """``pg_subscription.subtwophasestate``, as in PostgreSQL."""
+    """``pg_subscription.subtwophasestate``, as in PostgreSQL: DISABLED, PENDING, ENABLED."""
 
     DISABLED = "d"
     PENDING = "p"
@@ -77,7 +77,14 @@ class TwoPhaseState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The durable position of the target, and the system and timeline that the LSN belongs to."""
+    """The durable position of the target, and the system and timeline that the LSN belongs to.
+
+    Attributes:
+        slot_name: the slot that the publisher keeps for it.
+        system_identifier: of the publisher, from IDENTIFY_SYSTEM.
+        timeline: of the publisher.
+        lsn: everything up to there is applied.
+    """
 
     slot_name: str
     system_identifier: str
@@ -230,7 +237,7 @@ class TargetActivity:
 
 
 class CopyFormat(StrEnum):
-    """Format of COPY data. The data is passed on unchanged."""
+    """Format of COPY data: ``text`` or ``binary``. The data is passed on unchanged."""
 
     TEXT = "text"
     BINARY = "binary"
@@ -246,7 +253,12 @@ a batch is applied.
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Committed transactions to apply in this order as one. It ends at a commit."""
+    """Committed transactions to apply in this order as one. It ends at a commit.
+
+    Attributes:
+        transactions: at least one.
+        gate: whether to apply the changes of a relation.
+    """
 
     transactions: tuple[Transaction, ...]
     gate: RelationGate

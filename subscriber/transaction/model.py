@@ -97,7 +97,12 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """A transaction that PREPARE TRANSACTION ended, and its gid on the publisher."""
+    """A transaction that PREPARE TRANSACTION ended.
+
+    Attributes:
+        transaction: its changes.
+        gid: its identifier on the publisher.
+    """
 
     transaction: Transaction
     gid: str
