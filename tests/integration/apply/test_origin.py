@@ -323,7 +323,7 @@ async def test_one_that_is_still_active_is_waited_for(target_db: Database) -> No
             tried = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'sub' AND query ~ 'origin_session_setup'"
             await eventually(target_db, tried, True)
             assert not opening.done()
-        await opening
+        feed.opened = await opening
         assert (await feed.apply(Remote("t", "*id", "v").relation)).end_lsn == feed.position()
 
 

@@ -152,6 +152,7 @@ async def test_report_after_one_whose_session_is_lost(target_db: Database, monke
             feed.opened.reader.connection.terminate()
             await asyncio.wait([report])
             assert isinstance(report.exception(), TargetUnavailable)
+        await feed.opened.close()
         await feed.open()
         async with asyncio.timeout(WAIT_SECONDS):
             await feed.opened.report([WorkerActivity(changes=7)], None)

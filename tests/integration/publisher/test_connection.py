@@ -195,7 +195,7 @@ async def test_invalid_utf8_is_a_configuration_error(conninfo: str) -> None:
         check_conninfo(conninfo)
     with pytest.raises(ConfigurationError, match=r"^invalid connection string: "):
         await connect(conninfo)
-    with pytest.raises(ConfigurationError, match=r"^the target's connection string "):
+    with pytest.raises(ConfigurationError, match=r"^invalid connection string of the target: "):
         await Target(conninfo).connect("test")
 
 
