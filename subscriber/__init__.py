@@ -145,12 +145,16 @@ _MODULES = {
     ),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_SUBMODULES = {module.split(".")[1] for module in _MODULES}
 
 
 # type checkers know the names of __all__ only
 if not _typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
+        if name in _SUBMODULES:
+            # the import makes it an attribute: `subscriber.errors` works after `import subscriber`
+            return _importlib.import_module(f"{__name__}.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(_importlib.import_module(_HOMES[name]), name)

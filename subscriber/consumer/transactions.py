@@ -68,7 +68,6 @@ class TransactionStream(Generic[Received_co]):
     def __init__(self, slot: FollowedSlot, *, start_lsn: Lsn | None, until_lsn: Lsn | None, until_caught_up: bool) -> None:
         self._slot = slot
         self._start_lsn = start_lsn
-        self._until_lsn = until_lsn
         self._until_caught_up = until_caught_up
         self._until = until_lsn
         self._session: StreamSession | None = None

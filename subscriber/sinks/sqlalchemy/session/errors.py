@@ -35,9 +35,8 @@ __all__ = ["UNIQUE_VIOLATION", "ChangeRefused", "passing_values", "target_error"
 
 UNIQUE_VIOLATION: Final = "23505"
 
-_OF_A_VALUE: Final = ("22", "42804")
 _PASSES: Final = "temporary error; if it persists, check that the target runs"
-_DRIVERS: Final = frozenset({"aiosqlite", "sqlite3", "asyncmy", "aiomysql", "pymysql", "asyncpg"})
+_DRIVERS: Final = frozenset({"aiosqlite", "sqlite3", "asyncmy", "aiomysql", "pymysql"})
 _DISCONNECTED = re.compile(r"(?i)\b(closed|lost|gone|reset|broken pipe|not connected|refused|timed? ?out|terminat|network operation)")
 
 
@@ -45,17 +44,12 @@ class ChangeRefused(ApplyError):
     """The database rejected a change.
 
     Attributes:
-        column: the target's column, if the database named it, or if it was determined later.
+        column: the target's column, if the database named it.
     """
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.text, sqlstate=refusal.sqlstate, hint=refusal.hint or APPLY_HINT)
         self.column = refusal.column
-
-    @property
-    def of_some_column(self) -> bool:
-        """Whether a value was rejected and the database did not name the column."""
-        return self.column is None and self.sqlstate is not None and self.sqlstate.startswith(_OF_A_VALUE)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The largest size of a statement: MariaDB's and MySQL's ``max_allowed_packet``, PostgreSQL's largest message.
+"""The largest size of a statement: MariaDB's and MySQL's ``max_allowed_packet``.
 
 A server cuts the connection of a client that sends more, often before the client has read the reason. That looks like a network failure. So
 a row that does not fit is rejected before it is sent. Rows that fit one by one, but not together, are sent in several statements.
