@@ -13,6 +13,7 @@ import ast
 import asyncio
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -28,11 +29,12 @@ from typing import IO, Any
 import pytest
 import yaml
 
+from subscriber import Subscription, Until
 from subscriber.cli.main import _parser, main
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.compliance import SCENARIOS
 from tests.integration.cli.test_metrics import free_port
-from tests.sinks.targets import MemoryAdapter
+from tests.sinks.test_own_sink import own_sink
 from tests.support.code_blocks import ROOT, Block, blocks
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import environment, running
@@ -305,10 +307,24 @@ def run_pytest(text: str, page_setup: PageSetup) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def replicate_into_own_sink(block: Block, page_setup: PageSetup) -> None:
+    make = in_process(block)["JsonSink"]
+
+    def run() -> None:
+        target = make(page_setup.directory)
+        asyncio.run(Subscription("replica", connection=page_setup.publisher.dsn, publications=["app"], target=target).run(Until()))
+
+    run()
+    page_setup.publisher.execute("UPDATE accounts SET balance = 7; INSERT INTO accounts VALUES (2, NULL)")
+    run()
+    rows = json.loads((page_setup.directory / "replica.json").read_text())["tables"]["public.accounts"]
+    assert rows == [{"id": "1", "balance": "7"}, {"id": "2", "balance": None}]
+
+
 def comply(block: Block, page_setup: PageSetup) -> None:
-    # one scenario: tests/sinks runs all of them
-    names = in_process(block, MyTarget=MemoryAdapter)
-    asyncio.run(names["test_compliance"](SCENARIOS[0]))
+    # one scenario: tests/sinks/test_own_sink.py runs all of them
+    names = in_process(block, JsonSink=own_sink()["JsonSink"])
+    asyncio.run(names["test_compliance"](SCENARIOS[0], page_setup.directory))
 
 
 def read_a_lake(block: Block, page_setup: PageSetup) -> None:
@@ -327,6 +343,7 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/library.md", "def manage("): manage,
     ("docs/howto/transactions.md", "def audit("): audit,
     ("docs/howto/own-connection.md", "def follow("): define,
+    ("docs/howto/own-sink.md", "class JsonSink("): replicate_into_own_sink,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
     ("docs/howto/lake-read.md", "import cut_of, read"): read_a_lake,
     ("docs/howto/lake-read.md", "import register"): read_a_lake,

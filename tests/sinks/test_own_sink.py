@@ -1,0 +1,36 @@
+"""The compliance suite over the sink in docs/howto/own-sink.md, exactly as the page shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subscriber.testing.compliance import SCENARIOS, Scenario
+from tests.support.code_blocks import Block, blocks
+
+_LINES = 60
+
+
+def _block(part: str) -> Block:
+    (found,) = [block for block in blocks() if block.page == "docs/howto/own-sink.md" and part in block.text]
+    return found
+
+
+def own_sink() -> dict[str, Any]:
+    """What the block of the sink defines."""
+    names: dict[str, Any] = {}
+    exec(_block("class JsonSink(").text, names)
+    return names
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+async def test_compliance(scenario: Scenario, tmp_path: Path) -> None:
+    names = own_sink()
+    exec(_block("class JsonTarget").text, names)
+    await scenario.run(names["JsonTarget"](tmp_path))
+
+
+def test_it_is_short() -> None:
+    assert sum(bool(line.strip()) for line in _block("class JsonSink(").text.splitlines()) < _LINES
