@@ -164,3 +164,13 @@ async def test_missing_rows_and_repeated_keys_in_a_run(target_db: Database, sent
         await feed.apply(*(remote.delete(number, None) for number in range(1, 15)))
         assert len(sent) == 4
         assert target_db.value("SELECT count(*) FROM t") == 0
+
+
+async def test_arrays_of_types_that_have_length_one_by_default(any_target_db: Database, sent: Sent) -> None:
+    any_target_db.execute("CREATE TABLE c (id int PRIMARY KEY, v char(4)[]); CREATE TABLE b (id int PRIMARY KEY, v bit(3)[])")
+    async with opened(any_target_db) as feed:
+        for relation_id, (name, value) in enumerate({"c": "{abcd}", "b": "{101}"}.items()):
+            remote = Remote(name, "*id", "v", relation_id=relation_id)
+            await feed.apply(remote.relation, *(remote.insert(number, value) for number in range(10)))
+            assert any_target_db.fetch(f"SELECT DISTINCT v::text FROM {name}") == [(value,)]
+    assert len(sent) == 2

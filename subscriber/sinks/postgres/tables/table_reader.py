@@ -65,6 +65,7 @@ _TEXT_ARRAY: Final = 1009
 # A column's type is divided (domains, arrays, composites) down to types that are no domain, array or composite. The equality operator is
 # that of the default btree or hash operator class, as in PostgreSQL's type cache; if a part has none, the column has none.
 # An array is an element of no other array. It is cast from text: without a row in pg_cast, this cast calls the input function.
+# With -1, its name is never that of a shorter type: "character" without a length means character(1), "bit" means bit(1).
 # watching: types with a domain's CHECK constraint that could see rows of tables.
 _COLUMNS: Final = f"""
 WITH RECURSIVE given AS (
@@ -126,7 +127,7 @@ JOIN pg_catalog.pg_type t ON t.oid = g.atttypid
 LEFT JOIN compared o ON o.root = g.atttypid
 LEFT JOIN watching w ON w.root = g.atttypid
 LEFT JOIN LATERAL (
-    SELECT pg_catalog.format_type(t.oid, NULL) AS cast FROM pg_catalog.pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid
+    SELECT pg_catalog.format_type(t.oid, -1) AS cast FROM pg_catalog.pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = 'pg_catalog.text'::pg_catalog.regtype AND c.casttarget = t.oid)
 ) AS x ON true
 ORDER BY g.attrelid, g.attnum
