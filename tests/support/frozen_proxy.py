@@ -67,6 +67,9 @@ class FrozenProxy:
     def close(self) -> None:
         self._listener.close()
         for found in self._sockets:
+            # close() alone sends nothing while a thread waits in recv()
+            with contextlib.suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
             found.close()
 
 

@@ -203,6 +203,8 @@ async def test_synchronous_standby(make_server: MakeServer, target_db: Database)
             publisher.execute("SELECT pg_reload_conf()")
             state = f"SELECT sync_state FROM pg_stat_replication WHERE application_name = '{slot_of(publisher)}'"
             await eventually(publisher, state, "sync")
+            # commits wait once the checkpointer has read the setting, which it does before a checkpoint
+            publisher.execute("CHECKPOINT")
             for number, level in enumerate(("on", "remote_apply", "remote_write")):
                 with publisher.connect() as session, target_db.connect() as blocker:
                     session.execute(f"SET synchronous_commit = {level}".encode())
