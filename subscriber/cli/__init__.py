@@ -1,7 +1,4 @@
-"""The command line, with one module for each verb.
-
-A verb's module has ``add_arguments(parser)``. It adds the arguments and sets ``execute``, a coroutine function that takes the parsed
-arguments and returns the exit status.
+"""The command line: ``main``, the verbs in :mod:`subscriber.cli.verbs`, and what they share.
 
 Exit status: 0 done, 1 an error that :mod:`subscriber.errors` describes (one line on stderr), 2 wrong usage, 130 interrupted.
 """

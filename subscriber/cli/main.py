@@ -91,7 +91,7 @@ class _VerbParser(_Parser):
         if self.loaded:
             return
         self.loaded = True
-        import_module(f"subscriber.cli.{self.verb.replace('-', '_')}").add_arguments(self)
+        import_module(f"subscriber.cli.verbs.{self.verb.replace('-', '_')}").add_arguments(self)
         # the options are accepted before and after the verb
         self.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="log more on stderr")
         self.add_argument("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no confirmations and no progress")

@@ -14,8 +14,8 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.load import MixedLoad
-from subscriber.testing.load_tables import create_tables
+from subscriber.testing.load.mixed_load import MixedLoad
+from subscriber.testing.load.tables import create_tables
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.ports import LOOPBACK
 from subscriber.testing.server import EmbeddedServer

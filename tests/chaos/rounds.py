@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.load import Kind
+from subscriber.testing.load.mixed_load import Kind
 from tests.chaos import forgeries, network, other_refusals, refusals
 from tests.chaos.environments import Environment, Servers, in_thread, make_environment
 from tests.chaos.proxy import Fault, Proxy

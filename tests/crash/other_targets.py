@@ -12,10 +12,10 @@ import pymysql
 
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
-from subscriber.testing.compare import published_tables
-from subscriber.testing.compare_rows import compare_rows
-from subscriber.testing.load import MixedLoad
-from subscriber.testing.load_tables import SPECIMEN_NAMES, create_tables
+from subscriber.testing.comparison.checksums import published_tables
+from subscriber.testing.comparison.rows import compare_rows
+from subscriber.testing.load.mixed_load import MixedLoad
+from subscriber.testing.load.tables import SPECIMEN_NAMES, create_tables
 from tests.crash.process import QUICK, RunProcess
 from tests.crash.scenario import ROWS
 from tests.support.database import Database

@@ -7,10 +7,10 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
 
-from subscriber.testing.compare import compare, compare_prepared
-from subscriber.testing.load import Kind, MixedLoad
-from subscriber.testing.load_plans import WEIGHTS
-from subscriber.testing.load_tables import create_tables, table_names
+from subscriber.testing.comparison.checksums import compare, compare_prepared
+from subscriber.testing.load.mixed_load import Kind, MixedLoad
+from subscriber.testing.load.plans import WEIGHTS
+from subscriber.testing.load.tables import create_tables, table_names
 from tests.crash.process import RunProcess, SubscriberProcess
 from tests.support.database import Database
 

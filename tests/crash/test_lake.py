@@ -22,8 +22,8 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableName
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
-from subscriber.testing.load import MixedLoad
-from subscriber.testing.load_tables import TABLES, create_tables
+from subscriber.testing.load.mixed_load import MixedLoad
+from subscriber.testing.load.tables import TABLES, create_tables
 from tests.crash.process import QUICK
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.support.lakes import Place, apply_all, assert_same, storage

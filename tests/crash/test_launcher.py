@@ -22,9 +22,9 @@ from subscriber import (
     create_subscription,
     drop_subscription,
 )
-from subscriber.testing.compare import compare, compare_prepared
-from subscriber.testing.load import Kind
-from subscriber.testing.load_tables import table_names
+from subscriber.testing.comparison.checksums import compare, compare_prepared
+from subscriber.testing.load.mixed_load import Kind
+from subscriber.testing.load.tables import table_names
 from subscriber.testing.server import EmbeddedServer
 from tests.crash.scenario import make_load, make_tables, under_load
 from tests.support.database import Database, ServerAddress

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.load import MixedLoad
+from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.server import EmbeddedServer
 from tests.crash.process import SubscriberProcess
 from tests.crash.scenario import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.testing.load import Kind, LoadReport
+from subscriber.testing.load.mixed_load import Kind, LoadReport
 from tests.crash.process import QUICK, SubscriberProcess
 from tests.crash.scenario import (
     assert_all_arrives,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.testing.load import LoadReport
+from subscriber.testing.load.mixed_load import LoadReport
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from tests.crash.other_targets import (
     MariaDBReader,

@@ -17,7 +17,7 @@ from typing import Any
 
 from subscriber import Settings, SubscriberError, TableName
 from subscriber.protocol.quoting import quote_identifier
-from subscriber.testing.compare import compare, published_tables
+from subscriber.testing.comparison.checksums import compare, published_tables
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import eventually

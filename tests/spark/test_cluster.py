@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableName
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.testing.load import MixedLoad
-from subscriber.testing.load_tables import TABLES, create_tables
+from subscriber.testing.load.mixed_load import MixedLoad
+from subscriber.testing.load.tables import TABLES, create_tables
 from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut
 from tests.spark import programs
 from tests.spark.cluster import Cluster, bare_python, build_wheel, cluster

@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.load import Kind, MixedLoad
+from subscriber.testing.load.mixed_load import Kind, MixedLoad
 
 WAIT_SECONDS = 30.0
 

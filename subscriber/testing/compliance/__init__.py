@@ -10,42 +10,9 @@ The suite distinguishes sinks only by the abilities that they implement (:mod:`s
 :class:`Traits`.
 """
 
-from subscriber.testing.compliance import (
-    batches,
-    column_types,
-    identities,
-    parallel_apply,
-    positions,
-    prepared_transactions,
-    rejected_changes,
-    row_changes,
-    table_states,
-    table_sync,
-    user_settings,
-    writers,
-)
 from subscriber.testing.compliance.sample_messages import ColumnDefinition, Table, TypeName
 from subscriber.testing.compliance.scenarios import Scenario
+from subscriber.testing.compliance.suite import SCENARIOS
 from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget, Traits
 
 __all__ = ["SCENARIOS", "ColumnDefinition", "ComplianceTarget", "Row", "Scenario", "SettableTarget", "Table", "Traits", "TypeName"]
-
-SCENARIOS: tuple[Scenario, ...] = tuple(
-    scenario
-    for topic in (
-        row_changes,
-        identities,
-        batches,
-        positions,
-        rejected_changes,
-        writers,
-        table_states,
-        user_settings,
-        table_sync,
-        prepared_transactions,
-        parallel_apply,
-        column_types,
-    )
-    for scenario in topic.scenarios.found
-)
-"""All scenarios."""

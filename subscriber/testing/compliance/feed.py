@@ -22,7 +22,7 @@ from subscriber.config import Settings
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Message, Relation, RollbackPrepared
-from subscriber.testing.comparable_values import normalizer
+from subscriber.testing.comparison.values import normalizer
 from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.sample_messages import SQL_NAMES, Table
 from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.testing.load_tables import TABLES
+from subscriber.testing.load.tables import TABLES
 
 WAIT_SECONDS = 500.0
 

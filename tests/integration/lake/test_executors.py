@@ -33,8 +33,8 @@ from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.pipeline.applier import ApplierSettings
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.subscription.run.copy_snapshots import PublishedSnapshot
-from subscriber.testing.load import MixedLoad
-from subscriber.testing.load_tables import TABLES, create_tables
+from subscriber.testing.load.mixed_load import MixedLoad
+from subscriber.testing.load.tables import TABLES, create_tables
 from tests.integration.lake.test_replica import subscription
 from tests.support import every_type, program
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream

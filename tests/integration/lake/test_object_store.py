@@ -21,8 +21,8 @@ from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.pipeline import applier as applier_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
-from subscriber.testing.load import MixedLoad
-from subscriber.testing.load_tables import TABLES, create_tables
+from subscriber.testing.load.mixed_load import MixedLoad
+from subscriber.testing.load.tables import TABLES, create_tables
 from tests.crash.process import QUICK as QUICK_SETTINGS
 from tests.crash.test_lake import LEFT, RIGHT, Program, Transfers, check_cut, check_logs, is_beyond, publishes, there, tidy
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream

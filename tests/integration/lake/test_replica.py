@@ -13,8 +13,8 @@ from subscriber import Lsn, Settings, Subscription, SubscriptionOptions, TableNa
 from subscriber.errors import SubscriptionInUse
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
-from subscriber.testing.load import MixedLoad
-from subscriber.testing.load_tables import TABLES, create_tables
+from subscriber.testing.load.mixed_load import MixedLoad
+from subscriber.testing.load.tables import TABLES, create_tables
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.support.lakes import applied, apply_all, assert_same, lake_rows, published, storage
 from tests.support.replica import QUICK

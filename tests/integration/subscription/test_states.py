@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from subscriber import Launcher, Settings, create_subscription, drop_subscription, subscription_status
-from subscriber.cli import status as status_verb
 from subscriber.cli.main import main
+from subscriber.cli.verbs import status as status_verb
 from subscriber.sinks.postgres.catalog.schema import VERSION
 from subscriber.subscription.management.status import State, SubscriptionStatus
 from tests.integration.copy.test_left_out import create_tables

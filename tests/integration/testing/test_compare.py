@@ -1,4 +1,4 @@
-"""subscriber.testing.compare: finds every difference between two databases, and none where there is none."""
+"""subscriber.testing.comparison.checksums: finds every difference between two databases, and none where there is none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from subscriber.abc import TableName
-from subscriber.testing.compare import PreparedComparison, TableComparison, compare, compare_prepared, published_tables
-from subscriber.testing.load_tables import create_tables, table_names
+from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, compare, compare_prepared, published_tables
+from subscriber.testing.load.tables import create_tables, table_names
 from tests.support.database import Database
 
 ITEMS = TableName("public", "items")

@@ -1,4 +1,4 @@
-"""subscriber.testing.compare_rows: equal rows are equal in any order; every kind of difference is found and counted."""
+"""subscriber.testing.comparison.rows: equal rows are equal in any order; every kind of difference is found and counted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from psycopg import sql
 
 from subscriber import TableName
-from subscriber.testing.compare_rows import compare_rows
-from subscriber.testing.load_tables import create_tables, table_names
+from subscriber.testing.comparison.rows import compare_rows
+from subscriber.testing.load.tables import create_tables, table_names
 from tests.support.database import Database
 
 T = TableName("public", "t")

@@ -1,4 +1,4 @@
-"""subscriber.testing.demo_target: what a demonstration asks of a target and what it takes away again."""
+"""subscriber.testing.demonstration.target: what a demonstration asks of a target and what it takes away again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.sinks.postgres.catalog.schema import ensure_catalog
 from subscriber.sinks.postgres.catalog.subscriptions import own_subscription
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
-from subscriber.testing.demo_target import forget_subscription, inspect_database
+from subscriber.testing.demonstration.target import forget_subscription, inspect_database
 from tests.support.database import Database
 
 

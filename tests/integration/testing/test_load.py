@@ -1,4 +1,4 @@
-"""subscriber.testing.load: does everything it says, by its seed, survives restarts; and native replication carries it to equality."""
+"""The mixed load does everything that it says, by its seed, and survives restarts; native replication carries it to equality."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from subscriber.errors import ConfigurationError
-from subscriber.testing.compare import compare, compare_prepared
-from subscriber.testing.load import Kind, MixedLoad
-from subscriber.testing.load_tables import TABLES, create_tables, drop_tables, table_names
+from subscriber.testing.comparison.checksums import compare, compare_prepared
+from subscriber.testing.load.mixed_load import Kind, MixedLoad
+from subscriber.testing.load.tables import TABLES, create_tables, drop_tables, table_names
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress, fresh_database
 

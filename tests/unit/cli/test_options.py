@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from subscriber.cli import alter, check, create, run
+from subscriber.cli.verbs import alter, check, create, run
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 

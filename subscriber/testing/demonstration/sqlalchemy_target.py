@@ -13,10 +13,10 @@ from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
-from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
-from subscriber.testing.compare_rows import compare_rows
-from subscriber.testing.demo_target import DatabaseFacts
-from subscriber.testing.load_tables import SPECIMEN_NAMES, table_names
+from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
+from subscriber.testing.comparison.rows import compare_rows
+from subscriber.testing.demonstration.target import DatabaseFacts
+from subscriber.testing.load.tables import SPECIMEN_NAMES, table_names
 
 __all__ = ["SqlAlchemyTarget"]
 
@@ -26,7 +26,7 @@ _FILES: Final = ("", "-wal", "-shm", "-journal")
 
 
 class SqlAlchemyTarget:
-    """See :class:`subscriber.testing.demo_target.DemoTarget`. A new SQLite file is removed in the end.
+    """See :class:`subscriber.testing.demonstration.target.DemoTarget`. A new SQLite file is removed in the end.
 
     Args:
         url: for SQLAlchemy.

@@ -20,7 +20,7 @@ from enum import StrEnum
 from itertools import count
 from typing import Final
 
-from subscriber.testing.load_tables import FIRST_FRESH_KEY, SPECIMEN_NAMES, SPECIMEN_VALUES
+from subscriber.testing.load.tables import FIRST_FRESH_KEY, SPECIMEN_NAMES, SPECIMEN_VALUES
 
 __all__ = ["SHELVES", "WEIGHTS", "Ending", "Keys", "Kind", "Plan", "Release", "RollbackTo", "Savepoint", "Statement", "Step", "make_plan"]
 

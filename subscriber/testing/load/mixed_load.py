@@ -1,6 +1,6 @@
 """A mixed random load on a publisher, with everything that logical replication must handle. It is determined by a seed.
 
-The transactions are those of :mod:`subscriber.testing.load_plans`, on the tables of :mod:`subscriber.testing.load_tables`. Several sessions
+The transactions are those of :mod:`subscriber.testing.load.plans`, on the tables of :mod:`subscriber.testing.load.tables`. Several sessions
 run in parallel. Each first runs its share of one transaction of every kind, and then draws kinds by weight. A held kind is run after it is
 released.
 """
@@ -15,9 +15,9 @@ from typing import Final
 
 from psycopg import sql
 
-from subscriber.testing.load_plans import WEIGHTS, Keys, Kind
-from subscriber.testing.load_session import Connection, LoadReport, LoadSession, LoadSettings, connect, end_prepared
-from subscriber.testing.load_tables import FIRST_FRESH_KEY
+from subscriber.testing.load.plans import WEIGHTS, Keys, Kind
+from subscriber.testing.load.session import Connection, LoadReport, LoadSession, LoadSettings, connect, end_prepared
+from subscriber.testing.load.tables import FIRST_FRESH_KEY
 
 __all__ = ["Kind", "LoadReport", "MixedLoad"]
 
@@ -25,7 +25,7 @@ _SIZED: Final = {"accounts": "aid", "branches": "bid", "tellers": "tid", "docume
 
 
 class MixedLoad:
-    """A mixed load on a database that :func:`~subscriber.testing.load_tables.create_tables` filled. Only one load may run on a schema.
+    """A mixed load on a database that :func:`~subscriber.testing.load.tables.create_tables` filled. Only one load may run on a schema.
 
     Args:
         dsn: of the publisher's database. ``max_prepared_transactions`` must be at least twice ``sessions``, unless no kind is two-phase.

@@ -16,8 +16,8 @@ from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog
 from subscriber.sinks.postgres.session.errors import translated
-from subscriber.testing.compare import PreparedComparison, TableComparison, compare, compare_prepared
-from subscriber.testing.load_tables import create_tables, drop_tables
+from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, compare, compare_prepared
+from subscriber.testing.load.tables import create_tables, drop_tables
 
 __all__ = ["DatabaseFacts", "DemoTarget", "PostgresTarget", "forget_subscription", "inspect_database"]
 

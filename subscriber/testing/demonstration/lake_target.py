@@ -24,10 +24,10 @@ from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import RewriteEngine
 from subscriber.sinks.spark.reading.dataframes import CutRows
 from subscriber.sinks.spark.session.spark_session import spark_session
-from subscriber.testing.comparable_values import array_literal
-from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
-from subscriber.testing.compare_rows import compare_rows
-from subscriber.testing.demo_target import DatabaseFacts
+from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
+from subscriber.testing.comparison.rows import compare_rows
+from subscriber.testing.comparison.values import array_literal
+from subscriber.testing.demonstration.target import DatabaseFacts
 
 __all__ = ["LakeTarget"]
 
@@ -37,7 +37,7 @@ _LOOK_SECONDS: Final = 0.02
 
 
 class LakeTarget:
-    """See :class:`subscriber.testing.demo_target.DemoTarget`. The lake is created in a new or empty directory, and removed.
+    """See :class:`subscriber.testing.demonstration.target.DemoTarget`. The lake is created in a new or empty directory, and removed.
 
     Args:
         url: ``spark:///path``.
@@ -146,7 +146,7 @@ class LakeTarget:
 
 
 class _CutReader:
-    """A :class:`subscriber.testing.compare_rows.RowReader` of one cut, by Spark SQL."""
+    """A :class:`subscriber.testing.comparison.rows.RowReader` of one cut, by Spark SQL."""
 
     def __init__(self, rows: CutRows) -> None:
         self._rows = rows

@@ -1,7 +1,7 @@
 """One session of the mixed load: a connection that runs one transaction after the other.
 
 After a lost connection a transaction is not repeated. It is unknown whether it was committed, and later plans do not depend on it. A
-prepared one stays on its shelf (see :mod:`subscriber.testing.load_plans`) until it is known to have ended.
+prepared one stays on its shelf (see :mod:`subscriber.testing.load.plans`) until it is known to have ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from subscriber.testing.load_plans import SHELVES, WEIGHTS, Ending, Keys, Kind, Plan, Release, RollbackTo, Savepoint, Statement, make_plan
+from subscriber.testing.load.plans import SHELVES, WEIGHTS, Ending, Keys, Kind, Plan, Release, RollbackTo, Savepoint, Statement, make_plan
 
 __all__ = ["Connection", "LoadReport", "LoadSession", "LoadSettings", "connect", "end_prepared"]
 
@@ -33,7 +33,7 @@ _MOST_LATE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """See :class:`subscriber.testing.load.MixedLoad`."""
+    """See :class:`subscriber.testing.load.mixed_load.MixedLoad`."""
 
     dsn: str
     seed: int

@@ -26,10 +26,10 @@ from subscriber.errors import ConfigurationError, PublisherError, SubscriberErro
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import is_lake, uses_sqlalchemy
-from subscriber.testing.compare import PreparedComparison, TableComparison
-from subscriber.testing.demo_target import DatabaseFacts, DemoTarget, PostgresTarget, inspect_database
-from subscriber.testing.load import LoadReport, MixedLoad
-from subscriber.testing.load_tables import create_tables, table_names
+from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison
+from subscriber.testing.demonstration.target import DatabaseFacts, DemoTarget, PostgresTarget, inspect_database
+from subscriber.testing.load.mixed_load import LoadReport, MixedLoad
+from subscriber.testing.load.tables import create_tables, table_names
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.server import EmbeddedServer
 
@@ -316,10 +316,10 @@ def _target_of(text: str) -> DemoTarget:
         return PostgresTarget(text, temporary=False)
     try:
         if lake:
-            from subscriber.testing.demo_lake import LakeTarget  # noqa: PLC0415 -- needs an extra
+            from subscriber.testing.demonstration.lake_target import LakeTarget  # noqa: PLC0415 -- needs an extra
 
             return LakeTarget(text)
-        from subscriber.testing.demo_sqlalchemy import SqlAlchemyTarget  # noqa: PLC0415 -- as above
+        from subscriber.testing.demonstration.sqlalchemy_target import SqlAlchemyTarget  # noqa: PLC0415 -- as above
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"this target needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[demo]'"

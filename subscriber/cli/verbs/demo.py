@@ -21,9 +21,9 @@ from subscriber.cli.signals import clean_end
 from subscriber.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from subscriber.testing.compare import TableComparison
-    from subscriber.testing.demonstration import Demonstration, Sample
-    from subscriber.testing.load import LoadReport
+    from subscriber.testing.comparison.checksums import TableComparison
+    from subscriber.testing.demonstration.demonstration import Demonstration, Sample
+    from subscriber.testing.load.mixed_load import LoadReport
 
 __all__ = ["add_arguments"]
 
@@ -69,7 +69,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 async def _execute(args: argparse.Namespace) -> int:
     try:
         # not imported at the top: it needs an extra that the other verbs do not need
-        from subscriber.testing.demonstration import Demonstration  # noqa: PLC0415
+        from subscriber.testing.demonstration.demonstration import Demonstration  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the demo needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[demo]'"

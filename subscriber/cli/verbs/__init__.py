@@ -1,0 +1,5 @@
+"""The verbs, with one module for each.
+
+A verb's module has ``add_arguments(parser)``. It adds the arguments and sets ``execute``, a coroutine function that takes the parsed
+arguments and returns the exit status.
+"""

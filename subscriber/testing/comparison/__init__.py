@@ -1,0 +1,1 @@
+"""Compare the rows of two databases."""

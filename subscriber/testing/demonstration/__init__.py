@@ -1,0 +1,1 @@
+"""The demonstration: ``subscriber demo``."""

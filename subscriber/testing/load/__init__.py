@@ -1,0 +1,1 @@
+"""A mixed random load on a publisher."""
