@@ -29,7 +29,7 @@ VERSION ?= 18
 WORKLOAD ?=
 JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
-.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-tables quick test test-crash test-matrix lint format docs clean
+.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -50,6 +50,7 @@ help:
 	@echo 'make bench SINK=postgres  beside a native subscription and pg_recvlogical: WORKLOAD=inserts,single for some workloads,'
 	@echo '                        ROWS=100000 for a quick look (default: 1000000), VERSION=15, JSON=FILE'
 	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars)'
+	@echo 'make bench-copy SINK=sqlite  the initial copy of a table (or SINK=mariadb) beside a script with executemany'
 	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version,'
 	@echo '                        TARGET may be sqlite or mariadb'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
@@ -129,6 +130,10 @@ BENCH_spark = $(BIN)/python -m tests.benchmark.spark $(ROWS)
 BENCH_postgres = $(if $(filter-out 16 18,$(VERSION)),$(BIN)/python -m subscriber.testing.download $(VERSION) &&) \
 	$(BIN)/python -m tests.benchmark.postgres --version $(VERSION) --rows $(ROWS) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
 	$(if $(JSON),--json $(JSON)) $(if $(DOCS),--svg docs/reference/benchmarks.svg)
+
+bench-copy: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb)
+	$(PIP) install --constraint constraints.txt --group bench
+	$(BIN)/python -m tests.benchmark.copies $(SINK) $(ROWS)
 
 bench-tables: $(VENV)/.dev $(VENV)/.servers $(if $(filter mariadb,$(TARGET)),mariadb)
 	$(BIN)/python -m tests.benchmark.tables $(VERSION) $(TARGET)

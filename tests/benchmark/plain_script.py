@@ -1,8 +1,9 @@
 """A plain script, as one would write it today: psycopg2's replication cursor, and each change executed when it arrives.
 
-``python -m tests.benchmark.plain_script DSN SLOT END_LSN TARGET`` applies what the slot gives up to END_LSN to table ``t`` of TARGET, a
-``sqlite:///`` or ``mariadb://`` URL, and prints the seconds from its first connection to the last commit. It is as quick as that way can
-be: it decodes only what the benchmark sends, commits where the publisher did, and keeps no position.
+``python -m tests.benchmark.plain_script DSN SLOT END_LSN TARGET [many]`` applies what the slot gives up to END_LSN to table ``t`` of
+TARGET, a ``sqlite:///`` or ``mariadb://`` URL. It prints the seconds, and the processor's, from its first connection to the last commit. It
+is as quick as that way can be: it decodes only what the benchmark sends, commits where the publisher did, and keeps no position. With
+``many`` it collects the changes of one kind in a transaction, and executes them by ``executemany``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _values(payload: bytes, position: int) -> list[str | None]:
     return found
 
 
-def _connect(url: str) -> tuple[Any, str]:
+def connect(url: str) -> tuple[Any, str]:
     """The connection, in which transactions begin by themselves, and the placeholder of a parameter."""
     if url.startswith("sqlite:///"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"))
@@ -64,21 +65,38 @@ def _connect(url: str) -> tuple[Any, str]:
     ), "%s"
 
 
-def _applier(url: str) -> Callable[[bytes], bool]:
+def _applier(url: str, *, many: bool) -> Callable[[bytes], bool]:
     """Carries out one message; True at a commit."""
-    connection, place = _connect(url)
+    connection, place = connect(url)
     insert = f"INSERT INTO t (id, a, b, c) VALUES ({place}, {place}, {place}, {place})"
     update = f"UPDATE t SET a = {place}, b = {place}, c = {place} WHERE id = {place}"
     cursor = connection.cursor()
+    waiting: list[list[str | None]] = []
+    statement = ""
+
+    def execute() -> None:
+        if waiting:
+            cursor.executemany(statement, waiting)
+            waiting.clear()
+
+    def collect(sql: str, values: list[str | None]) -> None:
+        nonlocal statement
+        if sql is not statement:
+            execute()
+            statement = sql
+        waiting.append(values)
+
+    take = collect if many else cursor.execute
 
     def apply(payload: bytes) -> bool:
         match payload[:1]:
             case b"I":
-                cursor.execute(insert, _values(payload, 6))
+                take(insert, _values(payload, 6))
             case b"U":
                 key, *values = _values(payload, 6)
-                cursor.execute(update, [*values, key])
+                take(update, [*values, key])
             case b"C":
+                execute()
                 connection.commit()
                 return True
         return False
@@ -86,11 +104,11 @@ def _applier(url: str) -> Callable[[bytes], bool]:
     return apply
 
 
-def main(dsn: str, slot: str, end_lsn: str, url: str) -> float:
-    """Run it; the seconds that it took."""
+def main(dsn: str, slot: str, end_lsn: str, url: str, many: str = "") -> tuple[float, float]:
+    """Run it; the seconds that it took, and those of the processor."""
     end = _lsn(end_lsn)
-    began = time.monotonic()
-    apply = _applier(url)
+    began, processor = time.monotonic(), time.process_time()
+    apply = _applier(url, many=bool(many))
     publisher = psycopg2.connect(dsn, connection_factory=psycopg2.extras.LogicalReplicationConnection)
     cursor = publisher.cursor()
     cursor.start_replication(slot_name=slot, options={"proto_version": "1", "publication_names": "pub"}, decode=False)
@@ -104,11 +122,11 @@ def main(dsn: str, slot: str, end_lsn: str, url: str) -> float:
             cursor.send_feedback(flush_lsn=message.wal_end)  # type: ignore[no-untyped-call]
             if message.wal_end >= end:
                 break
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - began, time.process_time() - processor
     cursor.send_feedback(flush_lsn=end, reply=True, force=True)  # type: ignore[no-untyped-call]
     publisher.close()
     return seconds
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{main(*sys.argv[1:])}\n")
+    sys.stdout.write("{} {}\n".format(*main(*sys.argv[1:])))

@@ -1,11 +1,12 @@
 """How fast a target of SQLAlchemy catches up, compared with the publisher's own limit and with a plain script.
 
 ``python -m tests.benchmark.sinks sqlite|mariadb [ROWS [SIZE]]`` (``make bench SINK=… ROWS=… SIZE=…``) writes so many inserts and then
-updates of the same rows, in transactions of SIZE rows, each three times. Then three programs read what was written, each from its own
+updates of the same rows, in transactions of SIZE rows, each three times. Then four programs read what was written, each from its own
 slot that was created before:
 
 * ``pg_recvlogical`` into ``/dev/null``: what the publisher needs to decode and send;
 * :mod:`tests.benchmark.plain_script`: psycopg2's replication cursor, every change executed by itself;
+* the same, but with ``executemany`` for the changes of a transaction;
 * this program, from the start of its run to the durability of the last row. Its garbage collector is set as the command sets it.
 
 They take turns, in another order each time: other work on the machine affects all of them. Given are medians. All commits are synchronous,
@@ -46,18 +47,21 @@ SIZES: Final = {1: 60_000, 10: 100_000, 1000: 300_000}
 VERSION: Final = 18
 WAIT: Final = 600.0
 Kind = Literal["inserts", "updates"]
+Sample = tuple[float, float]
+"""Seconds, and seconds of the program's processor time."""
 KINDS: Final[tuple[Kind, ...]] = ("inserts", "updates")
-SLOTS: Final = ("bench_limit", "bench_script")
+SLOTS: Final = ("bench_limit", "bench_script", "bench_many")
 LIMIT: Final = "pg_recvlogical"
 SCRIPT: Final = "plain script"
+MANY: Final = "executemany"
 OURS: Final = "subscriber"
 GOALS: Final[dict[Kind, float]] = {"inserts": 5.0, "updates": 3.0}
 """How many times as fast as the script it has to be."""
 SQLITE_GOAL: Final = 1.5
 """How many times the publisher's own time it may take on inserts into SQLite."""
 
-_COLUMNS: Final = "id BIGINT NOT NULL PRIMARY KEY, a INTEGER NOT NULL, b INTEGER, c TEXT"
-_SUMS: Final = "SELECT count(*), sum(id), sum(a), sum(b), sum(length(c)) FROM t"
+COLUMNS: Final = "id BIGINT NOT NULL PRIMARY KEY, a INTEGER NOT NULL, b INTEGER, c TEXT"
+SUMS: Final = "SELECT count(*), sum(id), sum(a), sum(b), sum(length(c)) FROM t"
 _WRITE: Final[dict[Kind, str]] = {
     "inserts": "INSERT INTO t SELECT g, g % 1000, g / 7, md5(g::text) FROM generate_series(first + 1, first + {size}) AS g",
     # in an order that is not that of the keys
@@ -67,11 +71,11 @@ _WRITE: Final[dict[Kind, str]] = {
 
 
 class Targets:
-    """One for the script and one for us, of the same kind."""
+    """Targets of one kind, each with an empty table ``t``."""
 
-    def __init__(self, script: str, ours: str) -> None:
-        self.script = script
-        self.ours = ours
+    def make(self, name: str) -> str:
+        """Make another one; return its URL."""
+        raise NotImplementedError
 
     def sums(self, url: str) -> tuple[Any, ...]:
         """What the rows of a target amount to."""
@@ -80,32 +84,39 @@ class Targets:
 
 class _Sqlite(Targets):
     def __init__(self, directory: Path) -> None:
-        super().__init__(f"sqlite:///{directory / 'script.db'}", f"sqlite:///{directory / 'ours.db'}")
-        for url in (self.script, self.ours):
-            with contextlib.closing(self._connect(url)) as connection:
-                connection.execute(f"CREATE TABLE t ({_COLUMNS})")
+        self._directory = directory
+
+    def make(self, name: str) -> str:
+        url = f"sqlite:///{self._directory / name}.db"
+        with contextlib.closing(self._connect(url)) as connection:
+            connection.execute(f"CREATE TABLE t ({COLUMNS})")
+        return url
 
     def _connect(self, url: str) -> sqlite3.Connection:
         return sqlite3.connect(url.removeprefix("sqlite:///"))
 
     def sums(self, url: str) -> tuple[Any, ...]:
         with contextlib.closing(self._connect(url)) as connection:
-            return tuple(connection.execute(_SUMS).fetchone())
+            return tuple(connection.execute(SUMS).fetchone())
 
 
 class _MariaDB(Targets):
     def __init__(self, server: EmbeddedMariaDB) -> None:
-        self._databases = {server.create_database(name): MariaDatabase(server, name) for name in ("script", "ours")}
-        super().__init__(*self._databases)
-        for database in self._databases.values():
-            database.execute(f"CREATE TABLE t ({_COLUMNS}) ENGINE=InnoDB")
+        self._server = server
+        self._databases: dict[str, MariaDatabase] = {}
+
+    def make(self, name: str) -> str:
+        url = self._server.create_database(name)
+        self._databases[url] = database = MariaDatabase(self._server, name)
+        database.execute(f"CREATE TABLE t ({COLUMNS}) ENGINE=InnoDB")
+        return url
 
     def sums(self, url: str) -> tuple[Any, ...]:
-        return tuple(None if value is None else int(value) for value in self._databases[url].fetch(_SUMS)[0])
+        return tuple(None if value is None else int(value) for value in self._databases[url].fetch(SUMS)[0])
 
 
 @contextlib.contextmanager
-def _targets(sink: str, directory: Path) -> Iterator[Targets]:
+def targets_of(sink: str, directory: Path) -> Iterator[Targets]:
     if sink == "sqlite":
         yield _Sqlite(directory)
     elif sink == "mariadb":
@@ -138,13 +149,13 @@ def _limit(publisher: Database, lsn: Lsn) -> float:
     return time.monotonic() - began
 
 
-def _script(publisher: Database, lsn: Lsn, url: str) -> float:
-    command = [sys.executable, "-m", "tests.benchmark.plain_script", publisher.conninfo(), "bench_script", str(lsn), url]
-    return float(subprocess.run(command, check=True, timeout=WAIT, capture_output=True, text=True).stdout)
+def _script(publisher: Database, slot: str, lsn: Lsn, url: str, *many: str) -> Sample:
+    command = [sys.executable, "-m", "tests.benchmark.plain_script", publisher.conninfo(), slot, str(lsn), url, *many]
+    wall, cpu = subprocess.run(command, check=True, timeout=WAIT, capture_output=True, text=True).stdout.split()
+    return float(wall), float(cpu)
 
 
-async def _ours(publisher: Database, lsn: Lsn | None, url: str, cpu: list[float]) -> float:
-    """The seconds that it took; those of the processor are added to ``cpu``."""
+async def _ours(publisher: Database, lsn: Lsn | None, url: str) -> Sample:
     subscription = Subscription(
         "bench",
         connection=publisher.conninfo(),
@@ -155,44 +166,46 @@ async def _ours(publisher: Database, lsn: Lsn | None, url: str, cpu: list[float]
     )
     began, processor = time.monotonic(), time.process_time()
     await asyncio.wait_for(subscription.run(Until(lsn)), WAIT)
-    cpu.append(time.process_time() - processor)
-    return time.monotonic() - began
+    return time.monotonic() - began, time.process_time() - processor
 
 
-async def _measure(name: str, publisher: Database, lsn: Lsn, targets: Targets, cpu: list[float]) -> float:
+async def _measure(name: str, publisher: Database, lsn: Lsn, urls: dict[str, str]) -> Sample:
     if name == LIMIT:
-        return await asyncio.to_thread(_limit, publisher, lsn)
+        return await asyncio.to_thread(_limit, publisher, lsn), 0.0
     if name == SCRIPT:
-        return await asyncio.to_thread(_script, publisher, lsn, targets.script)
-    return await _ours(publisher, lsn, targets.ours, cpu)
+        return await asyncio.to_thread(_script, publisher, "bench_script", lsn, urls[name])
+    if name == MANY:
+        return await asyncio.to_thread(_script, publisher, "bench_many", lsn, urls[name], "many")
+    return await _ours(publisher, lsn, urls[name])
 
 
 async def _compare(publisher: Database, sink: str, targets: Targets, rows: int, size: int) -> list[str]:
     """Measure; tell how each round went, and return what came out."""
-    publisher.execute(f"CREATE TABLE t ({_COLUMNS})")
+    publisher.execute(f"CREATE TABLE t ({COLUMNS})")
     publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
     for slot in SLOTS:
         publisher.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
-    await _ours(publisher, None, targets.ours, [])  # makes its slot
-    names = [LIMIT, SCRIPT, OURS]
-    seconds: dict[Kind, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in KINDS}
-    cpu: dict[Kind, list[float]] = {kind: [] for kind in KINDS}
+    urls = {name: targets.make(name.replace(" ", "_")) for name in (SCRIPT, MANY, OURS)}
+    await _ours(publisher, None, urls[OURS])  # makes its slot
+    names = [LIMIT, *urls]
+    samples: dict[Kind, dict[str, list[Sample]]] = {kind: {name: [] for name in names} for kind in KINDS}
     for number in range(ROUNDS):
         for kind in KINDS:
             lsn = await asyncio.to_thread(_write, publisher, kind, number * rows, rows, size)
             for name in names:
-                seconds[kind][name].append(await _measure(name, publisher, lsn, targets, cpu[kind]))
+                samples[kind][name].append(await _measure(name, publisher, lsn, urls))
             names.append(names.pop(0))
-        _tell(
-            f"round {number + 1}: " + "; ".join(_line(kind, {name: found[-1] for name, found in seconds[kind].items()}) for kind in KINDS)
-        )
-    expected = tuple(None if value is None else int(value) for value in publisher.fetch(_SUMS)[0])
-    for url in (targets.script, targets.ours):
+        _tell(f"round {number + 1}: " + "; ".join(_line(kind, {name: got[-1][0] for name, got in samples[kind].items()}) for kind in KINDS))
+    expected = tuple(None if value is None else int(value) for value in publisher.fetch(SUMS)[0])
+    for url in urls.values():
         assert targets.sums(url) == expected, (targets.sums(url), expected)
     found = [f"{sink}, {rows} rows in transactions of {size}, median of {ROUNDS}:"]
     for kind in KINDS:
-        medians = {name: statistics.median(found) for name, found in seconds[kind].items()}
-        found += [f"  {_line(kind, medians)}, of its own processor time {statistics.median(cpu[kind]) / rows * 1e6:.1f} µs a row"]
+        medians, cpu = (
+            {name: statistics.median(sample[place] for sample in got) for name, got in samples[kind].items()} for place in range(2)
+        )
+        own = ", ".join(f"{name} {cpu[name] / rows * 1e6:.1f}" for name in urls)
+        found += [f"  {_line(kind, medians)}; their own processor time a row in µs: {own}"]
         found += ["    " + text for text in _verdicts(sink, kind, medians)]
     return found
 
@@ -212,7 +225,7 @@ def _verdicts(sink: str, kind: Kind, medians: dict[str, float]) -> list[str]:
     text = f"{share:.2f} times the publisher's own time"
     if sink == "sqlite" and kind == "inserts":
         text += f" (at most {SQLITE_GOAL:g}: {'reached' if share <= SQLITE_GOAL else 'missed'})"
-    return [*texts, text]
+    return [*texts, text, f"{ours / medians[MANY]:.2f} times the time of the script with executemany"]
 
 
 def _tell(line: str) -> None:
@@ -234,7 +247,7 @@ def main() -> None:
             publisher = Database(ServerAddress(server.dsn(), server.version), name)
             count = rows or SIZES.get(size, 100_000)
             _tell(f"transactions of {size}")
-            with tempfile.TemporaryDirectory(prefix="bench-") as directory, _targets(sink, Path(directory)) as targets:
+            with tempfile.TemporaryDirectory(prefix="bench-") as directory, targets_of(sink, Path(directory)) as targets:
                 found += asyncio.run(_compare(publisher, sink, targets, count - count % size, size))
             for slot in ("bench", *SLOTS):
                 publisher.execute(f"SELECT pg_drop_replication_slot('{slot}')")
