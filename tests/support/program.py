@@ -29,8 +29,9 @@ class Ended:
 
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours without libpq's variables."""
-    return {**{name: value for name, value in os.environ.items() if not name.startswith("PG")}, **(given or {})}
+    """Ours without libpq's variables. Bytecode is stored, as that of an installed program is."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG") and name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, **(given or {})}
 
 
 def subscriber(
