@@ -40,11 +40,11 @@ FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 _RIGHTS: Final = """
 SELECT wanted.oid, pg_catalog.pg_has_role(wanted.role, 'MEMBER') AS member,
        ARRAY(SELECT p.name FROM pg_catalog.unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'SELECT']) AS p(name)
-             WHERE NOT pg_catalog.has_table_privilege(wanted.role, wanted.oid::oid, p.name)) AS missing
-FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::int8[])) AS wanted(role, oid)
+             WHERE NOT pg_catalog.has_table_privilege(wanted.role, wanted.oid, p.name)) AS missing
+FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::oid[])) AS wanted(role, oid)
 """
 _TYPE_NAMES: Final = """
-SELECT oid, pg_catalog.format_type(oid::oid, NULL) AS name FROM pg_catalog.unnest($1::int8[]) AS oid
+SELECT oid, pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.unnest($1::oid[]) AS oid
 """
 
 

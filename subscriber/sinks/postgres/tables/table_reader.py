@@ -67,10 +67,11 @@ _TEXT_ARRAY: Final = 1009
 # An array is an element of no other array. It is cast from text: without a row in pg_cast, this cast calls the input function.
 # With -1, its name is never that of a shorter type: "character" without a length means character(1), "bit" means bit(1).
 # watching: types with a domain's CHECK constraint that could see rows of tables.
+# oid[] and text[] are the arrays that asyncpg knows; for another one, it would first query the catalogs about it.
 _COLUMNS: Final = f"""
 WITH RECURSIVE given AS (
     SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated, a.attidentity FROM pg_catalog.pg_attribute a
-    WHERE a.attrelid = ANY ($1::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ), part(root, typ, whole) AS (
     SELECT DISTINCT g.atttypid, g.atttypid, true FROM given g
   UNION
@@ -139,7 +140,7 @@ ORDER BY g.attrelid, g.attnum
 # The query does not use pg_partition_tree(), which takes locks, and would wait for ever for a TRUNCATE of the apply session.
 _KEYS: Final = f"""
 WITH RECURSIVE tree(root, oid) AS (
-    SELECT root, root FROM pg_catalog.unnest($1::int8[]::oid[]) AS root
+    SELECT root, root FROM pg_catalog.unnest($1::oid[]) AS root
   UNION ALL
     SELECT t.root, c.oid FROM tree AS t
     JOIN pg_catalog.pg_inherits h ON h.inhparent = t.oid
