@@ -26,7 +26,7 @@ CREATE TABLE typed (
     k text PRIMARY KEY, n name, c "char", p bpchar(4), num numeric(6, 2), m mood, s short, pos positive, arr int[], texts text[],
     nums numbers, b box, r int4range, comp pair, by bytea, j jsonb, bits bit(3), ts timestamp(1), span interval
 );
-CREATE TABLE arrays (id int PRIMARY KEY, strange text[], small numeric(4, 1)[], chars varchar(3)[]);
+CREATE TABLE arrays (id int PRIMARY KEY, strange text[], small numeric(4, 1)[], chars varchar(3)[], padded char(4)[], bits bit(3)[]);
 CREATE TABLE bin (id bigint PRIMARY KEY, v text, b bytea, n int);
 CREATE TABLE gen (
     id int PRIMARY KEY, ident int GENERATED ALWAYS AS IDENTITY, v text, twice text GENERATED ALWAYS AS (v || v) STORED, extra serial
@@ -142,7 +142,13 @@ def _typed(rng: random.Random, _: int) -> list[object]:
 
 
 def _arrays(rng: random.Random, _: int) -> list[object]:
-    return [_maybe(rng, '{"a\\"b",NULL}', "[5:6]={a,b}"), _maybe(rng, "{1.25,NULL}"), _maybe(rng, "{abc,NULL}", '{"ab   "}')]
+    return [
+        _maybe(rng, '{"a\\"b",NULL}', "[5:6]={a,b}"),
+        _maybe(rng, "{1.25,NULL}"),
+        _maybe(rng, "{abc,NULL}", '{"ab   "}'),
+        _maybe(rng, "{abcd,NULL}", '{"ab    ",""}'),
+        _maybe(rng, "{101,NULL}", "[3:3]={011}"),
+    ]
 
 
 def _binary(rng: random.Random, _: int) -> list[object]:
@@ -169,7 +175,7 @@ def _tables() -> list[_Table]:
         _Table(remote("plain", "*id", "a", "v", "t"), _plain, toast=(3,)),
         _Table(remote("plain", "*id", "a", "v", "t"), _plain, toast=(2, 3)),
         _Table(remote("typed", "*k", *types), _typed, key=lambda number: f"key {number} \\\"'{{}}"),
-        _Table(remote("arrays", "*id", "strange", "small", "chars"), _arrays),
+        _Table(remote("arrays", "*id", "strange", "small", "chars", "padded", "bits"), _arrays),
         _Table(remote("bin", "*id", "v", "b", "n"), _binary, key=lambda number: Binary(number.to_bytes(8, "big"))),
         _Table(remote("gen", "*id", "ident", "v"), lambda rng, key: [key, _text(rng)]),
         _Table(remote("more", "v", "*id"), _v),
@@ -247,7 +253,7 @@ class ChangeHistory:
         return [*nulls, table.key(number)] if table.remote.relation.columns[0].name == "v" else [table.key(number), *nulls]
 
     def _existing(self, table: _Table) -> int:
-        if table.used and self._rng.random() < 0.995:
+        if table.used and self._rng.random() < 0.997:
             return self._rng.choice(sorted(table.used))
         return self._rng.randrange(200)
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from subscriber.errors import TargetError
-from subscriber.protocol.messages import Message
+from subscriber.abc import TableName
+from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.protocol.encoder import encode
+from subscriber.protocol.messages import Delete, Message
 from subscriber.sinks.postgres.apply import runs
+from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.session.statement import Statement
 from tests.conftest import Servers
 from tests.support.change_histories import TABLES, ChangeHistory
 from tests.support.database import Database, ServerAddress, fresh_database
-from tests.support.sink_postgres import Feed, Remote, opened
+from tests.support.observation import eventually
+from tests.support.sink_postgres import Feed, Remote, opened, row
 
 _NEVER = 10**9
 BATCHES = 25
@@ -47,6 +53,20 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
 
 @pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The attempts to apply a batch: whether each used sets."""
+    found: list[bool] = []
+    attempt = Applier._attempt
+
+    async def observed(applier: Applier, *arguments: Any, apart: Collection[TableName] | None = None, **more: Any) -> None:
+        found.append(apart is not None)
+        await attempt(applier, *arguments, apart=apart, **more)
+
+    monkeypatch.setattr(Applier, "_attempt", observed)
+    return found
+
+
+@pytest.fixture
 def other_target_db(servers: Servers, target_version: int) -> Iterator[Database]:
     """A second target."""
     with fresh_database(ServerAddress(servers.get("target", target_version).dsn(), target_version), "tgt") as database:
@@ -67,6 +87,10 @@ def _rows(database: Database) -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
+def _missed(feed: Feed) -> int:
+    return feed.sink.statistics.confl_update_missing + feed.sink.statistics.confl_delete_missing
+
+
 async def _apply(feed: Feed, batch: list[list[Message]], least: int) -> list[str]:
     """Apply a batch. Returns the error, without numbers that differ between the two targets."""
     with shortest(least):
@@ -79,22 +103,32 @@ async def _apply(feed: Feed, batch: list[list[Message]], least: int) -> list[str
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_histories_have_the_same_result(any_target_db: Database, other_target_db: Database, sent: Sent, seed: int) -> None:
+async def test_random_histories_have_the_same_result(
+    any_target_db: Database, other_target_db: Database, sent: Sent, attempts: list[bool], seed: int
+) -> None:
     history = ChangeHistory(seed)
     for database in (any_target_db, other_target_db):
         database.execute(TABLES)
-    failed = 0
+    failed = once = missed_before = 0
     async with opened(any_target_db) as together, opened(other_target_db) as apart:
         for number in range(BATCHES):
             batch = history.batch()
+            attempts.clear()
             errors = await _apply(together, batch, 2)
+            tried = list(attempts)
             assert errors == await _apply(apart, batch, _NEVER), f"batch {number}"
             if errors:
                 failed += 1
                 history.failed()
             assert _rows(any_target_db) == _rows(other_target_db), f"batch {number}"
             assert together.sink.statistics == apart.sink.statistics, f"batch {number}"
+            missed = _missed(apart) - missed_before
+            missed_before += missed
+            if not errors and not missed:
+                assert tried == [True], f"batch {number} was retried"
+                once += 1
     assert failed < BATCHES / 2
+    assert once > BATCHES / 5
     assert {statement.message_type for statement in sent} == {"INSERT", "UPDATE", "DELETE"}
     assert len(sent) > BATCHES
 
@@ -174,3 +208,122 @@ async def test_arrays_of_types_that_have_length_one_by_default(any_target_db: Da
             await feed.apply(remote.relation, *(remote.insert(number, value) for number in range(10)))
             assert any_target_db.fetch(f"SELECT DISTINCT v::text FROM {name}") == [(value,)]
     assert len(sent) == 2
+
+
+async def test_triggers_run_with_the_planner_settings_of_the_session(target_db: Database, sent: Sent) -> None:
+    target_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 9);
+        CREATE TABLE seen (settings text); CREATE TABLE watched (id int);
+        CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO public.seen VALUES (current_setting('enable_hashjoin') || current_setting('enable_mergejoin')); RETURN NULL; END $$;
+        CREATE TRIGGER look AFTER INSERT ON watched FOR EACH ROW EXECUTE FUNCTION look();
+        ALTER TABLE watched ENABLE ALWAYS TRIGGER look;
+    """)
+    remote, watched = Remote("t", "*id"), Remote("watched", "*id", relation_id=1)
+    async with opened(target_db) as feed:
+        await feed.apply(remote.relation, watched.relation, *(remote.delete(number) for number in range(1, 10)), watched.insert(1))
+        assert len(sent) == 1
+        assert target_db.fetch("SELECT settings FROM seen") == [("onon",)]
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        "CREATE TRIGGER look AFTER INSERT ON low FOR EACH ROW EXECUTE FUNCTION look(); ALTER TABLE low ENABLE ALWAYS TRIGGER look",
+        "ALTER TABLE low ADD CHECK (rows_now() >= 0)",
+        "ALTER TABLE t ADD CHECK (rows_now() >= 0)",
+    ],
+    ids=["trigger of a partition", "constraint of a partition", "constraint"],
+)
+async def test_table_that_becomes_watched(any_target_db: Database, sent: Sent, alter: str) -> None:
+    any_target_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (100);
+        CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+        CREATE FUNCTION rows_now() RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM public.t); END';
+    """)
+    remote = Remote("t", "*id")
+    async with opened(any_target_db) as feed:
+        await feed.apply(remote.relation, *(remote.insert(number) for number in range(10)))
+        assert len(sent) == 1
+        any_target_db.execute(alter)
+        for first in (10, 20):
+            await feed.apply(*(remote.insert(number) for number in range(first, first + 10)))
+        # the first one was rolled back
+        assert len(sent) == 2
+        assert any_target_db.value("SELECT count(*) FROM t") == 30
+
+
+async def test_misses_of_prepared_transactions_count(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    remote = Remote("t", "*id")
+    async with opened(target_db) as feed:
+        for expected in (1, 2, 2):
+            prepared = await feed.prepare(remote.relation, *(remote.delete(number) for number in range(8)))
+            await feed.opened.commit_prepared(feed.commit_prepared(prepared))
+            assert len(sent) == expected
+        assert feed.sink.statistics.confl_delete_missing == 24
+
+
+async def test_misses_of_parallel_transactions_count(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    remote = Remote("t", "*id")
+    records = [encode(replace(remote.relation, xid=900))]
+    records += [encode(Delete(remote.relation_id, row(number), None, 900)) for number in range(8)]
+    async with opened(target_db) as feed:
+        feed.subscribe("public", "t")
+        for _ in range(2):
+            parallel = await feed.opened.open_parallel(900, lambda _: True)
+            with pytest.raises(TargetError, match="misses rows"):
+                await parallel.apply(records)
+            await parallel.roll_back()
+        assert len(sent) == 2
+        parallel = await feed.opened.open_parallel(900, lambda _: True)
+        await parallel.apply(records)
+        await parallel.roll_back()
+        assert len(sent) == 2
+
+
+async def test_interrupted_set_names_its_transactions(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 20)")
+    remote = Remote("t", "*id")
+    async with opened(target_db) as feed:
+        first = feed.transaction(remote.relation, *(remote.delete(number) for number in range(1, 11)))
+        last = feed.transaction(*(remote.delete(number) for number in range(11, 21)))
+        with target_db.connect() as other, other.transaction():
+            other.execute("SELECT FROM t WHERE id = 15 FOR UPDATE")
+            applying = asyncio.create_task(feed.opened.apply(feed.batch(first, last)))
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            await eventually(target_db, waiting, 1)
+            target_db.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            with pytest.raises(TargetUnavailable) as raised:
+                await applying
+        assert len(sent) == 1
+        (note,) = raised.value.__notes__
+        assert f"in transaction {first.xid}, finished at {first.final_lsn}, or in a later one up to transaction {last.xid}" in note
+
+
+async def test_very_large_rows_are_sent_alone(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    remote = Remote("t", "*id", "v")
+    async with opened(target_db) as feed:
+        rows = [remote.insert(number, "x" * (600_000 if number > 6 else 9)) for number in range(10)]
+        await feed.apply(remote.relation, *rows)
+        assert not sent
+        assert target_db.fetch("SELECT length(v), count(*) FROM t GROUP BY 1 ORDER BY 1") == [(9, 7), (600_000, 3)]
+
+
+async def test_key_with_another_collation_than_its_column(target_db: Database, sent: Sent) -> None:
+    """The rows are those that are equal in the index, and the index finds them."""
+    target_db.execute("""
+        CREATE TABLE t (k text COLLATE "C" NOT NULL, v int);
+        CREATE UNIQUE INDEX i ON t (k COLLATE "POSIX"); ALTER TABLE t REPLICA IDENTITY USING INDEX i;
+        INSERT INTO t SELECT g, 0 FROM generate_series(1, 100) AS g;
+    """)
+    remote = Remote("t", "*k", "v")
+    async with opened(target_db) as feed:
+        await feed.apply(remote.relation, remote.update(1, 1), remote.delete(2, None))
+        await feed.apply(*(remote.update(number, 1) for number in range(3, 20)))
+        assert len(sent) == 1
+        assert target_db.fetch("SELECT count(*), sum(v) FROM t") == [(99, 18)]
+    target_db.wait("SELECT n_tup_upd + n_tup_del FROM pg_stat_user_tables WHERE relname = 't'", 19)
+    assert target_db.value("SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables WHERE relname = 't'") < 30

@@ -19,7 +19,7 @@ The origin's progress (for monitoring) and the target's commit timestamps are th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -143,10 +143,22 @@ class Applier:
                 await self.skip(transaction)
         if not pending:
             return
+        if await self._succeeds(lambda apart: self._attempt(pending, batch.gate, apart=apart)):
+            return
+        self.relations.forget_targets()
+        for transaction in pending:
+            await self._attempt([transaction], batch.gate, last=True)
+
+    async def _succeeds(self, attempt: Callable[[Collection[TableName] | None], Awaitable[None]]) -> bool:
+        """Make an attempt with sets, and one without them if a set misses rows. False: both failed.
+
+        Raises:
+            TargetUnavailable
+        """
         missed: TableName | None = None
         for apart in (self._apart, None):
             try:
-                await self._attempt(pending, batch.gate, apart=apart)
+                await attempt(apart)
             except RowsMissed as miss:
                 missed = miss.table
                 continue
@@ -156,13 +168,11 @@ class Applier:
                 raise
             except TargetError:
                 break
-            self._note_miss(missed)
-            return
-        self.relations.forget_targets()
-        for transaction in pending:
-            await self._attempt([transaction], batch.gate, last=True)
+            self.note_miss(missed)
+            return True
+        return False
 
-    def _note_miss(self, table: TableName | None) -> None:
+    def note_miss(self, table: TableName | None) -> None:
         """After a set that missed rows: send the table's changes one by one from now on, if it happens often."""
         if table is not None:
             self._missed[table] += 1
@@ -185,15 +195,7 @@ class Applier:
             ApplyError, RelationError, TargetError: the transaction is rolled back.
             TargetUnavailable
         """
-        try:
-            await self._prepare(transaction, gate, gid, apart=self._apart)
-        except TargetsChanged:
-            pass
-        except TargetUnavailable:
-            raise
-        except TargetError:
-            pass
-        else:
+        if await self._succeeds(lambda apart: self._prepare(transaction, gate, gid, apart=apart)):
             return
         self.relations.forget_targets()
         await self._prepare(transaction, gate, gid, last=True)

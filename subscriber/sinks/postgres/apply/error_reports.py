@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from psycopg.pq.abc import PGresult
@@ -16,11 +18,31 @@ from subscriber.sinks.postgres.session.errors import parameter_number, target_er
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement
 
-__all__ = ["Counted", "RowsMissed", "apply_error"]
+__all__ = ["Counted", "RowsMissed", "SetContext", "apply_error"]
 
 _BINARY_FORMAT: Final = "22P03"
 _DIVISION_BY_ZERO: Final = "22012"
 _DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
+
+
+@dataclass(frozen=True, slots=True)
+class SetContext:
+    """The context of a statement for a set: those of its first and its last change."""
+
+    first: ChangeContext
+    last: ChangeContext
+
+    @classmethod
+    def of(cls, contexts: Sequence[ChangeContext]) -> SetContext:
+        """The context of a set of changes. ``contexts``: theirs."""
+        return cls(contexts[0], contexts[-1])
+
+    def describe(self, statement: Statement) -> str:
+        """The context line. It names one transaction only if all changes are from it, because the failing one is not known."""
+        text = describe(self.first, statement.message_type, statement.table)
+        if self.first is self.last:
+            return text
+        return f"{text}, or in a later one up to transaction {self.last.xid}, finished at {self.last.final_lsn}"
 
 
 class RowsMissed(TargetError):
@@ -70,6 +92,8 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
         error.hint = "change or delete the target's row, or drop its constraint; the transaction is retried"
     if isinstance(context, ChangeContext):
         error.add_note(describe(context, statement.message_type or context.ending, statement.table, column))
+    elif isinstance(context, SetContext):
+        error.add_note(context.describe(statement))
     return error
 
 

@@ -24,10 +24,11 @@ from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, 
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
 
-__all__ = ["Form", "Forms", "Row", "require_width"]
+__all__ = ["MOST_BYTES", "Form", "Forms", "Row", "require_width"]
 
 _HEADER: Final = Struct(">IcH").pack
-_MOST_BYTES: Final = 512 * 1024
+MOST_BYTES: Final = 512 * 1024
+"""The largest size of a set of rows. A larger row is sent alone."""
 
 # a pattern is the key of a statement: rows with different patterns need different statements
 _UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
@@ -65,7 +66,7 @@ class Form:
 
     def read(self, records: Sequence[bytes], places: range, offset: int) -> list[Row]:
         """Read the records from the first one on that have this form. ``offset``: where a record continues after tag and xid."""
-        return read_rows(records, places, tag=self.tag, offset=offset, header=self.header, kinds=self.kinds, size=_MOST_BYTES)
+        return read_rows(records, places, tag=self.tag, offset=offset, header=self.header, kinds=self.kinds, size=MOST_BYTES)
 
     def values(self, row: Row) -> Sequence[bytes | None]:
         """The parameters of ``single``."""

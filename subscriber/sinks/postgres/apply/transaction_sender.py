@@ -12,8 +12,9 @@ from subscriber.errors import ProtocolError, RelationError, SubscriberError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import BINARY, Delete, Insert, Relation, Tag, Truncate, TruncateOption, TupleData, Update
 from subscriber.sinks.apply_counters import ChangeContext, describe
-from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, restart_sequences, set_role, truncate, update
+from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, restart_sequences, truncate, update
 from subscriber.sinks.postgres.apply.forms import Forms, require_width
+from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.runs import MOST_ROWS, Runs
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
@@ -66,9 +67,9 @@ class TransactionSender:
         self._skipped = skipped
         self._differs = differs
         self.targets: set[Fingerprint] = set()
-        self._role: str | None = None
         self._forms = Forms(differs)
-        self._runs = Runs(pipeline, self._become, apart)
+        self._settings = LocalSettings(pipeline)
+        self._runs = Runs(pipeline, self._settings, apart)
         self._open: dict[int, bool] = {}
         self._resolved: dict[int, RelationMapping | None] = {}
 
@@ -95,14 +96,14 @@ class TransactionSender:
             raise
 
     async def finish(self) -> None:
-        """Send what is left, and return to the session's own role, to write the catalog.
+        """Send what is left, and return to the session's own settings, to write the catalog.
 
         Raises:
             StatementFailed: the server rejected an earlier statement.
             TargetUnavailable
         """
         await self._runs.flush()
-        self._become(None)
+        self._settings.reset()
 
     async def _next(self, records: Sequence[bytes], place: int, transaction: Transaction, context: ChangeContext) -> int:
         """Send the record at ``place``, and those after it that have the same form. Returns how many there were."""
@@ -133,7 +134,7 @@ class TransactionSender:
             del message  # a second copy of its values, which may be large
             rows = form.read(records, places, offset)
         if form is not None:
-            await self._runs.add(form, rows, context, sum(map(len, records[place : place + len(rows)])))
+            await self._runs.add(form, rows, context, list(map(len, records[place : place + len(rows)])))
         return len(rows)
 
     async def _other(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
@@ -172,11 +173,6 @@ class TransactionSender:
         self.targets.add(mapping.table.fingerprint)
         return mapping
 
-    def _become(self, role: str | None) -> None:
-        if role != self._role:
-            self._pipeline.send(set_role(role), None)
-            self._role = role
-
     def _decoded(
         self, record: bytes, tag: int, transaction: Transaction, context: ChangeContext, mapping: RelationMapping
     ) -> Insert | Update | Delete:
@@ -190,7 +186,7 @@ class TransactionSender:
 
     def _row(self, message: Insert | Update | Delete, context: ChangeContext, mapping: RelationMapping, size: int) -> None:
         """Send a change that has no form."""
-        self._become(mapping.table.role)
+        self._settings.change(mapping.table)
         match message:
             case Update():
                 self._update(message, mapping, context, size)
@@ -237,14 +233,12 @@ class TransactionSender:
             # during table synchronization, each table gets its share of the message at its own time; TRUNCATE rejects such a table alone
             self._empty(mappings, context, restart_identity=restart)
             return
-        # one statement needs one role: the owner if all tables have the same, else the session's own role
-        roles = {mapping.table.role for mapping in mappings}
-        self._become(roles.pop() if len(roles) == 1 else None)
+        self._settings.change(*(mapping.table for mapping in mappings))
         self._pipeline.send(truncate(mappings, restart_identity=restart), context)
 
     def _empty(self, mappings: list[RelationMapping], context: ChangeContext, *, restart_identity: bool) -> None:
         for mapping in mappings:
-            self._become(mapping.table.role)
+            self._settings.change(mapping.table)
             self._pipeline.send(delete_all(mapping), context)
             if restart_identity:
                 self._pipeline.send(restart_sequences(mapping), context)

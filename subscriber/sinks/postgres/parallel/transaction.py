@@ -25,7 +25,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.postgres.apply.applier import BEGIN, WAL, Applier
 from subscriber.sinks.postgres.apply.change_sql import control
-from subscriber.sinks.postgres.apply.error_reports import Counted, apply_error
+from subscriber.sinks.postgres.apply.error_reports import Counted, RowsMissed, apply_error
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.parallel.sessions import FENCED, ParallelSessions
@@ -126,7 +126,10 @@ class PostgresParallelTransaction:
                 await sender.finish()
                 self._targets |= sender.targets
         except StatementFailed as failure:
-            raise apply_error(failure) from None
+            error = apply_error(failure)
+            if isinstance(error, RowsMissed):
+                self._applier.note_miss(error.table)
+            raise error from None
 
     def _piece(self, records: list[bytes]) -> Transaction:
         return Transaction(xid=self._xid, final_lsn=INVALID_LSN, end_lsn=INVALID_LSN, commit_time=0, prefixed=True, records=records)

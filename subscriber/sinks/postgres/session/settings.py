@@ -12,8 +12,6 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import asyncpg
@@ -52,9 +50,6 @@ FROM ROWS FROM (pg_catalog.unnest({names}::text[]), pg_catalog.unnest({settings}
 JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = given.name
 """
 
-# sets of changes are joined with tables whose statistics may be old; to find each row through the key's index is never far from the best
-_SETS: Final = {"enable_hashjoin": "off", "enable_mergejoin": "off"}
-
 _REPLICA: Final = "SET session_replication_role = replica"
 _IDLE_IN_TRANSACTION: Final = "10s"
 _CONNECTION_CHECK: Final = "SET client_connection_check_interval = '1s'"
@@ -65,8 +60,8 @@ def durable_commit(synchronous_commit: SynchronousCommit) -> SynchronousCommit:
     return "local" if synchronous_commit == "off" else synchronous_commit
 
 
-def _values(synchronous_commit: SynchronousCommit, more: Mapping[str, str] = MappingProxyType({})) -> tuple[list[str], list[str]]:
-    settings = {**_SETTINGS, **more, "synchronous_commit": synchronous_commit}
+def _values(synchronous_commit: SynchronousCommit) -> tuple[list[str], list[str]]:
+    settings = {**_SETTINGS, "synchronous_commit": synchronous_commit}
     return list(settings), list(settings.values())
 
 
@@ -86,7 +81,7 @@ async def configure_psycopg(connection: psycopg.AsyncConnection[tuple[Any, ...]]
         TargetError: the role may not set session_replication_role.
     """
     with translated():
-        await connection.execute(_APPLY.format(names="%s", settings="%s").encode(), _values(synchronous_commit, _SETS))
+        await connection.execute(_APPLY.format(names="%s", settings="%s").encode(), _values(synchronous_commit))
         try:
             await connection.execute(_REPLICA)
         except psycopg.errors.InsufficientPrivilege:

@@ -23,17 +23,34 @@ _INT8: Final = 20
 Fingerprint = tuple[int, int]
 """A table's oid, and a hash of the properties on which its statements depend."""
 
-FINGERPRINT: Final = """
+_TRIGGERS: Final = """
+CASE WHEN {0}.relhastriggers THEN
+    ARRAY(SELECT t.oid FROM pg_catalog.pg_trigger t WHERE t.tgrelid = {0}.oid AND t.tgenabled IN ('R', 'A') ORDER BY t.oid) END
+"""
+
+# A recursive query, because pg_partition_tree() takes locks. It is executed for partitioned tables only.
+_PARTITIONS: Final = f"""
+CASE WHEN c.relkind = 'p' THEN ARRAY(
+    WITH RECURSIVE tree(oid) AS (
+        SELECT h.inhrelid FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid
+      UNION ALL
+        SELECT h.inhrelid FROM tree JOIN pg_catalog.pg_inherits h ON h.inhparent = tree.oid
+    )
+    SELECT ROW(p.oid, p.relkind, p.relchecks, {_TRIGGERS.format("p")})::text
+    FROM tree JOIN pg_catalog.pg_class p ON p.oid = tree.oid ORDER BY p.oid
+) END
+"""  # noqa: S608 (a constant)
+
+FINGERPRINT: Final = f"""
 pg_catalog.hashtextextended(ROW(
-    n.nspname, c.relname, c.relkind, c.relowner, c.relrowsecurity, c.relforcerowsecurity, c.relreplident,
+    n.nspname, c.relname, c.relkind, c.relowner, c.relrowsecurity, c.relforcerowsecurity, c.relreplident, c.relchecks,
     ARRAY(SELECT a.xmin FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 ORDER BY a.attnum),
     ARRAY(SELECT ROW(i.indexrelid, i.indisvalid, i.indisprimary, i.indisreplident)::text
-          FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisunique ORDER BY i.indexrelid),
+          FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion) ORDER BY i.indexrelid),
     CASE WHEN c.relhasrules THEN ARRAY(SELECT r.ev_enabled FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid ORDER BY r.oid) END,
-    CASE WHEN c.relhastriggers THEN
-        ARRAY(SELECT t.oid FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND t.tgenabled IN ('R', 'A') ORDER BY t.oid) END
+    {_TRIGGERS.format("c")}, {_PARTITIONS}
 )::text COLLATE "C", 0)
-"""
+"""  # noqa: S608 (a constant)
 """SQL over ``pg_class`` c and ``pg_namespace`` n."""
 
 # Division by zero if the fingerprint differs or the table is gone: COMMIT is already sent and must not be executed then. One table per

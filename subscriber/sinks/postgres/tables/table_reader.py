@@ -136,6 +136,7 @@ ORDER BY g.attrelid, g.attnum
 
 # watched, other_unique: see TargetTable.
 # triggered: a BEFORE ROW trigger that fires for replicated changes (tgtype: 1 for each row, 2 before), of the table or of a partition.
+# operators: with the collation of the index if its column has another one.
 # columns: the replica identity index, or the primary key unless it is deferrable; of the table, or of all leaves of a partitioned table.
 # The query does not use pg_partition_tree(), which takes locks, and would wait for ever for a TRUNCATE of the apply session.
 _KEYS: Final = f"""
@@ -172,12 +173,18 @@ LEFT JOIN LATERAL (
     FROM pg_catalog.pg_index i
     JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
     JOIN pg_catalog.pg_am am ON am.oid = ic.relam
-    CROSS JOIN LATERAL ROWS FROM (pg_catalog.unnest(i.indkey::int2[]), pg_catalog.unnest(i.indclass::oid[]))
-         WITH ORDINALITY AS u(attnum, class, place)
+    CROSS JOIN LATERAL ROWS FROM (
+        pg_catalog.unnest(i.indkey::int2[]), pg_catalog.unnest(i.indclass::oid[]), pg_catalog.unnest(i.indcollation::oid[])
+    ) WITH ORDINALITY AS u(attnum, class, compared, place)
     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = u.attnum
     JOIN pg_catalog.pg_opclass oc ON oc.oid = u.class
     LEFT JOIN LATERAL (
-        SELECT pg_catalog.format('OPERATOR(%I.%s)', n.nspname, op.oprname) AS name
+        SELECT pg_catalog.concat(
+            (SELECT pg_catalog.format('COLLATE %I.%I ', ln.nspname, l.collname)
+             FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace ln ON ln.oid = l.collnamespace
+             WHERE l.oid = u.compared AND u.compared <> a.attcollation),
+            pg_catalog.format('OPERATOR(%I.%s)', n.nspname, op.oprname)
+        ) AS name
         FROM pg_catalog.pg_amop m
         JOIN pg_catalog.pg_operator op ON op.oid = m.amopopr
         JOIN pg_catalog.pg_namespace n ON n.oid = op.oprnamespace

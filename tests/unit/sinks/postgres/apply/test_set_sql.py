@@ -36,7 +36,7 @@ async def test_inserts() -> None:
 
 
 async def test_updates_keep_unchanged_values_and_count_the_rows() -> None:
-    (sent,) = await send(plain(), T.relation, *(T.update(number, UNCHANGED, "{1}") for number in range(8)))
+    off, sent, on = await send(plain(), T.relation, *(T.update(number, UNCHANGED, "{1}") for number in range(8)))
     assert sent.sql == (
         'WITH changed AS (UPDATE ONLY "public"."t" AS x SET "id" = u.c0, "n" = u.c2 FROM'
         " (SELECT pg_catalog.unnest($1) AS c0, pg_catalog.unnest($2)::integer[] AS c2) AS u"
@@ -44,11 +44,14 @@ async def test_updates_keep_unchanged_values_and_count_the_rows() -> None:
     )
     assert sent.values[2] == b"8"
     assert (sent.statement.together, sent.statement.finds, sent.statement.reused) == (True, True, False)
+    assert off.statement is on.statement
+    assert "enable_hashjoin" in off.sql
+    assert (off.values, on.values) == ([b"off"], [None])
 
 
 async def test_deletes_in_binary() -> None:
     keys = [number.to_bytes(4) for number in range(8)]
-    (sent,) = await send(plain(), T.relation, *(T.delete(Binary(key), None, None) for key in keys))
+    _, sent, _ = await send(plain(), T.relation, *(T.delete(Binary(key), None, None) for key in keys))
     assert sent.sql == (
         'WITH changed AS (DELETE FROM ONLY "public"."t" AS x USING (SELECT pg_catalog.unnest($1) AS c0) AS u'
         f' WHERE x."id" {EQUALS} u.c0 RETURNING 1) SELECT pg_catalog.count(*) / (pg_catalog.count(*) = $2){COUNTED}'
