@@ -29,6 +29,7 @@ class Option:
         help: one line, for ``--help`` and the reference documentation.
         default_text: shown instead of ``default``.
         least: the smallest allowed number.
+        most: the largest allowed number; None: the largest of the type.
         flag: the command line has a flag of this name that sets it to true.
         ours: PostgreSQL has no option of this name and meaning.
         since: the first major version of a publisher that supports it; 0: all.
@@ -45,6 +46,7 @@ class Option:
     help: str
     default_text: str | None = None
     least: float | None = None
+    most: float | None = None
     flag: bool = False
     ours: bool = False
     since: int = 0
@@ -58,6 +60,19 @@ class Option:
     def shown_default(self) -> str:
         """The default as a user writes it."""
         return self.default_text or self.type.show(self.default)
+
+    def check_range(self, value: Any) -> None:
+        """Reject a number that is too small or too large.
+
+        Raises:
+            ConfigurationError: with PostgreSQL's message.
+        """
+        least, most = self.least, self.type.most if self.most is None else self.most
+        if least is not None and most is not None and not least <= value <= most:
+            show = self.type.show
+            raise ConfigurationError(
+                f'{show(value)} is outside the valid range for parameter "{self.name}"', hint=f"a value from {show(least)} to {show(most)}"
+            )
 
     @property
     def stored_words(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ __all__ = [
 
 _TIME_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS: Final = {"B": 1, "kB": 1024, "MB": 1024**2, "GB": 1024**3, "TB": 1024**4}
+_INT_MAX: Final = 2**31 - 1
 _NUMBER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -43,6 +44,7 @@ class OptionType:
         parse: reads a value; its arguments are the option's name and the text. Raises ConfigurationError.
         show: writes a value as a user writes it.
         unit: the unit of a number that is given without a unit.
+        most: the largest number: PostgreSQL's integers have 32 bits, in the unit of the parameter.
         words: all values, if the list is fixed; else empty.
     """
 
@@ -50,6 +52,7 @@ class OptionType:
     parse: Callable[[str, str], Any]
     show: Callable[[Any], str] = str
     unit: str | None = None
+    most: float | None = None
     words: tuple[str, ...] = ()
 
 
@@ -73,7 +76,10 @@ def _parse_quantity(name: str, text: str, units: Mapping[str, float], base: str)
         raise ConfigurationError(
             f'invalid value for parameter "{name}": "{text}"', hint=f"a number with one of the units {', '.join(units)}"
         )
-    return float(match[1]) * units[match[2] or base]
+    quantity = float(match[1]) * units[match[2] or base]
+    if quantity == math.inf:
+        raise ConfigurationError(f'invalid value for parameter "{name}": "{text}"', hint="a smaller number")
+    return quantity
 
 
 def parse_seconds(name: str, text: str, base: str = "ms") -> float:
@@ -100,24 +106,27 @@ def _parse_word(words: tuple[str, ...], name: str, text: str) -> str:
 
 
 def _with_unit(units: Mapping[str, float], value: float) -> str:
-    """The value in the largest unit that gives a whole number."""
+    """The value in the largest unit that gives a whole number; else in the smallest."""
     if not value:
         return "0"
+    smallest = next(iter(units))
+    if not math.isfinite(value):
+        return f"{value}{smallest}"
     # 0.1 s is 100 ms, although 0.1 is not a multiple of 0.001 in binary
     whole = [unit for unit, factor in units.items() if math.isclose(round(value / factor) * factor, value, rel_tol=1e-14)]
-    unit = max(whole, key=units.__getitem__)
-    return f"{value / units[unit]:.0f}{unit}"
+    unit = max(whole, key=units.__getitem__, default=None)
+    return f"{value / units[unit]:.0f}{unit}" if unit else f"{value / units[smallest]:g}{smallest}"
 
 
 _show_seconds: Final = partial(_with_unit, {"ms": 1e-3, "s": 1.0, "min": 60.0})
 
 BOOLEAN: Final = OptionType(name="boolean", parse=parse_bool, show=lambda value: "true" if value else "false")
-WHOLE: Final = OptionType(name="integer", parse=_parse_whole)
+WHOLE: Final = OptionType(name="integer", parse=_parse_whole, most=_INT_MAX)
 STRING: Final = OptionType(name="string", parse=lambda name, text: text)
-TIME: Final = OptionType(name="time", parse=parse_seconds, show=_show_seconds, unit="ms")
-SECONDS: Final = OptionType(name="time", parse=partial(parse_seconds, base="s"), show=_show_seconds, unit="s")
+TIME: Final = OptionType(name="time", parse=parse_seconds, show=_show_seconds, unit="ms", most=_INT_MAX / 1000)
+SECONDS: Final = OptionType(name="time", parse=partial(parse_seconds, base="s"), show=_show_seconds, unit="s", most=_INT_MAX // 1000)
 """A time. A number without a unit is in seconds."""
-SIZE: Final = OptionType(name="size", parse=parse_bytes, show=partial(_with_unit, _SIZE_UNITS), unit="kB")
+SIZE: Final = OptionType(name="size", parse=parse_bytes, show=partial(_with_unit, _SIZE_UNITS), unit="kB", most=_INT_MAX * 1024)
 
 
 def choice(*words: str, parse: Callable[[str, str], str] | None = None) -> OptionType:

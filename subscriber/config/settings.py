@@ -8,7 +8,6 @@ from typing import Final, Literal, Self
 
 from subscriber.config.option import declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, SECONDS, SIZE, STRING, TIME, WHOLE, choice
-from subscriber.errors import ConfigurationError
 
 __all__ = ["SETTINGS", "InsertConflict", "SchemaChange", "SchemaChangeCallback", "Settings"]
 
@@ -17,6 +16,8 @@ SchemaChange = Literal["error", "add", "ignore"]
 
 SchemaChangeCallback = Callable[[str, str, tuple[str, ...]], SchemaChange]
 """``callback(schema, table, columns)`` decides about columns that the publisher has and the target's table lacks."""
+
+_BACKENDS: Final = 262_143  # PostgreSQL's MAX_BACKENDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +30,11 @@ class Settings:
     watchdog_timeout: float = option(
         60.0, TIME, "reconnect when nothing progresses for this long although the target is idle; 0: never", least=0, ours=True
     )
-    max_sync_workers_per_subscription: int = option(2, WHOLE, "tables, or groups of small tables, copied at once", least=1)
+    max_sync_workers_per_subscription: int = option(2, WHOLE, "tables, or groups of small tables, copied at once", least=1, most=_BACKENDS)
     max_parallel_apply_workers_per_subscription: int = option(
-        2, WHOLE, "transactions applied at once before their end, with streaming = parallel; 0: none", least=0
+        2, WHOLE, "transactions applied at once before their end, with streaming = parallel; 0: none", least=0, most=1024
     )
-    max_copy_workers_per_table: int = option(2, WHOLE, "connections that copy one large table together", least=1, ours=True)
+    max_copy_workers_per_table: int = option(2, WHOLE, "connections that copy one large table together", least=1, most=_BACKENDS, ours=True)
     copy_range_size: int = option(256 * 1024**2, SIZE, "a larger table is copied in ranges of this size", least=64 * 1024, ours=True)
     logical_decoding_work_mem: int = option(64 * 1024**2, SIZE, "memory for changes before transactions spill to disk", least=64 * 1024)
     spool_directory: str | None = option(
@@ -69,11 +70,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, each in declared(type(self)).items():
-            value = getattr(self, name)
-            if each.least is not None and value < each.least:
-                raise ConfigurationError(
-                    f'{value} is outside the valid range for parameter "{name}"', hint=f"at least {each.type.show(each.least)}"
-                )
+            each.check_range(getattr(self, name))
 
 
 SETTINGS: Final = declared(Settings)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, parse_assignments, parse_bytes, parse_seconds
+from subscriber.config import BOOLEAN, NO_SLOT, Settings, SubscriptionOptions, declared, parse_assignments, parse_bytes, parse_seconds
 from subscriber.config.reading import parse_bool
 from subscriber.errors import ConfigurationError
 
@@ -214,22 +214,38 @@ def test_no_numbers(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "name"),
+    ("item", "value", "valid"),
     [
-        ("wal_retrieve_retry_interval=0", "wal_retrieve_retry_interval"),
-        ("max_sync_workers_per_subscription=0", "max_sync_workers_per_subscription"),
-        ("max_copy_workers_per_table=0", "max_copy_workers_per_table"),
-        ("copy_range_size=1kB", "copy_range_size"),
-        ("logical_decoding_work_mem=63kB", "logical_decoding_work_mem"),
-        ("batch_rows=0", "batch_rows"),
-        ("batch_size=1B", "batch_size"),
+        ("wal_retrieve_retry_interval=0", "0", "1ms to 2147483647ms"),
+        ("wal_retrieve_retry_interval=0.5ms", "0.5ms", "1ms to 2147483647ms"),
+        ("wal_receiver_status_interval=4000000000", "4000000000s", "0 to 2147483s"),
+        ("wal_receiver_timeout=4000000000", "4000000s", "0 to 2147483647ms"),
+        ("max_sync_workers_per_subscription=0", "0", "1 to 262143"),
+        ("max_parallel_apply_workers_per_subscription=1025", "1025", "0 to 1024"),
+        ("max_copy_workers_per_table=4000000000", "4000000000", "1 to 262143"),
+        ("copy_range_size=1kB", "1kB", "64kB to 2147483647kB"),
+        ("logical_decoding_work_mem=4000000000", "3906250MB", "64kB to 2147483647kB"),
+        ("batch_rows=4000000000", "4000000000", "1 to 2147483647"),
+        ("batch_size=1B", "1B", "1kB to 2147483647kB"),
     ],
 )
-def test_out_of_range(item: str, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f'is outside the valid range for parameter "{name}"$') as caught:
+def test_out_of_range(item: str, value: str, valid: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
         Settings.parse([item])
-    assert caught.value.hint
-    assert caught.value.hint.startswith("at least ")
+    assert str(caught.value) == f'{value} is outside the valid range for parameter "{item.partition("=")[0]}"'
+    assert caught.value.hint == f"a value from {valid}"
+
+
+@pytest.mark.parametrize("settings", [Settings, SubscriptionOptions])
+def test_every_number_has_a_range(settings: type) -> None:
+    numbers = [each for each in declared(settings).values() if isinstance(each.default, int | float) and each.type is not BOOLEAN]
+    assert all(each.least is not None and each.type.most is not None for each in numbers)
+
+
+@pytest.mark.parametrize("name", ["wal_receiver_timeout", "batch_size"])
+def test_a_number_that_no_machine_has(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'^invalid value for parameter "{name}": '):
+        Settings.parse([f"{name}={'9' * 400}"])
 
 
 def test_the_range_holds_for_the_library_too() -> None:
