@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.preloaded import PreloadedProgram
 
 PROGRAM = (sys.executable, "-W", "error", "-m", "subscriber", "--quiet")
 """What it says on success is the subject of test_notices alone."""
@@ -34,27 +34,25 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **(given or {})}
 
 
-def subscriber(
-    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = WAIT_SECONDS, program: Sequence[str] = PROGRAM
-) -> Ended:
+def subscriber(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = WAIT_SECONDS, loud: bool = False) -> Ended:
     """Run it to its end."""
-    began = time.monotonic()
-    done = subprocess.run([*program, *arguments], env=environment(env), capture_output=True, text=True, timeout=timeout, check=False)
-    return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    with running(*arguments, env=env, loud=loud, errors="strict") as program:
+        return program.ended(timeout)
 
 
 class Program:
     """One that runs."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: PreloadedProgram) -> None:
         self.process = process
+        self._output: list[str] = []
         self._errors: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self._errors.extend(self.process.stderr)
+        self._readers = [
+            threading.Thread(target=found.extend, args=(stream,))
+            for found, stream in ((self._output, process.stdout), (self._errors, process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
 
     @property
     def errors(self) -> str:
@@ -76,27 +74,27 @@ class Program:
         """Wait for its end."""
         began = time.monotonic()
         status = self.process.wait(timeout)
-        self._reader.join()
-        assert self.process.stdout is not None
-        return Ended(status, self.process.stdout.read(), self.errors, time.monotonic() - began)
+        self.join()
+        return Ended(status, "".join(self._output), self.errors, time.monotonic() - began)
+
+    def join(self) -> None:
+        """Wait for the rest of its output."""
+        for reader in self._readers:
+            reader.join()
 
 
 @contextlib.contextmanager
-def running(*arguments: str, env: Mapping[str, str] | None = None, program: Sequence[str] = PROGRAM) -> Iterator[Program]:
+def running(*arguments: str, env: Mapping[str, str] | None = None, loud: bool = False, errors: str = "replace") -> Iterator[Program]:
     """Run it while the block lasts; killed at its end."""
-    process = subprocess.Popen(
-        [*program, *arguments], env=environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
+    process = PreloadedProgram([*(() if loud else ("--quiet",)), *arguments], environment(env), errors)
     found = Program(process)
     try:
         yield found
     finally:
         process.kill()
         process.wait()
-        found._reader.join()
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
+        found.join()
+        process.close()
 
 
 # --- what a subscription leaves on both sides

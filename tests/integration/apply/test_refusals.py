@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ def goes_on_after(pair: Replica, refusals: int) -> None:
         pair.target.execute("ALTER TABLE t ADD c int")
         pair.target.wait(ALL_COLUMNS, pair.publisher.fetch(ALL_COLUMNS))
         assert "Traceback" not in program.errors
-        program.process.terminate()
+        program.send(signal.SIGTERM)
         assert program.ended().status == 0
     pair.acknowledged()
 
@@ -81,7 +82,7 @@ async def test_refusals_of_a_lake(publisher18_db: Database, small_disk: Path, re
         ballast.unlink()
         landed(lsn)
         assert "Traceback" not in program.errors
-        program.process.terminate()
+        program.send(signal.SIGTERM)
         assert program.ended().status == 0
     assert_same(lake, await applied(lake), publisher, [T])
 

@@ -14,7 +14,7 @@ from subscriber.cli.narrator import Narrator
 from tests.support.database import Database
 from tests.support.managed import create
 from tests.support.observation import until
-from tests.support.program import LOUD, running, subscriber
+from tests.support.program import running, subscriber
 from tests.support.replica import subscription_of
 from tests.support.row_gates import closed_gates, make_row_gate, waiting_at_gate
 from tests.support.sqlalchemy_targets import Replica
@@ -34,19 +34,19 @@ def create_tables(publisher: Database, target: Database) -> None:
 
 def test_run_that_ends_by_itself(sqlite_replica: Replica) -> None:
     pair = sqlite_replica
-    done = subscriber(*pair.arguments("--until-caught-up"), program=LOUD)
+    done = subscriber(*pair.arguments("--until-caught-up"), loud=True)
     assert (done.status, done.output) == (0, "")
     assert matches(rf"subscriber: copied 1 table, 1,000 rows in \d+\.\d s; caught up to {LSN}\n", done.errors), done.errors
-    done = subscriber(*pair.arguments("--until-caught-up"), program=LOUD)
+    done = subscriber(*pair.arguments("--until-caught-up"), loud=True)
     assert matches(rf"subscriber: 1 table, nothing to copy; caught up to {LSN}\n", done.errors), done.errors
-    done = subscriber(*pair.arguments("--until-caught-up", "--quiet"), program=LOUD)
+    done = subscriber(*pair.arguments("--until-caught-up", "--quiet"), loud=True)
     assert (done.status, done.output, done.errors) == (0, "", "")
 
 
 def test_run_says_when_it_is_ready(publisher18_db: Database, target_db: Database) -> None:
     create_tables(publisher18_db, target_db)
     arguments = ["run", "--connection", publisher18_db.dsn, "--publication=pub", "--target", target_db.dsn, "--name", publisher18_db.name]
-    with running(*arguments, program=LOUD) as program:
+    with running(*arguments, loud=True) as program:
         program.says("streaming from")
         # and so it is
         assert target_db.value("SELECT count(*) FROM t") == 1000
@@ -65,21 +65,21 @@ async def test_verbs_of_the_catalog(publisher18_db: Database, target_db: Databas
     define = ("create", name, *to, "--connection", publisher18_db.dsn, "--publication=pub")
 
     def said(*arguments: str) -> str:
-        done = subscriber(*arguments, program=LOUD)
+        done = subscriber(*arguments, loud=True)
         assert (done.status, done.output) == (0, ""), done.errors
         return done.errors
 
     assert said(*define) == f'subscriber: created subscription "{name}"; 1 table\n'
     assert said("alter", name, *to, "--refresh") == f'subscriber: altered subscription "{name}"\n'
     assert said("alter", name, *to, "--reset-stats") == f'subscriber: altered subscription "{name}"\n'
-    with running("run", *to, program=LOUD) as program:
+    with running("run", *to, loud=True) as program:
         program.says(f'subscriber: subscription "{name}": copied 1 table, 1,000 rows in ')
         program.send(signal.SIGTERM)
         assert program.ended().errors.endswith("subscriber: stopped\n")
     assert said("drop", name, *to) == f'subscriber: dropped subscription "{name}"\n'
     assert said(*define, "-q").count("\n") == 0
     assert said("drop", name, *to, "-q") == ""
-    done = subscriber("check", *define[4:], "--target", target_db.dsn, "--quiet", "--name", "other", program=LOUD)
+    done = subscriber("check", *define[4:], "--target", target_db.dsn, "--quiet", "--name", "other", loud=True)
     assert (done.status, done.output, done.errors) == (0, "", "")
 
 
@@ -150,7 +150,7 @@ async def test_launcher_without_work_says_so_once(publisher18_db: Database, targ
     if disabled:
         await create(publisher18_db, target_db, options=SubscriptionOptions(enabled=False))
         reason = "nothing to run: no subscription is enabled"
-    with running("run", "--target", target_db.dsn, program=LOUD) as program:
+    with running("run", "--target", target_db.dsn, loud=True) as program:
         program.says(reason)
         name = await create(publisher18_db, target_db, "other")
         program.says(f'subscription "{name}": copied 1 table')

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from subscriber import __version__
-from tests.support.program import subscriber
+from tests.support.program import PROGRAM, environment, subscriber
 
 VERBS = {
     "run": ("--connection", "--publication", "--target", "--name", "-o", "-c", "--until-caught-up", "--until-lsn"),
@@ -25,9 +27,15 @@ def test_help(verb: str) -> None:
 
 
 def test_version() -> None:
-
     done = subscriber("--version")
     assert (done.status, done.output, done.errors) == (0, f"subscriber {__version__}\n", "")
+
+
+def test_preloaded_program_is_the_program() -> None:
+    for arguments in (("--version",), ("walk",), ("status", "--target=postgresql://x@/x?host=/nowhere")):
+        real = subprocess.run([*PROGRAM, *arguments], env=environment(), capture_output=True, text=True, timeout=60, check=False)
+        done = subscriber(*arguments)
+        assert (done.status, done.output, done.errors) == (real.returncode, real.stdout, real.stderr)
 
 
 @pytest.mark.parametrize(

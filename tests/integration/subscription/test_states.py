@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +114,7 @@ async def test_retrying_change_that_the_target_refuses(publisher18_db: Database,
         assert re.match(rf"SUBSCRIBER CRITICAL - {name} retrying, attempt \d+ failed: duplicate key value", done.output)
         target_db.execute("DELETE FROM t")
         await shown(target_db.dsn, lambda found: found.state is State.RUNNING)
-        program.process.terminate()
+        program.send(signal.SIGTERM)
         program.ended()
     assert (await shown(target_db.dsn, lambda _: True)).state is State.DEFINED_BY_COMMAND_LINE
 
