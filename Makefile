@@ -95,7 +95,7 @@ demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spar
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
 
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m 'not slow and not crash and not endurance' $(QUICK)
+	$(BIN)/python -m pytest $(if $(filter file,$(origin TEST_ARGS)),-n auto,$(TEST_ARGS)) -m 'not slow and not crash and not endurance' $(QUICK)
 
 test: $(VENV)/.dev mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance' --ignore tests/spark --ignore tests/delta

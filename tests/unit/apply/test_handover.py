@@ -15,8 +15,6 @@ from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableState
@@ -39,6 +37,7 @@ from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.transaction.feedback import FlushTracker
+from tests.support.examples import property_test
 from tests.unit.apply.crashable_target import CrashableSink, State, TargetServer
 from tests.unit.apply.memory_publisher import History, MemorySource, MemoryStream, table
 from tests.unit.apply.memory_spool import MemorySpool
@@ -282,8 +281,6 @@ class _Opener:
         return cast("Any", await self._process.open_session(slot, position))
 
 
-@pytest.mark.slow
-@hypothesis_settings(max_examples=200)
-@given(seed=st.integers(0, 2**32))
+@property_test(30, 200, st.integers(0, 2**32))
 def test_every_transaction_is_applied_exactly_once(seed: int) -> None:
     run(live(seed))

@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subscriber.apply.receiver import Receiver
@@ -19,6 +18,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Begin, Commit, Origin
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
+from tests.support.examples import property_test
 from tests.unit.apply.memory_publisher import keepalive
 from tests.unit.apply.memory_spool import MemorySpool
 from tests.unit.apply.scripted_stream import ScriptedStream
@@ -84,9 +84,7 @@ def framed(messages: Sequence[bytes], rng: random.Random) -> list[bytes]:
     return frames
 
 
-@pytest.mark.slow
-@settings(max_examples=400)
-@given(st.binary(min_size=40, max_size=200), st.integers(0, 2**32))
+@property_test(40, 400, st.binary(min_size=40, max_size=200), st.integers(0, 2**32))
 def test_pieces_of_any_history(history: bytes, seed: int) -> None:
     rng = random.Random(seed)
     frames = framed([payload for payload in Publisher(history).sent if payload is not None], rng)

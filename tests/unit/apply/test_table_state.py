@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from subscriber.abc import TableEntry, TableName, TableState
@@ -17,6 +15,7 @@ from subscriber.apply.table_state import TableStates, Watchers
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.model import Transaction
+from tests.support.examples import property_test
 from tests.unit.apply.memory_publisher import relation, table
 from tests.unit.apply.virtual_time import Stuck, run
 
@@ -498,9 +497,9 @@ class Model:
                 assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
 
 
-@pytest.mark.slow
-@hypothesis_settings(max_examples=400)
-@given(
+@property_test(
+    50,
+    400,
     tables=st.integers(1, 3),
     last=st.integers(1, 12),
     batch=st.integers(1, 4),

@@ -12,7 +12,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +20,12 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_frame, decode_status_update, encode_frame
 from subscriber.protocol.messages import Relation, Tag, Type
+from tests.support.examples import few_and_many
 from tests.unit.protocol.literal_messages import INSIDE, OUTSIDE
 from tests.unit.protocol.strategies import inside_streams, outside_streams
 
-BATCHES = 300
+BATCHES = 20
+MANY_BATCHES = 300
 ROUNDS_A_BATCH = 250
 SLOWEST_SECONDS = 2.0
 
@@ -38,7 +39,6 @@ EDGES = [
 ]
 
 fuzzed = settings(
-    max_examples=BATCHES,
     derandomize=os.environ.get("SUBSCRIBER_FUZZ") != "random",
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -109,12 +109,12 @@ def check_frame(data: bytes) -> bool:
     return False
 
 
-def run(cases: Callable[[random.Random], Iterable[bool]]) -> tuple[int, int]:
+def run(cases: Callable[[random.Random], Iterable[bool]], batches: int) -> tuple[int, int]:
     """Run batches, and return how many cases there were and how many of them were messages."""
     done = messages = 0
     slowest = 0.0
 
-    @fuzzed
+    @settings(fuzzed, max_examples=batches)
     @given(seeds)
     def batch(seed: int) -> None:
         nonlocal done, messages, slowest
@@ -131,28 +131,28 @@ def run(cases: Callable[[random.Random], Iterable[bool]]) -> tuple[int, int]:
     return done, messages
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_payloads() -> None:
+@few_and_many(BATCHES, MANY_BATCHES)
+def test_payloads(examples: int) -> None:
     def cases(rng: random.Random) -> Iterable[bool]:
         for make in (random_bytes, mutated):
             payload = make(rng, VALID)
             yield check_message(payload, in_stream=False)
             yield check_message(payload, in_stream=True)
 
-    done, messages = run(cases)
-    assert done >= 100_000
+    done, messages = run(cases, examples)
+    assert done >= examples * ROUNDS_A_BATCH
     # mutations reach far behind the first check: some are messages still, most are not
     assert done * 0.01 < messages < done * 0.5
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_frames() -> None:
+@few_and_many(BATCHES, MANY_BATCHES)
+def test_frames(examples: int) -> None:
     def cases(rng: random.Random) -> Iterable[bool]:
         for make in (random_bytes, mutated):
             yield check_frame(make(rng, FRAMES))
 
-    done, frames = run(cases)
-    assert done >= 100_000
+    done, frames = run(cases, examples)
+    assert done >= examples * ROUNDS_A_BATCH
     assert done * 0.01 < frames < done * 0.9
 
 

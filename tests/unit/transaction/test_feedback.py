@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from subscriber.errors import ProtocolError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.transaction.feedback import FlushTracker
+from tests.support.examples import few_and_many, property_test
 
 
 def tracker_at(position: int) -> FlushTracker:
@@ -272,13 +273,15 @@ class Following(RuleBasedStateMachine):
         assert self.tracker.idle == (not self.pending and not self.applied)
 
 
-Following.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
-TestFollowing = Following.TestCase
+@few_and_many(40, 300)
+def test_following(examples: int) -> None:
+    run_state_machine_as_test(Following, settings=settings(max_examples=examples, stateful_step_count=40))
 
 
-@pytest.mark.slow
-@settings(max_examples=500)
-@given(st.lists(st.tuples(st.sampled_from(["receive", "pend", "applied_to", "flush", "status"]), st.integers(0, 40)), max_size=40))
+CALLS = st.sampled_from(["receive", "pend", "applied_to", "flush", "status"])
+
+
+@property_test(100, 500, st.lists(st.tuples(CALLS, st.integers(0, 40)), max_size=40))
 def test_invariants_for_any_sequence_of_calls(calls: list[tuple[str, int]]) -> None:
     tracker = tracker_at(10)
     before = tracker.status()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
 from subscriber.transaction.reassembly import Reassembly, SpoolDiscard, SpoolTruncate
+from tests.support.examples import property_test
 from tests.unit.transaction.publisher_model import Expected, Publisher
 from tests.unit.transaction.traces import label_of
-
-HISTORIES = 6000
 
 
 class Subscriber:
@@ -96,18 +93,14 @@ def play(history: bytes) -> Subscriber:
     return subscriber
 
 
-@pytest.mark.slow
-@settings(max_examples=HISTORIES)
-@given(st.binary(min_size=40, max_size=160))
+@property_test(1000, 6000, st.binary(min_size=40, max_size=160))
 def test_surviving_rows(history: bytes) -> None:
     subscriber = play(history)
     # what is left belongs to streams that end in no commit: the last session's empty ones, and those of what is still prepared
     assert set(subscriber.spool) <= {order.spool_id for order in subscriber.reassembly.reset()}
 
 
-@pytest.mark.slow
-@settings(max_examples=300)
-@given(st.binary(min_size=400, max_size=900))
+@property_test(20, 300, st.binary(min_size=400, max_size=900))
 def test_surviving_rows_of_long_histories(history: bytes) -> None:
     play(history)
 
