@@ -73,8 +73,9 @@ def _reconnect(process: SubscriberProcess, publisher: EmbeddedServer, target: Em
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("crashes", [4, pytest.param(7, marks=pytest.mark.endurance)])
 @pytest.mark.timeout(1200)
-async def test_target_crashes(tmp_path: Path) -> None:
+async def test_target_crashes(tmp_path: Path, crashes: int) -> None:
     """Without two-phase commit, whose PREPARE would bring everything before it to the disk; and with a WAL writer that takes its time."""
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
@@ -88,7 +89,7 @@ async def test_target_crashes(tmp_path: Path) -> None:
         try:
             async with under_load(load):
                 await _starts(process)
-                for number in range(6):
+                for number in range(crashes):
                     if number == 2:
                         assert await eventually(lambda: are_tables_ready(process), 150, process), process.log()
                         let_small_transactions_stream(process.publisher, load)
@@ -115,13 +116,14 @@ async def test_target_crashes(tmp_path: Path) -> None:
             process.end()
             process.publisher.close()
             process.target.close()
-    print(f"{lost} of 6 crashes lost commits that had been visible; {load.report.transactions} transactions")
+    print(f"{lost} of {crashes} crashes lost commits that had been visible; {load.report.transactions} transactions")
     assert lost > 0
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("crashes", [3, pytest.param(6, marks=pytest.mark.endurance)])
 @pytest.mark.timeout(1200)
-async def test_publisher_crashes(tmp_path: Path) -> None:
+async def test_publisher_crashes(tmp_path: Path, crashes: int) -> None:
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -133,7 +135,7 @@ async def test_publisher_crashes(tmp_path: Path) -> None:
         try:
             async with under_load(load):
                 await _starts(process)
-                for number, stop in enumerate((publisher.kill, publisher.stop, publisher.kill, publisher.stop, publisher.kill)):
+                for number, stop in enumerate([publisher.kill, publisher.stop, publisher.kill] * (crashes // 3)):
                     if number == 2:
                         assert await eventually(lambda: is_ready(process), 150, process), process.log()
                         let_small_transactions_stream(process.publisher, load)
@@ -153,4 +155,4 @@ async def test_publisher_crashes(tmp_path: Path) -> None:
             process.publisher.close()
             process.target.close()
     print(f"{load.report.transactions} transactions, {load.report.lost} lost with their connection")
-    assert load.report.lost >= 5
+    assert load.report.lost >= crashes
