@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from subscriber.abc import Finding, PublishedTable, Query, TableName
 from subscriber.errors import RelationError, TargetError
 from subscriber.sinks.postgres.catalog.schema import catalog_version
-from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
-from subscriber.sinks.postgres.session.errors import CATALOG_HINT
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
+from subscriber.sinks.postgres.session.errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.origins import Run, asyncpg_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetTable, described_relation, map_relation, missing_table
@@ -76,10 +76,10 @@ async def subscription_exists(target: Target, name: str) -> bool:
     Raises:
         TargetUnavailable, TargetError: no connection, a missing privilege, or a catalog of a later version.
     """
-    async with _reader(target) as reader:
-        if await catalog_version(reader.connection) is None:
+    async with _session(target) as run:
+        if await catalog_version(run) is None:
             return False
-        return bool(await reader.fetch("SELECT FROM subscriber.pg_subscription WHERE subname = $1::text::name", name))
+        return bool(await run("SELECT FROM subscriber.pg_subscription WHERE subname = %s::text::name", name))
 
 
 @contextlib.asynccontextmanager
@@ -89,13 +89,25 @@ async def querying(target: Target) -> AsyncIterator[Query]:
     Raises:
         TargetUnavailable, TargetError
     """
-    async with _reader(target) as reader:
+    async with _session(target) as run:
+        await run("BEGIN READ ONLY")
+        yield run
 
-        async def query(sql: str) -> list[list[str | None]]:
-            return [[*row.values()] for row in await reader.fetch(sql)]
 
-        await reader.fetch("BEGIN READ ONLY")
-        yield query
+@contextlib.asynccontextmanager
+async def _session(target: Target) -> AsyncIterator[Execute]:
+    """A session for a few queries at the start of a run. Through libpq alone: a second connection takes longer than the queries."""
+    connection = await target.connect(_APPLICATION)
+
+    async def run(query: str, /, *parameters: object) -> list[tuple[Any, ...]]:
+        with translated():
+            cursor = await connection.execute(query.encode(), parameters or None)
+            return await cursor.fetchall() if cursor.description is not None else []
+
+    try:
+        yield run
+    finally:
+        await connection.close()
 
 
 @contextlib.asynccontextmanager
@@ -160,7 +172,7 @@ async def _may_set_replica(reader: CatalogReader, version: int) -> bool:
 
 async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: bool, role: str) -> list[Finding]:
     try:
-        version = await catalog_version(reader.connection)
+        version = await catalog_version(asyncpg_run(reader.connection))
     except TargetError as error:
         if error.sqlstate == _NO_PRIVILEGE:
             return [

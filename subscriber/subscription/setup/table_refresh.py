@@ -92,12 +92,13 @@ class TableRefresh:
             await self._sink.describe_tables(list(published.values()))
         changing()
         await self._add(new, state, first=first, demanded=demanded is not None)
-        for name in sorted(entries.keys() - published.keys()):
+        removed = sorted(entries.keys() - published.keys())
+        for name in removed:
             if entries[name].state is TableState.DATASYNC:
                 await undo_copy(self._sink, name)
             _log.warning('table "%s" is no longer published; its rows are kept', name)
             await self._sink.remove_table(name)
-        return await self._sink.tables()
+        return await self._sink.tables() if new or removed else entries
 
     async def _require(self, sink: Sink, tables: Sequence[PublishedTable]) -> None:
         findings = await sink.check(tables, two_phase=False)

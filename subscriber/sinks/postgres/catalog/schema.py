@@ -44,6 +44,7 @@ from subscriber.config import STORED, Option
 from subscriber.errors import RelationError, TargetError
 from subscriber.sinks.postgres.session.errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.locks import lock_number
+from subscriber.sinks.postgres.session.origins import Run, asyncpg_run
 
 __all__ = [
     "VERSION",
@@ -203,12 +204,13 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
     Raises:
         TargetError: a missing privilege, a read-only server, or a catalog of a later version of this program.
     """
-    if await catalog_version(connection) == VERSION:
+    run = asyncpg_run(connection)
+    if await catalog_version(run) == VERSION:
         return
     with translated():
         async with connection.transaction():
             await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", lock_number(CATALOG_KEY))
-            version = await catalog_version(connection)
+            version = await catalog_version(run)
             if version is None:
                 if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'subscriber')"):
                     await connection.execute("CREATE SCHEMA subscriber")
@@ -246,16 +248,17 @@ async def _take_step(connection: asyncpg.Connection[Any], step: str) -> None:
         ) from None
 
 
-async def catalog_version(connection: asyncpg.Connection[Any]) -> int | None:
-    """The version of the catalog, from 1 to :data:`VERSION`; None: there is no catalog.
+async def catalog_version(run: Run) -> int | None:
+    """The version of the catalog, from 1 to :data:`VERSION`; None: there is no catalog. ``run`` queries the target.
 
     Raises:
         TargetError: the catalog has a later version or is broken, or the role may not read it.
     """
-    with translated():
-        if not await connection.fetchval(_FOUND):
-            return None
-        version: int | None = await connection.fetchval("SELECT max(version) FROM subscriber.version")
+    ((found,),) = await run(_FOUND)
+    if not found:
+        return None
+    version: int | None
+    ((version,),) = await run("SELECT max(version) FROM subscriber.version")
     if version is None:
         raise TargetError('table "subscriber.version" of the target is empty', hint=CATALOG_HINT)
     if version > VERSION:

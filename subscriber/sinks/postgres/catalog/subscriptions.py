@@ -106,7 +106,7 @@ async def observe(target: str) -> Sequence[Observation]:
     """
     store = await _connected(target, _APPLICATION)
     try:
-        version = await catalog_version(store.reader.connection)
+        version = await catalog_version(asyncpg_run(store.reader.connection))
         if version is None:
             return []
         if version < VERSION:
