@@ -172,6 +172,11 @@ class Sink(Protocol):
         """Counters since the sink was created."""
         ...
 
+    @property
+    def supports_two_phase(self) -> bool:
+        """Whether :meth:`open` returns a :class:`TwoPhaseSink`. Otherwise ``two_phase = true`` is an error."""
+        ...
+
     async def exists(self, name: str) -> bool:
         """Whether the target has the subscription. Changes nothing.
 

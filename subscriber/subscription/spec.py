@@ -51,6 +51,8 @@ class RunSpec:
             word = "enabled" if options.connect else "connect"
             raise ConfigurationError(f"{word} = false is not allowed for run", hint="omit the parameter")
         check_slot_name(self.slot_name)
+        if options.two_phase and not self.sink.supports_two_phase:
+            raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 
     @classmethod
     def of_arguments(

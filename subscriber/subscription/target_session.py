@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from subscriber.abc import ApplyStatistics, GroupingSink, OpenedSink, TableGroup, TwoPhaseSink
-from subscriber.errors import ConfigurationError, TargetUnavailable
+from subscriber.abc import ApplyStatistics, GroupingSink, OpenedSink, TableGroup
+from subscriber.errors import TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.spec import RunSpec
 
@@ -44,13 +44,10 @@ class TargetSession:
 
         Raises:
             SubscriberError: see :meth:`subscriber.abc.Sink.open`.
-            ConfigurationError: the sink does not have an ability that the options need.
         """
         await self.close()
         self._opened = opened = await self.spec.sink.open(self.spec.name, on_durable)
         self.is_open = True
-        if self.spec.options.two_phase and not isinstance(opened, TwoPhaseSink):
-            raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
         return opened
 
     def open_group(self) -> TableGroup:

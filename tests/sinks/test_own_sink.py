@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from subscriber import ConfigurationError, Subscription, SubscriptionOptions, check
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.support.code_blocks import Block, blocks
 
@@ -30,6 +31,15 @@ async def test_compliance(scenario: Scenario, tmp_path: Path) -> None:
     names = own_sink()
     exec(_block("class JsonTarget").text, names)
     await scenario.run(names["JsonTarget"](tmp_path))
+
+
+async def test_two_phase_is_refused_before_the_publisher_is_asked(tmp_path: Path) -> None:
+    sink = own_sink()["JsonSink"](tmp_path)
+    options = SubscriptionOptions(two_phase=True)
+    with pytest.raises(ConfigurationError, match=r"^this kind of target cannot hold prepared transactions$"):
+        await check("replica", connection="host=/nowhere", publications=["pub"], target=sink, options=options)
+    with pytest.raises(ConfigurationError, match=r"^this kind of target cannot hold prepared transactions$"):
+        Subscription("replica", connection="host=/nowhere", publications=["pub"], target=sink, options=options)
 
 
 def test_it_is_short() -> None:

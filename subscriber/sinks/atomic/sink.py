@@ -22,6 +22,8 @@ class AtomicSink(ABC):
     two-phase commit and values in the binary format.
     """
 
+    supports_two_phase = False
+
     def __init__(self) -> None:
         self.statistics = ApplyStatistics()
         self._stored: dict[str, Stored] = {}

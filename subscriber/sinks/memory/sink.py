@@ -27,6 +27,8 @@ class MemorySink:
         opens: the class of the opened sinks.
     """
 
+    supports_two_phase = True
+
     def __init__(self, target: MemoryTarget, opens: type[OpenedMemorySink] = OpenedMemorySink) -> None:
         self._target = target
         self._opens = opens

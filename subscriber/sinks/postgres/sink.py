@@ -47,6 +47,8 @@ class PostgresSink:
         ConfigurationError: ``target`` is neither a URL nor a conninfo.
     """
 
+    supports_two_phase = True
+
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._shared = PostgresTarget(target, options)
         self._target = self._shared.applying

@@ -54,6 +54,8 @@ class SparkSink:
         ConfigurationError: a lake does not support the URL or an option.
     """
 
+    supports_two_phase = True
+
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         if options.binary:
             raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")

@@ -41,6 +41,8 @@ class SqlAlchemySink:
         ConfigurationError: the text is not a URL, or there is no driver for this kind of database.
     """
 
+    supports_two_phase = True
+
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._target = target
         self._defined = defined

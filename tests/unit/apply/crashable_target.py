@@ -104,6 +104,8 @@ class CrashableSink:
         held_up_by: those that hold up the transaction in question; roll_back() of theirs removes them.
     """
 
+    supports_two_phase = True
+
     def __init__(
         self,
         server: TargetServer,

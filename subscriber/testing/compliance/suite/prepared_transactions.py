@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from subscriber.abc import TwoPhaseSink
 from subscriber.errors import ApplyError, DataLossError, ProtocolError
 from subscriber.testing.compliance.assertions import equal, refused
 from subscriber.testing.compliance.feed import Feed
@@ -12,6 +13,12 @@ from subscriber.transaction.model import Transaction
 __all__ = ["scenarios"]
 
 scenarios = Scenarios("twophase")
+
+
+@scenarios
+async def ability(feed: Feed) -> None:
+    """``supports_two_phase`` says whether the opened sink keeps prepared transactions."""
+    equal(feed.target.new_sink().supports_two_phase, isinstance(feed.opened, TwoPhaseSink), "supports_two_phase")
 
 
 @scenarios.needing("two_phase")
