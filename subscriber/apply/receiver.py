@@ -33,21 +33,18 @@ from subscriber.abc import ReplicationStream, Spool
 from subscriber.config import Settings
 from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable
 from subscriber.protocol.frames import (
-    PAYLOAD,
     PrimaryKeepalive,
     StandbyStatusUpdate,
     XLogData,
     decode_frame,
     encode_frame,
     header,
-    message_tag,
-    payloads,
 )
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn, kept_in_years
-from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared, Tag
+from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, SpooledRecords, Transaction
-from subscriber.transaction.reassembly import RECORD_OVERHEAD, ROW_TAGS, Reassembly, SpoolDiscard, SpoolTruncate
+from subscriber.transaction.reassembly import RECORD_OVERHEAD, Reassembly, SpoolDiscard, SpoolTruncate
 from subscriber.transaction.unfinished import UnfinishedTransaction
 from subscriber.waits import moved, unwatched
 
@@ -266,27 +263,22 @@ class Receiver:
         place, count = 0, len(frames)
         frame: XLogData | PrimaryKeepalive | None = None
         while place < count:
-            if not reassembly.in_transaction and message_tag(frames[place]) == Tag.BEGIN:
-                begin, rows = frames[place][PAYLOAD:], payloads(frames, place + 1, ROW_TAGS)
-                place += 1 + len(rows)
-                if place < count and message_tag(frames[place]) == Tag.COMMIT:
-                    frame = decode_frame(frames[place])
-                    assert isinstance(frame, XLogData)  # by its tag
-                    await self._put(reassembly.feed_whole(begin, rows, frame.payload))
-                    await self._heard(max(frame.start_lsn, frame.end_lsn))
-                    place += 1
-                    continue
-                reassembly.feed(begin)
-                if rows:
-                    reassembly.feed_rows(rows)
-                frame = header(frames[-1]) if place == count else None
-                continue
-            if reassembly.in_transaction and (rows := payloads(frames, place, ROW_TAGS)):
-                reassembly.feed_rows(rows)
-                place += len(rows)
-                # they end nothing, and count as received with the next frame
-                frame = header(frames[-1]) if place == count else None
-                continue
+            whole, place = reassembly.feed_frames(frames, place)
+            for transaction, lsn in whole:
+                end_lsn = transaction.end_lsn
+                if end_lsn > self._plausible_end:
+                    await self._check_wal_end(end_lsn)
+                self.tracker.pend(end_lsn, in_order=True)
+                held = RECORD_OVERHEAD + transaction.size + RECORD_OVERHEAD * len(transaction.records)
+                self._held += held
+                self._queue.append((transaction, held))
+                if lsn > self._plausible_end:
+                    await self._check_wal_end(lsn)
+                self.tracker.receive(lsn)
+            if place == count:
+                # rows end nothing, and count as received with the last frame
+                frame = header(frames[-1])
+                break
             frame = decode_frame(frames[place])
             place += 1
             if isinstance(frame, XLogData):

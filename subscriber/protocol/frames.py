@@ -27,7 +27,6 @@ __all__ = [
     "decode_status_update",
     "encode_frame",
     "header",
-    "message_tag",
     "payloads",
 ]
 
@@ -51,7 +50,6 @@ class XLogData:
         end_lsn: for a logical walsender the same as ``start_lsn``.
         send_time: by the server's clock.
         payload: the message.
-        payload: the message itself.
     """
 
     __slots__ = ("end_lsn", "payload", "send_time", "start_lsn")
@@ -124,11 +122,6 @@ def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
 def header(data: bytes) -> XLogData | PrimaryKeepalive:
     """Decode as :func:`decode_frame`, but without the payload of an XLogData, so that a large one is not copied."""
     return decode_frame(data[:PAYLOAD] if data[:1] == b"w" else data)
-
-
-def message_tag(data: bytes) -> int:
-    """Return the tag of the message in an XLogData; 0 for another frame or an empty message."""
-    return data[PAYLOAD] if len(data) > PAYLOAD and data[0] == _W else 0
 
 
 def payloads(frames: list[bytes], start: int, tags: Collection[int]) -> list[bytes]:

@@ -28,7 +28,7 @@ class SpooledRecords(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False, repr=False, kw_only=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Transaction:
     """One transaction as committed (or prepared) on the publisher, without aborted subtransactions.
 

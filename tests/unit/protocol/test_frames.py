@@ -12,7 +12,6 @@ from subscriber.protocol.frames import (
     decode_frame,
     decode_status_update,
     encode_frame,
-    message_tag,
     payloads,
 )
 from subscriber.protocol.lsn import Lsn
@@ -102,10 +101,3 @@ def test_payloads_of_consecutive_frames() -> None:
     keepalive = encode_frame(PrimaryKeepalive(END, 0, False))
     for other in (b"", b"w", frames[1][:25], keepalive, keepalive + b"I" * 20, b"x" + frames[1][1:]):
         assert payloads([frames[1], other, frames[3]], 0, tags) == [b"I1"]
-
-
-def test_the_tag_of_a_message() -> None:
-    frame = encode_frame(XLogData(LSN, END, 0, b"B1"))
-    assert message_tag(frame) == ord("B")
-    for other in (b"", b"w", frame[:25], encode_frame(PrimaryKeepalive(END, 0, False)) + b"B" * 20, b"x" + frame[1:]):
-        assert message_tag(other) == 0
