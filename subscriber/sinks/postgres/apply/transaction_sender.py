@@ -72,6 +72,7 @@ class TransactionSender:
         self._runs = Runs(pipeline, self._settings, apart)
         self._open: dict[int, bool] = {}
         self._resolved: dict[int, RelationMapping | None] = {}
+        self._left_out: set[int] = set()
 
     async def send(self, transaction: Transaction) -> None:
         """Send all changes of one transaction that the gate lets through. The last ones may wait for :meth:`finish`.
@@ -83,17 +84,28 @@ class TransactionSender:
             TargetUnavailable, SpoolError
         """
         context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
-        self._open, self._resolved = {}, {}
+        if self._left_out:
+            # a table may become ready at this transaction; one that is ready stays so
+            for relation_id in self._left_out:
+                self._open.pop(relation_id, None)
+                self._resolved.pop(relation_id, None)
+            self._left_out.clear()
         try:
+            if not transaction.spilled:
+                await self._send(transaction.records, transaction, context)
+                return
             async for chunk in transaction.chunks():
-                place = 0
-                while place < len(chunk):
-                    place += await self._next(chunk, place, transaction, context)
+                await self._send(chunk, transaction, context)
                 del chunk  # do not keep it while the next one is read
         except SubscriberError:
             # the server may reject an earlier change, and that error comes first
             await self._runs.flush()
             raise
+
+    async def _send(self, records: Sequence[bytes], transaction: Transaction, context: ChangeContext) -> None:
+        place = 0
+        while place < len(records):
+            place += await self._next(records, place, transaction, context)
 
     async def finish(self) -> None:
         """Send what is left, and return to the session's own settings, to write the catalog.
@@ -164,6 +176,7 @@ class TransactionSender:
                 wanted = await self._relations.is_wanted(relation, transaction.final_lsn, by_name=by_name)
             if not wanted:
                 self._skipped.add(f"{relation.namespace}.{relation.name}")
+                self._left_out.add(relation.relation_id)
             self._open[relation.relation_id] = wanted
         return wanted
 
