@@ -168,7 +168,8 @@ def _tables() -> list[_Table]:
     numbers = iter(range(1, 100))
 
     def remote(name: str, *columns: str, identity: str = "d") -> Remote:
-        return Remote(name, *columns, identity=identity, relation_id=next(numbers))
+        types = {"id": 20 if name in {"plain", "bin"} else 23}
+        return Remote(name, *columns, identity=identity, relation_id=next(numbers), types=types)
 
     types = ("n", "c", "p", "num", "m", "s", "pos", "arr", "texts", "nums", "b", "r", "comp", "by", "j", "bits", "ts", "span")
     return [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import psycopg
@@ -58,13 +59,23 @@ def row(*values: object) -> TupleData:
 
 
 class Remote:
-    """A relation of the publisher. ``*`` before a column's name puts it into the replica identity."""
+    """A relation of the publisher. ``*`` before a column's name puts it into the replica identity. ``types``: oids; else text."""
 
-    def __init__(self, name: str, *columns: str, identity: str = "d", relation_id: int = 4711, namespace: str = "public") -> None:
+    def __init__(
+        self,
+        name: str,
+        *columns: str,
+        identity: str = "d",
+        relation_id: int = 4711,
+        namespace: str = "public",
+        types: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.relation_id = relation_id
         self.width = len(columns)
         full = identity == "f"
-        described = tuple(Column(column.lstrip("*"), 25, -1, key=full or column.startswith("*")) for column in columns)
+        described = tuple(
+            Column(name, types.get(name, 25), -1, key=full or column.startswith("*")) for column in columns for name in [column.lstrip("*")]
+        )
         self.relation = Relation(relation_id, namespace, name, cast("ReplicaIdentity", identity), described)
         self.full = full
 

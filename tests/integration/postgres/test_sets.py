@@ -23,7 +23,7 @@ from tests.conftest import Servers
 from tests.support.change_histories import TABLES, ChangeHistory
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.observation import eventually
-from tests.support.sink_postgres import Feed, Remote, opened, row
+from tests.support.sink_postgres import UNCHANGED, Feed, Remote, opened, row
 
 _NEVER = 10**9
 BATCHES = 25
@@ -327,3 +327,77 @@ async def test_key_with_another_collation_than_its_column(target_db: Database, s
         assert target_db.fetch("SELECT count(*), sum(v) FROM t") == [(99, 18)]
     target_db.wait("SELECT n_tup_upd + n_tup_del FROM pg_stat_user_tables WHERE relname = 't'", 19)
     assert target_db.value("SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables WHERE relname = 't'") < 30
+
+
+async def test_changes_of_several_tables_become_one_set_per_table_and_kind(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
+    tables = [Remote(name, "*id", "v", types={"id": 23}, relation_id=number) for number, name in enumerate("tu")]
+    async with opened(target_db) as feed:
+        changes: list[Message] = [remote.relation for remote in tables]
+        for number in range(40):
+            for remote in tables:
+                changes.append(remote.insert(number, "new"))
+                # the rows of the other kinds are those before
+                changes += [remote.update(number - 1, "updated")] if number % 4 == 1 else []
+                changes += [remote.delete(number - 2, None)] if number % 4 == 3 else []
+        await feed.apply(*changes)
+        assert sorted((str(one.table), one.message_type) for one in sent) == [
+            (f"public.{name}", kind) for name in "tu" for kind in ("DELETE", "INSERT", "UPDATE")
+        ]
+        assert target_db.fetch("SELECT v, count(*) FROM t GROUP BY 1 ORDER BY 1") == [("new", 20), ("updated", 10)]
+        statistics = feed.sink.statistics
+        assert (statistics.inserts, statistics.updates, statistics.deletes) == (80, 20, 20)
+
+
+async def test_updates_of_the_same_rows_are_made_in_turns(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT g, 0 FROM generate_series(1, 10) AS g")
+    remote = Remote("t", "*id", "v", types={"id": 23})
+    async with opened(target_db) as feed:
+        await feed.apply(remote.relation, *(remote.update(number, value) for number in range(1, 11) for value in (1, 2, 3)))
+        assert len(sent) == 3
+        assert target_db.fetch("SELECT DISTINCT v FROM t") == [(3,)]
+        assert feed.sink.statistics.updates == 30
+
+
+async def test_trigger_sees_all_earlier_changes_and_no_later_ones(target_db: Database) -> None:
+    target_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE seen (rows int); CREATE TABLE watched (id int PRIMARY KEY);
+        CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN INSERT INTO public.seen SELECT count(*) FROM public.t; RETURN NULL; END';
+        CREATE TRIGGER look AFTER INSERT OR UPDATE ON watched FOR EACH ROW EXECUTE FUNCTION look();
+        ALTER TABLE watched ENABLE ALWAYS TRIGGER look;
+    """)
+    remote, watched = (Remote(name, "*id", types={"id": 23}, relation_id=number) for number, name in enumerate(("t", "watched")))
+    async with opened(target_db) as feed:
+        rows = [remote.insert(number) for number in range(12)]
+        # the second one changes the key
+        await feed.apply(remote.relation, watched.relation, *rows[:3], watched.insert(1), *rows[3:7], watched.update(2, old=[1]), *rows[7:])
+        assert target_db.fetch("SELECT rows FROM seen") == [(3,), (7,)]
+
+
+async def test_changes_keep_their_order_if_equal_keys_may_differ_in_bytes(target_db: Database) -> None:
+    target_db.execute("CREATE TABLE t (id numeric PRIMARY KEY, v text, w text); INSERT INTO t SELECT generate_series(1, 9), '', ''")
+    remote = Remote("t", "*id", "v", "w", types={"id": 1700})
+    async with opened(target_db) as feed:
+        await feed.apply(remote.relation, remote.update(2, "a", "a"), remote.update("1.0", "b", UNCHANGED), remote.update("1.00", "c", "c"))
+        assert target_db.fetch("SELECT v, w FROM t WHERE id = 1") == [("c", "c")]
+
+
+async def test_changes_keep_their_order_if_another_index_is_unique(target_db: Database) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE); INSERT INTO t SELECT g, g FROM generate_series(1, 9) AS g")
+    remote = Remote("t", "*id", "u", types={"id": 23})
+    async with opened(target_db) as feed:
+        with pytest.raises(TargetError) as raised:
+            await feed.apply(remote.relation, remote.delete(2, None), remote.insert(50, 5), remote.delete(5, None))
+        assert raised.value.sqlstate == "23505"
+        assert feed.sink.statistics.confl_insert_exists == 1
+
+
+async def test_table_and_its_partition_share_their_order(any_target_db: Database) -> None:
+    any_target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF t DEFAULT")
+    root, leaf = (Remote(name, "*id", "v", types={"id": 23}, relation_id=number) for number, name in enumerate(("t", "low")))
+    async with opened(any_target_db) as feed:
+        inserts = [one for number in range(10) for one in (leaf.insert(number, 0), root.update(number, 1), leaf.update(number, 2))]
+        await feed.apply(root.relation, leaf.relation, *inserts)
+        assert any_target_db.fetch("SELECT count(*), min(v) FROM t") == [(10, 2)]
+        assert feed.sink.statistics.confl_update_missing == 0

@@ -35,6 +35,23 @@ _UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in ra
 
 Row = tuple[bytes | None, ...]
 
+_EQUALS: Final = "OPERATOR(pg_catalog.=)"
+_EXACT: Final = {
+    16: "boolean",
+    17: "bytea",
+    20: "bigint",
+    21: "smallint",
+    23: "integer",
+    25: "text",
+    26: "oid",
+    1043: "character varying",
+    1082: "date",
+    1114: "timestamp without time zone",
+    1184: "timestamp with time zone",
+    2950: "uuid",
+}
+"""Types of which the publisher sends equal values as equal bytes. None has a modifier, with which different values could become equal."""
+
 
 @dataclass(slots=True, eq=False)
 class Form:
@@ -51,6 +68,9 @@ class Form:
         together: makes the changes of a set; None: they are made one by one.
         arrays: the indexes of the columns whose arrays ``together`` needs.
         key: returns the key that finds the row; None: no row is searched.
+        ordered: the change must be made after all earlier changes, and before all later ones.
+        row_key: returns the only key that the change touches, see :func:`_row_key`; None: the change must keep its place in its table.
+        key_kinds: the kinds of the values of ``row_key``.
     """
 
     mapping: RelationMapping
@@ -63,6 +83,9 @@ class Form:
     together: Statement | None
     arrays: tuple[int, ...]
     key: Callable[[Row], object] | None
+    ordered: bool
+    row_key: Callable[[Row], object] | None
+    key_kinds: bytes
 
     def read(self, records: Sequence[bytes], places: range, offset: int) -> list[Row]:
         """Read the records from the first one on that have this form. ``offset``: where a record continues after tag and xid."""
@@ -137,7 +160,24 @@ class Forms:
         arrays = tuple(index for index, kind in enumerate(kinds) if kind != UNCHANGED) if picked is None else picked
         together = _together(mapping, tag, kinds, arrays, self._origin)
         key = itemgetter(*(index for index, _ in mapping.key)) if mapping.key and tag != Tag.INSERT else None
-        return Form(mapping, tag, header, kinds, picked, formats, single, together, arrays, key)
+        key_kinds = bytes(kinds[index] for index, _ in mapping.key or ())
+        row_key = _row_key(mapping, key_kinds)
+        ordered = mapping.table.watched
+        return Form(mapping, tag, header, kinds, picked, formats, single, together, arrays, key, ordered, row_key, key_kinds)
+
+
+def _row_key(mapping: RelationMapping, kinds: bytes) -> Callable[[Row], object] | None:
+    """A function for the key of a row, if rows with different bytes in the key are different rows, and only the key makes rows unique."""
+    table = mapping.table
+    if not mapping.key or UNCHANGED in kinds or not table.key_unique or table.other_unique:
+        return None
+    for index, equals in mapping.key:
+        remote, column = mapping.remote.columns[index], mapping.columns[index]
+        if not column.deterministic or equals != _EQUALS:
+            return None
+        if remote.type_oid != column.type_oid or _EXACT.get(column.type_oid) != column.type_name:
+            return None
+    return itemgetter(*(index for index, _ in mapping.key))
 
 
 def _single(mapping: RelationMapping, tag: int, kinds: bytes, origin: int | None) -> Statement:

@@ -1,7 +1,17 @@
-"""Send runs: consecutive changes of one form. A long run becomes a few statements, each for a set of rows.
+"""Send runs: changes of one form. A long run becomes a few statements, each for a set of rows.
 
-A run keeps its place among the other statements. It may extend over several transactions of the publisher, because they are one transaction
-of the target. It ends at the first change of another form, at a TRUNCATE, or when it is large enough.
+A run may extend over several transactions of the publisher, because they are one transaction of the target. Runs wait until they are large
+enough, or until the order requires that they are sent. The result is the same as if each change was made in order:
+
+*Between tables no order is kept.* Foreign keys are not checked. Exceptions are tables in which a trigger or a function could see the order
+(:attr:`Form.ordered`): everything before such a change is sent first. The tables of a partition tree count as one table, because they share
+rows.
+
+*Within a table, runs keep their order, and changes of the same row keep theirs.* A change joins an earlier run of its form only if all
+changes since then are of rows with other keys. This requires that different bytes are different keys, and that the table has no other
+unique index (:attr:`Form.row_key`). Otherwise a change joins only the table's latest run.
+
+*After an error* the whole batch is rolled back, and its changes are made one by one and in order (``apart`` is None).
 
 A short run is sent one statement per change. So are very large rows, and the runs of tables for which that is necessary
 (``TargetTable.watched``).
@@ -9,7 +19,7 @@ A short run is sent one statement per change. So are very large rows, and the ru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from subscriber.abc import TableName
@@ -18,31 +28,63 @@ from subscriber.sinks.postgres.apply.error_reports import SetContext
 from subscriber.sinks.postgres.apply.forms import MOST_BYTES, Form, Row
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.session.pipeline import Pipeline
+from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
 
 __all__ = ["MOST_ROWS", "Runs"]
 
 MOST_ROWS: Final = 1000
+_MOST_WAITING: Final = 4000
+"""The number of changes of all tables that may wait."""
 _LEAST: Final = 8
 """The shortest run for which one statement is cheaper."""
+_LOOK_BACK: Final = 8
+"""The number of runs of its table that a change may be moved past."""
+
+
+class _Run:
+    """Changes of one form, in order."""
+
+    __slots__ = ("_keyed", "_keys", "contexts", "form", "rows", "size")
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.rows: list[Row] = []
+        self.contexts: list[ChangeContext] = []
+        self.size = 0
+        self._keys: set[object] = set()
+        self._keyed = 0
+
+    def append(self, rows: Sequence[Row], context: ChangeContext, size: int) -> None:
+        self.rows += rows
+        self.contexts += [context] * len(rows)
+        self.size += size
+
+    def is_apart_from(self, form: Form, keys: Collection[object]) -> bool:
+        """Whether no change of the run is of a row with one of these keys of another form."""
+        mine = self.form
+        if mine.row_key is None or mine.mapping is not form.mapping or mine.key_kinds != form.key_kinds:
+            return False
+        if self._keyed < len(self.rows):
+            self._keys.update(map(mine.row_key, self.rows[self._keyed :]))
+            self._keyed = len(self.rows)
+        return self._keys.isdisjoint(keys)
 
 
 class Runs:
-    """Collects a run, and sends it when it ends.
+    """Collects runs, and sends them.
 
     Args:
         pipeline: the pipeline to send through.
         settings: the settings of the transaction.
-        apart: tables whose changes are sent one by one; None: those of all tables.
+        apart: tables whose changes are sent one by one; None: those of all tables, in order.
     """
 
     def __init__(self, pipeline: Pipeline, settings: LocalSettings, apart: Collection[TableName] | None) -> None:
         self._pipeline = pipeline
         self._settings = settings
         self._apart = apart
-        self._form: Form | None = None
-        self._rows: list[Row] = []
-        self._contexts: list[ChangeContext] = []
-        self._size = 0
+        self._tables: dict[int, list[_Run]] = {}
+        self._count = self._size = 0
 
     async def add(self, form: Form, rows: list[Row], context: ChangeContext, sizes: Sequence[int]) -> None:
         """Add changes of one transaction. ``sizes``: of their messages, in bytes.
@@ -51,50 +93,78 @@ class Runs:
             StatementFailed: the server rejected an earlier statement.
             TargetUnavailable
         """
-        if form is not self._form:
+        if self._apart is None or form.ordered:
             await self.flush()
-            self._form = form
+            await self._send_each(form, rows, [context] * len(rows), sizes[-1])
+            return
         if sizes[-1] > MOST_BYTES:
             # no copy of it in an array; Form.read() ends after such a row
-            self._append(rows[:-1], context, sum(sizes[:-1]))
-            await self.flush()
+            self._append(form, rows[:-1], context, sum(sizes[:-1]))
+            await self.flush_table(form.mapping)
             await self._send_each(form, rows[-1:], [context], sizes[-1])
             return
-        self._append(rows, context, sum(sizes))
-        if len(self._rows) >= MOST_ROWS or self._size >= MOST_BYTES:
+        run = self._append(form, rows, context, sum(sizes))
+        if self._size >= MOST_BYTES or self._count >= _MOST_WAITING:
             await self.flush()
+        elif run is not None and len(run.rows) >= MOST_ROWS:
+            await self.flush_table(form.mapping)
 
-    def _append(self, rows: list[Row], context: ChangeContext, size: int) -> None:
-        self._rows += rows
-        self._contexts += [context] * len(rows)
+    def _append(self, form: Form, rows: Sequence[Row], context: ChangeContext, size: int) -> _Run | None:
+        if not rows:
+            return None
+        runs = self._tables.setdefault(form.mapping.table.tree, [])
+        run = _joined(runs, form, rows)
+        if run is None:
+            run = _Run(form)
+            runs.append(run)
+        run.append(rows, context, size)
         self._size += size
+        self._count += len(rows)
+        return run
 
     async def flush(self) -> None:
-        """Send the run.
+        """Send all runs.
 
         Raises:
             StatementFailed, TargetUnavailable
         """
-        form, rows, contexts, size = self._form, self._rows, self._contexts, self._size
-        if form is None or not rows:
-            return
-        self._rows, self._contexts, self._size = [], [], 0
+        tables, self._tables = self._tables, {}
+        self._count = self._size = 0
+        for runs in tables.values():
+            for run in runs:
+                await self._send(run)
+
+    async def flush_table(self, mapping: RelationMapping) -> None:
+        """Send the runs of a table.
+
+        Raises:
+            StatementFailed, TargetUnavailable
+        """
+        for run in self._tables.pop(mapping.table.tree, ()):
+            self._count -= len(run.rows)
+            self._size -= run.size
+            await self._send(run)
+
+    async def _send(self, run: _Run) -> None:
+        form, rows, contexts = run.form, run.rows, run.contexts
         table = form.mapping.table
-        size //= len(rows)
-        together = form.together is not None and self._apart is not None and table.name not in self._apart
-        start = 0
-        for stop in _ends(form, rows) if together else (len(rows),):
-            if form.together is not None and together and stop - start >= _LEAST:
-                values, formats = form.set_of(rows[start:stop])
-                if form.together.finds:
-                    self._settings.find_set(table)
-                else:
-                    self._settings.change(table)
-                self._pipeline.send(form.together, SetContext.of(contexts[start:stop]), values, formats, size * (stop - start))
-                await self._pipeline.throttle()
+        size = run.size // len(rows)
+        if form.together is None or self._apart is None or table.name in self._apart:
+            await self._send_each(form, rows, contexts, size)
+            return
+        for places in _sets(form, rows):
+            chosen = [rows[place] for place in places]
+            from_transactions = [contexts[place] for place in places]
+            if len(chosen) < _LEAST:
+                await self._send_each(form, chosen, from_transactions, size)
+                continue
+            values, formats = form.set_of(chosen)
+            if form.together.finds:
+                self._settings.find_set(table)
             else:
-                await self._send_each(form, rows[start:stop], contexts[start:stop], size)
-            start = stop
+                self._settings.change(table)
+            self._pipeline.send(form.together, SetContext.of(from_transactions), values, formats, size * len(chosen))
+            await self._pipeline.throttle()
 
     async def _send_each(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
         self._settings.change(form.mapping.table)
@@ -104,16 +174,51 @@ class Runs:
                 await self._pipeline.throttle()
 
 
-def _ends(form: Form, rows: Sequence[Row]) -> list[int]:
-    """Divide a run into sets, so that no key comes twice in one. Returns the end of each."""
-    ends: list[int] = []
-    if form.key is not None:
-        keys = list(map(form.key, rows))
-        if len(set(keys)) < len(keys):
-            seen: set[object] = set()
-            for place, key in enumerate(keys):
-                if key in seen:
-                    ends.append(place)
-                    seen.clear()
-                seen.add(key)
-    return [*ends, len(rows)]
+def _joined(runs: Sequence[_Run], form: Form, rows: Sequence[Row]) -> _Run | None:
+    """The run that changes may join."""
+    if not runs or runs[-1].form is form:
+        return runs[-1] if runs else None
+    if form.row_key is None or all(run.form is not form for run in runs[-_LOOK_BACK:]):
+        return None
+    keys = set(map(form.row_key, rows))
+    for run in reversed(runs):
+        if run.form is form:
+            return run
+        if not run.is_apart_from(form, keys):
+            return None
+    return None
+
+
+def _sets(form: Form, rows: Sequence[Row]) -> Iterable[Sequence[int]]:
+    """Divide a run into sets, so that no key comes twice in one. Returns the places of their rows."""
+    if form.key is None:
+        return [range(len(rows))]
+    keys = list(map(form.key, rows))
+    if len(set(keys)) == len(keys):
+        return [range(len(rows))]
+    return _by_turn(keys) if form.row_key is not None else _by_place(keys)
+
+
+def _by_place(keys: Sequence[object]) -> list[range]:
+    """Sets of consecutive changes."""
+    starts = [0]
+    seen: set[object] = set()
+    for place, key in enumerate(keys):
+        if key in seen:
+            starts.append(place)
+            seen.clear()
+        seen.add(key)
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(keys)], strict=True)]
+
+
+def _by_turn(keys: Sequence[object]) -> list[list[int]]:
+    """The first changes of all rows, then their second changes, and so on."""
+    sets: list[list[int]] = []
+    turns: dict[object, int] = {}
+    for place, key in enumerate(keys):
+        turn = turns.get(key, 0)
+        turns[key] = turn + 1
+        if turn == len(sets):
+            sets.append([])
+        sets[turn].append(place)
+    return sets

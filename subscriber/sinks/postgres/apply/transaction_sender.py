@@ -139,7 +139,7 @@ class TransactionSender:
             message = self._decoded(record, tag, transaction, context, mapping)
             form = self._forms.of(message, mapping)
             if form is None:
-                await self._runs.flush()
+                await (self._runs.flush() if mapping.table.watched else self._runs.flush_table(mapping))
                 self._row(message, context, mapping, len(record))
                 await self._pipeline.throttle()
                 return 1

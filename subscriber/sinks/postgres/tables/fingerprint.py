@@ -43,7 +43,7 @@ CASE WHEN c.relkind = 'p' THEN ARRAY(
 
 FINGERPRINT: Final = f"""
 pg_catalog.hashtextextended(ROW(
-    n.nspname, c.relname, c.relkind, c.relowner, c.relrowsecurity, c.relforcerowsecurity, c.relreplident, c.relchecks,
+    n.nspname, c.relname, c.relkind, c.relowner, c.relrowsecurity, c.relforcerowsecurity, c.relreplident, c.relchecks, c.relispartition,
     ARRAY(SELECT a.xmin FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 ORDER BY a.attnum),
     ARRAY(SELECT ROW(i.indexrelid, i.indisvalid, i.indisprimary, i.indisreplident)::text
           FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion) ORDER BY i.indexrelid),

@@ -52,6 +52,7 @@ class TargetColumn:
         array: the type of arrays of such values; 0: there is none, or its elements are not read as single values are.
         delimiter: separates the elements of such an array.
         cast: if ``array`` is ``text[]``: the type to which an element is cast. The cast calls the input function.
+        deterministic: values are equal only if their bytes are, as far as the collation decides it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class TargetColumn:
     array: int = 0
     delimiter: str = ","
     cast: str | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,10 @@ class TargetTable:
         rule: a rule that is ENABLE ALWAYS or REPLICA, or None.
         barred: the subscription's owner, if that role cannot become the table's owner; else None.
         triggered: a BEFORE ROW trigger is ENABLE ALWAYS or REPLICA. It may skip a row that exists.
-        watched: a trigger, or a function of a default or a CHECK constraint, may see which rows are already changed. Or a partition is a
-            foreign table.
+        watched: a trigger, or a function of a default, a CHECK constraint or a domain, may see which rows are already changed. Or a
+            partition is a foreign table.
         other_unique: it or a partition has a unique index or an exclusion constraint besides the key.
+        tree: oid of the root of its partition tree; of itself if it is no partition.
     """
 
     name: TableName
@@ -101,6 +104,7 @@ class TargetTable:
     triggered: bool = False
     watched: bool = True
     other_unique: bool = True
+    tree: int = 0
 
     @property
     def scanned(self) -> str:

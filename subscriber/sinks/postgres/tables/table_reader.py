@@ -45,7 +45,8 @@ SELECT n.nspname::text AS namespace, c.relname::text AS name, c.oid::int8 AS oid
             THEN r.rolname::text END AS rls_user,
        CASE WHEN c.relhasrules AND c.relkind IN ('r', 'p') THEN
             (SELECT min(w.rulename::text) FROM pg_catalog.pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_enabled IN ('A', 'R')) END AS rule,
-       coalesce(x.tables, '{{}}') AS referenced_by
+       coalesce(x.tables, '{{}}') AS referenced_by,
+       CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid) ELSE c.oid END::int8 AS tree
 FROM wanted
 JOIN pg_catalog.pg_class c ON c.oid = wanted.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -70,7 +71,8 @@ _TEXT_ARRAY: Final = 1009
 # oid[] and text[] are the arrays that asyncpg knows; for another one, it would first query the catalogs about it.
 _COLUMNS: Final = f"""
 WITH RECURSIVE given AS (
-    SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated, a.attidentity FROM pg_catalog.pg_attribute a
+    SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attgenerated, a.attidentity
+    FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ), part(root, typ, whole) AS (
     SELECT DISTINCT g.atttypid, g.atttypid, true FROM given g
@@ -122,7 +124,8 @@ SELECT g.attrelid::int8 AS relid, g.attname::text AS name, g.atttypid::int8 AS t
        g.attidentity = 'a' AS identity_always, o.equals,
        CASE WHEN w.root IS NOT NULL THEN 0 WHEN t.typarray <> 0 THEN t.typarray::int8 WHEN x.cast IS NOT NULL THEN {_TEXT_ARRAY} ELSE 0 END
            AS array,
-       CASE WHEN t.typarray <> 0 THEN t.typdelim::text ELSE ',' END AS delimiter, x.cast
+       CASE WHEN t.typarray <> 0 THEN t.typdelim::text ELSE ',' END AS delimiter, x.cast,
+       NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = g.attcollation AND NOT l.collisdeterministic) AS deterministic
 FROM given g
 JOIN pg_catalog.pg_type t ON t.oid = g.atttypid
 LEFT JOIN compared o ON o.root = g.atttypid
@@ -254,8 +257,10 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
         row["rule"],
         row["barred"],
         triggered=any(part["triggered"] for part in keys or ()),
-        watched=any(part["watched"] for part in keys or ()),
+        # without an array type: maybe a domain with such a function
+        watched=any(part["watched"] for part in keys or ()) or any(column.array == 0 for column in columns),
         other_unique=any(part["other_unique"] for part in keys or ()),
+        tree=row["tree"],
     )
 
 

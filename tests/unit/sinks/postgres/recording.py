@@ -70,6 +70,7 @@ def table(
         triggered=triggered,
         watched=watched,
         other_unique=other_unique,
+        tree=oid,
     )
 
 
