@@ -1,4 +1,4 @@
-"""Split COPY data into rows of fields (``bytes`` or None), in the text and the binary format. The data comes in pieces of any size.
+"""Split COPY data into rows or columns of fields (``bytes`` or None), in the text and the binary format. It comes in pieces of any size.
 
 The fields have the format that the stream uses for values; :mod:`subscriber.types.codec` reads them. Source: PostgreSQL manual, COPY,
 File Formats.
@@ -7,6 +7,7 @@ File Formats.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final, Protocol
 
@@ -15,6 +16,7 @@ from subscriber.errors import ProtocolError
 __all__ = ["CopyDecoder", "copy_decoder"]
 
 Fields = tuple[bytes | None, ...]
+Columns = tuple[int, Sequence[Sequence[bytes | None]]]
 
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\x00"
 _INT16: Final = Struct(">h").unpack_from
@@ -26,6 +28,8 @@ _ESCAPE: Final = re.compile(rb"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 _CONTROL: Final = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 _NULL: Final = rb"\N"
 _HEX: Final = rb"\\x"
+_MOST: Final = 1024**2
+"""Larger pieces are read row by row: they may have large values, which are not copied as a whole."""
 
 
 class CopyDecoder(Protocol):
@@ -36,6 +40,14 @@ class CopyDecoder(Protocol):
 
         Raises:
             ProtocolError: it is not COPY data, or has another number of columns.
+        """
+        ...
+
+    def columns(self, data: bytes) -> Columns:
+        """Take the next piece, as :meth:`feed` does; return how many rows it completes, and the fields of each of their columns.
+
+        Raises:
+            ProtocolError: as :meth:`feed`.
         """
         ...
 
@@ -69,6 +81,22 @@ class _TextDecoder:
             rows.append(self._fields(lines.pop()))
         return rows
 
+    def columns(self, data: bytes) -> Columns:
+        width = self._columns
+        if width == 0 or self._rest or len(data) > _MOST or not data.endswith(b"\n"):
+            return _transposed(self.feed(data), width)
+        lines = data.split(b"\n")
+        lines.pop()
+        if any([line.count(b"\t") != width - 1 for line in lines]):  # noqa: C419 - a list is faster
+            # for its error
+            return _transposed(self.feed(data), width)
+        self._row += len(lines)
+        fields = data.replace(b"\n", b"\t").split(b"\t")
+        columns: list[list[bytes]] = [fields[number:-1:width] for number in range(width)]
+        if b"\\" in data:
+            return len(lines), [_all_unescaped(column) for column in columns]
+        return len(lines), columns
+
     def finish(self) -> None:
         if self._rest:
             raise ProtocolError(f"COPY data ends within row {self._row + 1}")
@@ -86,6 +114,14 @@ class _TextDecoder:
             return tuple(fields)
         del line
         return tuple([_unescaped(field) if b"\\" in field else field for field in fields])
+
+
+def _all_unescaped(column: list[bytes]) -> Sequence[bytes | None]:
+    return [_unescaped(field) if b"\\" in field else field for field in column]
+
+
+def _transposed(rows: list[Fields], width: int) -> Columns:
+    return len(rows), list(zip(*rows, strict=True)) if rows else [()] * width
 
 
 def _unescaped(field: bytes) -> bytes | None:
@@ -138,6 +174,9 @@ class _BinaryDecoder:
             raise ProtocolError("COPY data continues after its trailer")
         self._rest = data[position:]
         return rows
+
+    def columns(self, data: bytes) -> Columns:
+        return _transposed(self.feed(data), self._columns)
 
     def finish(self) -> None:
         if not self._ended:

@@ -46,6 +46,37 @@ def test_rows_from_pieces_of_any_size(rows: list[Row], binary: bool, size: int) 
     assert found == rows
 
 
+@given(rows_of_two, st.booleans(), st.integers(1, 40) | st.just(2**30))
+def test_columns_are_those_of_the_rows(rows: list[Row], binary: bool, size: int) -> None:
+    data = as_binary(rows) if binary else as_text(rows)
+    decoder = copy_decoder(2, binary=binary)
+    found: list[Row] = []
+    for start in range(0, len(data), size):
+        count, columns = decoder.columns(data[start : start + size])
+        assert [len(column) for column in columns] == [count, count]
+        found += zip(*columns, strict=True)
+    decoder.finish()
+    assert found == rows
+
+
+@given(st.text("ab\t\n\\N"), st.integers(0, 3))
+def test_columns_are_refused_as_rows_are(text: str, width: int) -> None:
+    def read(*, columns: bool) -> object:
+        decoder = copy_decoder(width, binary=False)
+        try:
+            if columns:
+                count, values = decoder.columns(text.encode())
+                found = [*zip(*values, strict=True)] if width else [()] * count
+            else:
+                found = decoder.feed(text.encode())
+            decoder.finish()
+        except ProtocolError as error:
+            return str(error)
+        return found
+
+    assert read(columns=True) == read(columns=False)
+
+
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_rows_or_refused(data: bytes, binary: bool) -> None:
     decoder = copy_decoder(1, binary=binary)

@@ -49,7 +49,7 @@ class Group:
     """
 
     statement: Statement
-    vectors: list[Sequence[object]] = field(default_factory=list)
+    vectors: list[tuple[object, ...]] = field(default_factory=list)
     movable: bool = True
     bulky: bool = True
     _keys: set[object] = field(default_factory=set)

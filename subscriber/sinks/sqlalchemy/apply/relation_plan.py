@@ -68,7 +68,22 @@ class RowBinder:
         """The format of the last row, TEXT or BINARY, and the function of each column that binds a value in that format."""
         return self._seen, self._binary if self._seen == BINARY else self._text
 
-    def fields(self, values: Sequence[bytes | None], *, binary: bool) -> list[object]:
+    def columns(self, rows: int, columns: Sequence[Sequence[bytes | None]], *, binary: bool) -> list[tuple[object, ...]]:
+        """Bind the columns of rows whose values all have one format; return the rows.
+
+        Raises:
+            ApplyError: as in :meth:`fields`, for the first row that has such a value.
+        """
+        if not columns:
+            return [()] * rows
+        binds = self._binary if binary else self._text
+        try:
+            bound = list(map(_bound, binds, columns))
+        except READ_ERRORS:
+            return [self.fields(row, binary=binary) for row in zip(*columns, strict=True)]
+        return list(zip(*bound, strict=True))
+
+    def fields(self, values: Sequence[bytes | None], *, binary: bool) -> tuple[object, ...]:
         """Bind a row whose values all have one format.
 
         Raises:
@@ -76,11 +91,11 @@ class RowBinder:
         """
         binds = self._binary if binary else self._text
         try:
-            return [None if value is None else bind(value) for bind, value in zip(binds, values, strict=True)]
+            return tuple([None if value is None else bind(value) for bind, value in zip(binds, values, strict=True)])
         except READ_ERRORS:
             raise self._refused(binds, values) from None
 
-    def row(self, data: TupleData) -> list[object]:
+    def row(self, data: TupleData) -> tuple[object, ...]:
         """Bind a row of the stream. A value that was not sent becomes None.
 
         Raises:
@@ -95,11 +110,11 @@ class RowBinder:
             return self.fields(data.values, binary=True)
         binds = [self._binary[number] if kind == BINARY else self._text[number] for number, kind in enumerate(kinds)]
         try:
-            return [None if value is None else bind(value) for bind, value in zip(binds, data.values, strict=True)]
+            return tuple([None if value is None else bind(value) for bind, value in zip(binds, data.values, strict=True)])
         except READ_ERRORS:
             raise self._refused(binds, data.values) from None
 
-    def some(self, data: TupleData, wanted: Sequence[int]) -> list[object]:
+    def some(self, data: TupleData, wanted: Sequence[int]) -> tuple[object, ...]:
         """Bind some columns. The others are None.
 
         Raises:
@@ -114,7 +129,7 @@ class RowBinder:
                     found[number] = bind(value)
                 except READ_ERRORS as error:
                     raise _value_error(error, self._columns[number].name) from None
-        return found
+        return tuple(found)
 
     def _refused(self, binds: Sequence[Bind], values: Sequence[bytes | None]) -> ApplyError:
         for plan, bind, value in zip(self._columns, binds, values, strict=True):
@@ -124,6 +139,12 @@ class RowBinder:
             except READ_ERRORS as error:
                 return _value_error(error, plan.name)
         return ApplyError("a value was rejected", sqlstate="22000", hint=_APPLY_HINT)
+
+
+def _bound(bind: Bind, values: Sequence[bytes | None]) -> list[object]:
+    if None in values:
+        return [None if value is None else bind(value) for value in values]
+    return list(map(bind, values))  # type: ignore[arg-type]
 
 
 def _value_error(error: BaseException, column: str) -> ApplyError:
@@ -144,7 +165,7 @@ class Operation:
     """
 
     statement: Statement
-    vector: Sequence[object]
+    vector: tuple[object, ...]
     keys: tuple[object, ...] = ()
 
 
@@ -300,7 +321,7 @@ class RelationPlan:
         self._statements[pattern] = statement
         return statement
 
-    def _search(self, old: TupleData) -> list[object]:
+    def _search(self, old: TupleData) -> tuple[object, ...]:
         """Bind the values that find the row: its old key, or all its columns."""
         return self._binder.row(old) if self.target.key is None else self._binder.some(old, self.target.key)
 
@@ -317,7 +338,7 @@ class RelationPlan:
         nulls = b"" if self.target.key is not None else old.kinds.translate(_ONLY_NULL)
         statement = self.delete_statement(nulls)
         found = self._search(old)
-        return Operation(statement, [None] * self._binder.width + found, (self._of(self.key, found),) if self.key is not None else ())
+        return Operation(statement, (None,) * self._binder.width + found, (self._of(self.key, found),) if self.key is not None else ())
 
     @staticmethod
     def _of(key: Sequence[int], vector: Sequence[object]) -> object:

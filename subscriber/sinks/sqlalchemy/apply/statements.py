@@ -78,6 +78,7 @@ class Statement:
         many: the statement for many INSERTs, if it is used instead of ``executemany``.
         order: picks the key of the row from the vector of an UPDATE or DELETE, if Python can sort such keys; else None.
         search: finds out whether the row of an UPDATE or DELETE exists.
+        whole: the parameters of an INSERT are the vector itself.
     """
 
     sql: str
@@ -89,20 +90,27 @@ class Statement:
     many: MultiRow | None = None
     order: Callable[[Sequence[object]], Any] | None = None
     search: RowSearch | None = None
+    whole: bool = False
+
+    def picked(self, vectors: Sequence[tuple[object, ...]]) -> Sequence[Any]:
+        """Pick the parameters from each vector."""
+        return vectors if self.whole else list(map(self.pick, vectors))
 
 
 def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, search: RowSearch | None = None) -> Statement:
-    sql, parameters, pick = _text(statement, len(target.columns), dialect)
-    many = multi_row(sql, parameters, dialect) if kind == "INSERT" else None
-    return Statement(sql, kind, target.name, (), pick, many=many, search=search)
+    width = len(target.columns)
+    sql, positions, pick = _text(statement, width, dialect)
+    if kind != "INSERT":
+        return Statement(sql, kind, target.name, (), pick, search=search)
+    return Statement(sql, kind, target.name, (), pick, many=multi_row(sql, len(positions), dialect), whole=positions == [*range(width)])
 
 
-def _text(statement: Executable, width: int, dialect: Dialect) -> tuple[str, int, Callable[[Sequence[object]], Any]]:
-    """Return a statement's text, the number of its parameters, and the function that picks these from a vector."""
+def _text(statement: Executable, width: int, dialect: Dialect) -> tuple[str, list[int], Callable[[Sequence[object]], Any]]:
+    """Return a statement's text, the positions of its parameters in a vector, and the function that picks them."""
     compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
     names = list(compiled.positiontup or ()) if compiled.positional else list(compiled.params)
     positions = [_position(name, width) for name in names]
-    return str(compiled), len(positions), _tuple_of(positions) if compiled.positional else _dict_of(names, positions)
+    return str(compiled), positions, _tuple_of(positions) if compiled.positional else _dict_of(names, positions)
 
 
 def _keyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -> Statement:

@@ -206,7 +206,7 @@ class TransactionRunner:
             )
             if found is not None:
                 return found
-        rows = list(map(statement.pick, vectors))
+        rows = statement.picked(vectors)
         pieces = limit_of(self._connection).pieces(statement.sql, rows, largest)
         if statement.kind == "INSERT":
             for piece in pieces:
@@ -243,7 +243,7 @@ def _found(rowcount: int, sent: int = 1) -> int:
     return sent if rowcount < 0 else min(rowcount, sent)
 
 
-def _by_key(vectors: list[Sequence[object]], order: Callable[[Sequence[object]], Any]) -> list[Sequence[object]]:
+def _by_key(vectors: list[tuple[object, ...]], order: Callable[[Sequence[object]], Any]) -> list[tuple[object, ...]]:
     """Sort changes by the keys of their rows, so that the database finds and writes adjacent rows together.
 
     Changes of the same row keep their order. If a key has a NULL, the changes are not sorted: a NULL cannot be compared, and no row has

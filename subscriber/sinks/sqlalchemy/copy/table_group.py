@@ -42,7 +42,7 @@ class _Copied:
     """A table whose rows wait for :meth:`SqlAlchemyTableGroup.finish`."""
 
     target: TargetTable
-    rows: list[Sequence[object]] = field(default_factory=list)
+    rows: list[tuple[object, ...]] = field(default_factory=list)
     size: int = 0
 
 
@@ -101,7 +101,7 @@ class SqlAlchemyTableGroup:
             copied.size += len(chunk)
             if copied.size > _MOST_BYTES:
                 raise TargetError(f'table "{table.name}" is too large to be copied with others')
-            copied.rows += [binder.fields(fields, binary=binary) for fields in decoder.feed(chunk)]
+            copied.rows += binder.columns(*decoder.columns(chunk), binary=binary)
         decoder.finish()
         copied.size *= BINARY_GROWS if binary else 1
         self._copied = copied
@@ -132,7 +132,7 @@ class SqlAlchemyTableGroup:
         statement = insert_row(copied.target, connection.dialect)
         with translated(), passing_values():
             for start in range(0, len(copied.rows), _PIECE_ROWS):
-                rows = [statement.pick(row) for row in copied.rows[start : start + _PIECE_ROWS]]
+                rows = statement.picked(copied.rows[start : start + _PIECE_ROWS])
                 for piece in limit_of(connection).pieces(statement.sql, rows, copied.size):
                     await insert_rows(connection, statement.sql, statement.many, piece)
 

@@ -45,6 +45,7 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
+from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, schema_change
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RowBinder
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
@@ -238,20 +239,36 @@ class SqlAlchemyTableSink:
             statement = insert_row(target, connection.dialect, into=into)
         binder = RowBinder(target.columns)
         decoder = copy_decoder(len(described.columns), binary=binary)
-        waiting: list[Sequence[object]] = []
+        waiting: list[tuple[object, ...]] = []
         size = 0
-        async for chunk in data:
-            size += len(chunk)
-            rows = decoder.feed(chunk)
-            del chunk  # not kept while its rows are stored
-            waiting += [binder.fields(fields, binary=binary) for fields in rows]
-            del rows
-            if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
-                await self._store(statement, target, waiting, size * BINARY_GROWS if binary else size)
-                waiting, size = [], 0
-        decoder.finish()
+        storing: asyncio.Task[None] | None = None
+        try:
+            async for chunk in data:
+                size += len(chunk)
+                count, columns = decoder.columns(chunk)
+                del chunk  # not kept while its rows are stored
+                waiting += binder.columns(count, columns, binary=binary)
+                del columns
+                if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
+                    if storing is not None:
+                        await storing
+                    piece = self._store(statement, waiting, size * BINARY_GROWS if binary else size)
+                    large = size >= _PIECE_BYTES
+                    waiting, size = [], 0
+                    # the next rows are read meanwhile, but no two pieces of large rows are in memory
+                    storing = asyncio.create_task(piece)
+                    del piece
+                    if large:
+                        await storing
+            decoder.finish()
+            if storing is not None:
+                await storing
+        finally:
+            if storing is not None:
+                storing.cancel()
+                await asyncio.gather(storing, return_exceptions=True)
         if waiting:
-            await self._store(statement, target, waiting, size * BINARY_GROWS if binary else size)
+            await self._store(statement, waiting, size * BINARY_GROWS if binary else size)
 
     async def _target(self, connection: AsyncConnection, described: PublishedTable) -> TargetTable:
         target = await load_target_table(connection, described, described)
@@ -259,12 +276,11 @@ class SqlAlchemyTableSink:
             target.require_complete()
         return target
 
-    async def _store(self, statement: Statement, target: TargetTable, rows: list[Sequence[object]], size: int) -> None:
+    async def _store(self, statement: Statement, rows: list[tuple[object, ...]], size: int) -> None:
         async with self._locked(TableState.DATASYNC) as (connection, _, _):
             with translated(), passing_values():
-                picked = [statement.pick(row) for row in rows]
-                for piece in limit_of(connection).pieces(statement.sql, picked, size):
-                    await connection.exec_driver_sql(statement.sql, piece)
+                for piece in limit_of(connection).pieces(statement.sql, statement.picked(rows), size):
+                    await insert_rows(connection, statement.sql, statement.many, piece)
 
     async def finish_copy(self, position: Position) -> None:
         """Store FINISHEDCOPY and the position, and move staged rows. See :meth:`subscriber.abc.TableSink.finish_copy`.

@@ -20,7 +20,7 @@ INSERT, UPDATE, DELETE, OTHER = _statement("INSERT"), _statement("UPDATE"), _sta
 def _groups(*changes: tuple[Statement, tuple[int, ...]]) -> list[tuple[str, list[object]]]:
     batching = Batching()
     for number, (statement, keys) in enumerate(changes):
-        batching.add(Operation(statement, [number], keys))
+        batching.add(Operation(statement, (number,), keys))
     assert batching.count == len(changes)
     found = [(group.statement.sql, [vector[0] for vector in group.vectors]) for group in batching.take()]
     assert batching.count == 0
