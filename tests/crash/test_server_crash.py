@@ -66,6 +66,10 @@ async def _starts(process: SubscriberProcess) -> None:
     assert await eventually(lambda: bool(process.publisher.value(streams)), 90, process), process.log()
 
 
+def _prepared(process: SubscriberProcess) -> set[str]:
+    return {gid for (gid,) in process.publisher.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")}
+
+
 def _reconnect(process: SubscriberProcess, publisher: EmbeddedServer, target: EmbeddedServer) -> None:
     process.publisher.close()
     process.target.close()
@@ -127,6 +131,7 @@ async def test_publisher_crashes(tmp_path: Path, crashes: int) -> None:
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
+    early: set[str] = set()
     with _server() as publisher, _server() as target:
         process = SubscriberProcess(_database(publisher), _database(target), tmp_path)
         await make_tables(process.publisher, process.target)
@@ -138,6 +143,7 @@ async def test_publisher_crashes(tmp_path: Path, crashes: int) -> None:
                 for number, stop in enumerate([publisher.kill, publisher.stop, publisher.kill] * (crashes // 3)):
                     if number == 2:
                         assert await eventually(lambda: is_ready(process), 150, process), process.log()
+                        early = _prepared(process)
                         let_small_transactions_stream(process.publisher, load)
                     elif number:
                         await _progress(process, load)
@@ -146,6 +152,8 @@ async def test_publisher_crashes(tmp_path: Path, crashes: int) -> None:
                     await asyncio.to_thread(publisher.start)
                     _reconnect(process, publisher, target)
                 await _progress(process, load)
+                # what was prepared before two-phase commit was enabled is sent when it is committed
+                assert await eventually(lambda: not early & _prepared(process), 90, process), process.log()
                 process.kill()
                 for number in range(3):
                     prepare_one(process.publisher, f"left {number}", rng)
