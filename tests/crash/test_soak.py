@@ -62,7 +62,7 @@ def used(program: Program) -> tuple[int, int]:
 @pytest.mark.crash
 @pytest.mark.endurance
 @pytest.mark.timeout(max(300, SECONDS * 4))
-async def test_a_day_in_short(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+async def test_small_transactions_lost_connections_and_refreshes(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     publisher, target = publisher18_db, target_db
     for database in (publisher, target):
         for number in range(TABLES):

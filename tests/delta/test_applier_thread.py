@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", ["rewrite", "merge"])
-async def test_what_is_landed_is_applied_meanwhile(tmp_path: Path, delta: SparkSession, engine: str) -> None:
+async def test_landed_batches_are_applied_while_landing_continues(tmp_path: Path, delta: SparkSession, engine: str) -> None:
     sink = await begun(make(tmp_path, f"?batch_delay=1ms&apply={engine}"))
     for end in (200, 300):
         described = [RELATION] if end == 200 else []

@@ -79,7 +79,7 @@ REFUSED = {
 }
 
 
-async def test_what_does_not_fit(nodes18: Nodes) -> None:
+async def test_changes_that_do_not_fit_the_target_table(nodes18: Nodes) -> None:
     """Both report the same, and continue once the target fits."""
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text, n int)")
     nodes18.publisher.execute("INSERT INTO t SELECT i, 'copied', i FROM generate_series(10, 15) AS i; CREATE PUBLICATION pub FOR TABLE t")

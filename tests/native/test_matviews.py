@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.native.native import Nodes
 
 
-async def test_what_is_no_table_is_not_sent(nodes18: Nodes) -> None:
+async def test_materialized_views_are_not_replicated(nodes18: Nodes) -> None:
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)")
     nodes18.publisher.execute(
         "INSERT INTO t VALUES (1, 'a'); CREATE PUBLICATION pub FOR ALL TABLES; CREATE SEQUENCE s; CREATE VIEW w AS SELECT * FROM t"

@@ -34,7 +34,7 @@ def role(nodes: Nodes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("run_as_owner", [False, True])
-async def test_who_changes_the_rows(nodes18: Nodes, run_as_owner: bool) -> None:
+async def test_role_that_changes_the_rows(nodes18: Nodes, run_as_owner: bool) -> None:
     nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE ours (id int PRIMARY KEY)")
     nodes18.publisher.execute("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR ALL TABLES")
     with role(nodes18) as owner:

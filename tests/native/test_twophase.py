@@ -33,7 +33,7 @@ async def test_without_two_phase(nodes_native16: Nodes) -> None:
         await both.assert_no_errors()
 
 
-async def test_state_that_is_reached(nodes: Nodes) -> None:
+async def test_two_phase_state_by_version_of_the_publisher(nodes: Nodes) -> None:
     """A publisher before 15 does not send what is prepared. Native says enabled nevertheless, and refuses to copy tables; ours waits."""
     nodes.everywhere(f"{TABLE}; CREATE TABLE u (id int PRIMARY KEY)")
     nodes.publisher.execute("CREATE PUBLICATION pub FOR TABLE t")

@@ -58,12 +58,12 @@ def test_boolean_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", TRUE)
-def test_true(text: str) -> None:
+def test_texts_for_true(text: str) -> None:
     assert parse_bool("binary", text) is True
 
 
 @pytest.mark.parametrize("text", FALSE)
-def test_false(text: str) -> None:
+def test_texts_for_false(text: str) -> None:
     assert parse_bool("binary", text) is False
 
 

@@ -178,7 +178,7 @@ def test_the_image_is_labelled_with_the_version() -> None:
         assert f"org.opencontainers.image.{key}=" in labels
 
 
-def test_the_context_lets_through_what_is_copied_and_nothing_else() -> None:
+def test_build_context_has_only_the_copied_files() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert rules[0] == "*"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}

@@ -311,7 +311,7 @@ async def test_progress(any_target_db: Database) -> None:
 # --- who has one, and who drops it
 
 
-async def test_one_that_is_still_active_is_waited_for(target_db: Database) -> None:
+async def test_waits_for_an_origin_that_is_still_active(target_db: Database) -> None:
     target_db.execute(TABLE)
     async with opened(target_db) as feed:
         name = f"subscriber_{feed.oid}"

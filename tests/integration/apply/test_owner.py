@@ -71,7 +71,7 @@ async def test_owner_that_cannot_become_the_tables_owner(publisher_and_target: t
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
-async def test_roles_that_cannot_own_it(publisher_and_target: tuple[Database, Database], owner: Role) -> None:
+async def test_roles_that_cannot_own_the_subscription(publisher_and_target: tuple[Database, Database], owner: Role) -> None:
     publisher, target = publisher_and_target
     name = await create(publisher, target)
     async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:

@@ -436,7 +436,7 @@ async def test_prepared_long_ago_and_streamed_again(
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
-async def test_what_is_refused_and_then_rolled_back(publisher_db: Database, target_db: Database) -> None:
+async def test_rejected_prepared_transaction_that_is_rolled_back(publisher_db: Database, target_db: Database) -> None:
     """A prepared transaction that the target refuses is no obstacle once the publisher has rolled it back."""
     make_tables(publisher_db, target_db)
     target_db.execute("INSERT INTO t VALUES (1, 'in the way')")
@@ -479,7 +479,7 @@ async def test_a_part_of_what_was_rolled_back(publisher18_db: Database, target_d
 
 
 @pytest.mark.parametrize("answer", [PublisherUnavailable("too many walsenders"), TimeoutError()])
-async def test_a_publisher_that_does_not_say_what_became_of_it(
+async def test_outcome_of_a_prepared_transaction_is_unknown(
     publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, answer: Exception
 ) -> None:
     """Then the target's error is reported."""

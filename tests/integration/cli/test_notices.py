@@ -32,7 +32,7 @@ def create_tables(publisher: Database, target: Database) -> None:
     publisher.execute("INSERT INTO t SELECT generate_series(1, 1000); ANALYZE t; CREATE PUBLICATION pub FOR TABLE t")
 
 
-def test_run_that_ends_by_itself(sqlite_replica: Replica) -> None:
+def test_messages_of_a_run_until_caught_up(sqlite_replica: Replica) -> None:
     pair = sqlite_replica
     done = subscriber(*pair.arguments("--until-caught-up"), loud=True)
     assert (done.status, done.output) == (0, "")

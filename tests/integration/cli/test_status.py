@@ -103,7 +103,7 @@ async def test_states_of_a_subscription(publisher18_db: Database, target_db: Dat
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
-async def test_json_whatever_happens(publisher18_db: Database, target_db: Database) -> None:
+async def test_json_is_valid_also_after_errors(publisher18_db: Database, target_db: Database) -> None:
     found = status(target_db, "absent", expect=1)
     assert found["error"]["message"] == 'subscription "absent" does not exist'
     for target in ("postgresql://127.0.0.1:1/none", "nonsense=1", "mysql://host/db"):

@@ -62,7 +62,7 @@ class TestChanges:
             [("truncate", {"t", "child"}, True, False)],
         ]
 
-    async def test_what_is_known_of_a_transaction(self, source: Database) -> None:
+    async def test_properties_of_a_transaction(self, source: Database) -> None:
         source.execute("SELECT pg_replication_origin_create('upstream')")
         try:
             async with transactions(source.conninfo(), publications=["p"]) as stream:
@@ -306,7 +306,7 @@ class TestAcknowledging:
             _, found = await waiting
             assert found == [("insert", "t", {"id": "2", "note": None})]
 
-    async def test_nothing_is_acknowledged_by_itself_while_something_is_pending(self, source: Database) -> None:
+    async def test_nothing_is_acknowledged_while_a_transaction_is_pending(self, source: Database) -> None:
         async with transactions(source.conninfo(), publications=["p"], slot_name="s", settings=SOON) as stream:
             source.execute("INSERT INTO t VALUES (1)")
             pending, _ = await first(stream)

@@ -158,7 +158,7 @@ class TestRefusals:
             await transactions(source.conninfo(), publications=["p", "nope"], slot_name="s").__aenter__()
         assert slots(source) == 0
 
-    async def test_unknown_slot_that_shall_not_be_made(self, source: Database) -> None:
+    async def test_missing_slot_without_create_slot(self, source: Database) -> None:
         options = SubscriptionOptions(create_slot=False)
         with pytest.raises(PublisherError, match='replication slot "s" does not exist'):
             await transactions(source.conninfo(), publications=["p"], slot_name="s", options=options).__aenter__()
@@ -196,7 +196,7 @@ class TestRefusals:
         async with transactions(source.conninfo(), publications=["p"], slot_name="s", start_lsn=start) as stream:
             assert (await first(stream))[1] == [("insert", "t", {"id": "2", "note": None})]
 
-    async def test_slot_that_another_moved_meanwhile(self, any_source: Database) -> None:
+    async def test_slot_that_another_session_advanced(self, any_source: Database) -> None:
         async with transactions(any_source.conninfo(), publications=["p"], slot_name="s", settings=SOON) as stream:
             any_source.execute("INSERT INTO t VALUES (1)")
             await first(stream)

@@ -121,7 +121,9 @@ sys.exit(main())
         ("pyspark pyspark.errors", ["spark-apply", "{lake}"], "spark"),
     ],
 )
-def test_what_is_not_installed(publisher: Database, tmp_path: Path, missing: str, arguments: list[str], extra: str) -> None:
+def test_missing_package_is_reported_with_its_extra(
+    publisher: Database, tmp_path: Path, missing: str, arguments: list[str], extra: str
+) -> None:
     lake = tmp_path / "lake"
     if extra == "spark":
         assert run(publisher, lake).status == 0

@@ -80,7 +80,7 @@ async def test_every_kind_of_transaction_comes_through(publisher18_db: Database,
     assert len(storage(lake).files("landing")) < len(landed), "what is change log is landed no more"
 
 
-async def test_what_is_there_is_no_lake(publisher18_db: Database, lake: str) -> None:
+async def test_directory_with_other_files_is_refused(publisher18_db: Database, lake: str) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     storage(lake).write("mine", b"")
     with pytest.raises(TargetError, match="is not empty and is not a lake"):

@@ -95,7 +95,7 @@ async def landed(lake: Path, publisher: Database) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_life(publisher18_db: Database, lake: Path) -> None:
+async def test_life_of_a_subscription_from_create_to_drop(publisher18_db: Database, lake: Path) -> None:
     publisher = publisher18_db
     publisher.execute(TABLES)
     publisher.execute("CREATE PUBLICATION more FOR TABLE u; INSERT INTO t VALUES (1, 'a')")

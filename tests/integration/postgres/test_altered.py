@@ -138,7 +138,7 @@ async def test_renamed_table_is_followed_by_its_oid(target_db: Database) -> None
         assert target_db.value("SELECT count(*) FROM s.u") == 4
 
 
-async def test_change_passed_over_needs_its_table(target_db: Database) -> None:
+async def test_skipped_change_needs_its_table(target_db: Database) -> None:
     target_db.execute("CREATE TABLE a (id int PRIMARY KEY)")
     a, nowhere = Remote("a", "*id"), Remote("nowhere", "*id", relation_id=2)
     async with opened(target_db) as feed:
@@ -206,7 +206,7 @@ def terminate_reader(target: Database, application_name: str) -> None:
     target.wait(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}", 0)
 
 
-async def test_lost_reader_is_told_by_the_next_call(target_db: Database) -> None:
+async def test_next_call_reports_the_lost_reader(target_db: Database) -> None:
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     remote = Remote("t", "*id")
     async with opened(target_db, synchronous_commit="off") as feed:

@@ -489,7 +489,7 @@ async def test_asynchronous_commits_are_reported_when_flushed(target_db: Databas
         assert feed.durable == [done.end_lsn]
 
 
-async def test_what_is_passed_over_still_describes_its_relations(target_db: Database) -> None:
+async def test_skipped_transaction_still_describes_its_relations(target_db: Database) -> None:
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     remote = Remote("t", "*id")
     async with opened(target_db) as feed:

@@ -85,7 +85,7 @@ async def test_catalog_takes_a_new_parameter(any_target_db: Database, monkeypatc
         any_target_db.execute("UPDATE subscriber.pg_subscription SET subhue = 'x'")
 
 
-async def test_what_is_stored_comes_back(any_target_db: Database) -> None:
+async def test_stored_state_is_read_back(any_target_db: Database) -> None:
     feed = Feed(any_target_db)
     feed.opened = await feed.sink.open(NAME, feed.durable.append)
     state = feed.opened.state
@@ -398,7 +398,7 @@ async def test_sessions_are_named_and_end_with_the_sink(target_db: Database) -> 
         assert target_db.value(names) == 0
 
 
-async def test_what_its_command_line_says_is_shown(target_db: Database) -> None:
+async def test_parameters_of_the_command_line_are_shown(target_db: Database) -> None:
     """The latest one: the next run with other parameters is of the same subscription."""
     shown = "SELECT oid::int, subbinary, substream FROM subscriber.pg_subscription"
     oid = (await state_of(target_db)).oid

@@ -99,7 +99,7 @@ async def test_conflicts_are_named_as_native_names_them(target_db: Database) -> 
 
 
 @pytest.mark.parametrize("errcode", ["P0001", "23505", "42P01", "22012"])
-async def test_what_a_trigger_says_is_not_repeated(target_db: Database, errcode: str) -> None:
+async def test_message_of_a_trigger_is_not_repeated(target_db: Database, errcode: str) -> None:
     target_db.execute(f"""
         CREATE TABLE t (v text);
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -72,7 +72,7 @@ async def test_moves_the_position_with_the_rows(any_target_db: Database) -> None
     await eventually(any_target_db, f"SELECT count(*) {NAMED} LIKE '{NAME}%'", 0)
 
 
-async def test_what_is_prepared_is_not_tried(target_db: Database) -> None:
+async def test_prepared_transaction_is_not_applied_in_parallel_again(target_db: Database) -> None:
     """A publisher may stream it once more; what that locked would stay so until its COMMIT PREPARED."""
     target_db.execute(TABLE)
     async with opened(target_db) as feed:

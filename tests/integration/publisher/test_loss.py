@@ -154,7 +154,7 @@ class TestPublisher:
 
 class TestPreparedTransaction:
     @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
-    async def test_gone_from_the_target(self, publisher_db: Database, target_db: Database) -> None:
+    async def test_prepared_transaction_was_rolled_back_in_the_target(self, publisher_db: Database, target_db: Database) -> None:
         make_tables(publisher_db, target_db)
         subscription = subscription_of(publisher_db, target_db, two_phase=True)
         running = asyncio.create_task(subscription.run())

@@ -82,7 +82,7 @@ async def test_names_the_remedy_and_keeps_retrying(
         assert target_db.fetch(ALL) == [(1, "copied")]
 
 
-async def test_a_run_that_ends_ends_with_it(publisher_db: Database, target_db: Database) -> None:
+async def test_run_until_caught_up_ends_with_the_decoding_error(publisher_db: Database, target_db: Database) -> None:
     prepare(publisher_db, target_db)
     async with replica(publisher_db, target_db) as running:
         await running.caught_up()
@@ -144,7 +144,9 @@ async def test_a_long_value_of_what_was_rolled_back(
         assert caplog.text.count("got sequence entry") == 1
 
 
-async def test_what_cannot_be_decoded_and_still_runs(publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+async def test_open_transaction_that_cannot_be_decoded(
+    publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     """A cautious stream passes over it and stays cautious: another stream would reach it again with its next rows, from its beginning."""
     prepare(publisher_db, target_db)
     with publisher_db.connect() as session:

@@ -49,7 +49,7 @@ async def catalog(other_target: OtherTarget) -> AsyncIterator[SqlAlchemyCatalog]
     await found.close()
 
 
-async def test_what_was_stored_is_read(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
+async def test_stored_subscription_is_read_back(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
     async with catalog.create(defined("ünlike \"any' other")) as made:
         assert made.oid >= 16384
         assert (made.enabled, made.made, made.claimed) == (False, False, True)
@@ -162,7 +162,7 @@ class Counted:
         self.counters.subtract(counted)
 
 
-async def test_what_workers_report_is_observed_while_they_live(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
+async def test_reports_of_workers_are_visible_while_they_run(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
     async with catalog.create(defined("mine")) as made:
         pass
     database = catalog.store.database

@@ -201,7 +201,7 @@ async def test_columns_are_added(transaction: OpenTransaction) -> None:
         assert await count(connection, target) == 2
 
 
-async def test_what_a_target_lacks(transaction: OpenTransaction, other_target: OtherTarget) -> None:
+async def test_missing_table_and_unsuitable_columns_are_found(transaction: OpenTransaction, other_target: OtherTarget) -> None:
     table = described(("id", INT4), ("g", INT4), ("v", TEXT), key=("id",))
     async with transaction() as connection:
         (missing,) = await schema.check(connection, [table])

@@ -91,7 +91,7 @@ def test_of_one_that_was_created(sqlite_replica: Replica) -> None:
     assert os.stat(pair.target.path).st_mode & 0o077 == 0
 
 
-def test_of_what_is_not_there(sqlite_file: OtherTarget) -> None:
+def test_missing_file_and_missing_subscription(sqlite_file: OtherTarget) -> None:
     assert sqlite_file.path is not None
     found = status(sqlite_file, expect=1)
     assert found["error"]["message"] == f'file "{sqlite_file.path}" does not exist'

@@ -59,7 +59,7 @@ async def until(target: OtherTarget, name: str, wanted: Callable[[dict[str, str]
             await asyncio.sleep(0.05)
 
 
-async def test_life(publisher18_db: Database, other_target: OtherTarget) -> None:
+async def test_life_of_a_subscription_from_create_to_drop(publisher18_db: Database, other_target: OtherTarget) -> None:
     publisher, target = publisher18_db, other_target
     publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
     publisher.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO t VALUES (1, 'a')")

@@ -88,7 +88,7 @@ def shown(row: Any, table: Any) -> dict[str, Any]:
     return {name: row[name] for name in table.columns}
 
 
-async def test_what_was_inserted_is_selected(rows: Rows) -> None:
+async def test_inserted_rows_are_selected(rows: Rows) -> None:
     subscription = {"oid": OID, **DEFINITION.columns}
     await rows.insert(PG_SUBSCRIPTION, [subscription])
     await rows.insert(WORKER, [WORKER_ROW, {**WORKER_ROW, "relid": RELID}])

@@ -295,7 +295,7 @@ async def test_right_that_only_a_change_needs_stops_all(
         await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
-async def test_names_that_are_taken(publisher_and_target: tuple[Database, Database]) -> None:
+async def test_names_that_already_exist(publisher_and_target: tuple[Database, Database]) -> None:
     publisher, target = publisher_and_target
     publisher.execute("CREATE PUBLICATION more FOR TABLE u")
     disabled = SubscriptionOptions(enabled=False)

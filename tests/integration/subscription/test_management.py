@@ -50,7 +50,7 @@ async def defined(target: Database) -> Subscription:
     return Subscription.of_definition(definition, target.dsn, QUICK)
 
 
-async def test_life(publisher_db: Database, target_db: Database) -> None:
+async def test_life_of_a_subscription_from_create_to_drop(publisher_db: Database, target_db: Database) -> None:
     tables(publisher_db, target_db, "t", "u")
     publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO t VALUES (1, 'a')")
     name = await create(publisher_db, target_db)
@@ -373,7 +373,7 @@ async def test_publications_cut_off_before_their_refresh(publisher18_db: Databas
     await drop_subscription(name, target=target_db.dsn, settings=QUICK)
 
 
-async def test_refused_verb_changes_nothing_for_who_runs_it(publisher18_db: Database, target_db: Database) -> None:
+async def test_rejected_verb_changes_nothing_for_a_running_subscription(publisher18_db: Database, target_db: Database) -> None:
     tables(publisher18_db, target_db, "t")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     async with replica(publisher18_db, target_db) as found:

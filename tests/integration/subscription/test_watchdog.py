@@ -77,7 +77,7 @@ class StuckSqlAlchemy(Stuck, SqlAlchemySink):
 
 
 @pytest.mark.parametrize("other_target", ["native", "sqlite", "mariadb"], indirect=True)
-async def test_an_attempt_that_stands_still(other_replica: Replica, caplog: pytest.LogCaptureFixture) -> None:
+async def test_attempt_without_progress_is_ended(other_replica: Replica, caplog: pytest.LogCaptureFixture) -> None:
     pair, target, publisher = other_replica, other_replica.target, other_replica.publisher
     native = target.kind == "native"
     settings = replace(SETTINGS, create_tables=None if native else True)
@@ -160,7 +160,7 @@ async def _follows(pair: Replica, connection: str, settings: Settings) -> None:
     [("native", PostgresTableSink), ("sqlite", SqlAlchemyTableSink), ("mariadb", SqlAlchemyTableSink)],
     indirect=["other_target"],
 )
-async def test_synchronization_that_stands_still(
+async def test_table_synchronization_without_progress_is_ended(
     other_replica: Replica, table_sink: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bug was that it hung for ever."""

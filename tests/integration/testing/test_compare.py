@@ -29,7 +29,7 @@ async def compare_one(publisher_and_target: tuple[Database, Database], table: Ta
     return found
 
 
-async def test_equal_whatever_the_order_of_rows_and_columns(publisher_and_target: tuple[Database, Database]) -> None:
+async def test_order_of_rows_and_columns_does_not_matter(publisher_and_target: tuple[Database, Database]) -> None:
     target = publisher_and_target[1]
     target.execute("DROP TABLE items; CREATE TABLE items (more integer DEFAULT 7, b text, at timestamptz, a text, id integer)")
     target.execute(

@@ -84,7 +84,7 @@ async def test_duplicates_count(publisher18_db: Database, target_db: Database) -
     assert (found.only_publisher, found.only_target) == (1, 0)
 
 
-async def test_what_is_missing(publisher_and_target: tuple[Database, Database]) -> None:
+async def test_missing_column_and_missing_table_differ(publisher_and_target: tuple[Database, Database]) -> None:
     publisher, target = publisher_and_target
     target.execute("ALTER TABLE t DROP v")
     without, absent = await compare_rows(publisher.dsn, Reader(target), [T, TableName("public", "absent")])

@@ -49,7 +49,7 @@ async def test_no_password_is_shown(target_db: Database) -> None:
     assert "secret" not in refused.value.one_line()
 
 
-async def test_forgets_one_subscription_with_what_it_prepared(target_db: Database) -> None:
+async def test_removes_one_subscription_and_its_prepared_transactions(target_db: Database) -> None:
     mine, others = await subscribe(target_db, "mine"), await subscribe(target_db, "other's")
     target_db.execute("CREATE TABLE t (id int)")
     for oid in (mine, others):

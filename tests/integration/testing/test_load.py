@@ -151,7 +151,7 @@ async def test_create_and_drop_leave_nothing(target_db: Database) -> None:
 
 
 @pytest.mark.parametrize("streaming", ["on", "parallel"])
-async def test_native_replication_carries_it(publisher16_db: Database, target_db: Database, streaming: str) -> None:
+async def test_native_replication_of_the_load_gives_equal_rows(publisher16_db: Database, target_db: Database, streaming: str) -> None:
     """Publisher 16: the native apply worker of 18 dies of the stray STREAM ABORT that an 18 sends (see SEMANTICS, fact 2)."""
     await create_tables(publisher16_db.dsn, rows=ROWS)
     await create_tables(target_db.dsn)

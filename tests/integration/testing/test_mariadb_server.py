@@ -21,7 +21,7 @@ from subscriber.testing.ports import EmbeddedServerError
 from tests.support.mariadb_database import MariaDatabase
 
 
-def test_what_was_committed_survives_a_kill(make_mariadb: Callable[..., EmbeddedMariaDB]) -> None:
+def test_committed_rows_survive_a_kill(make_mariadb: Callable[..., EmbeddedMariaDB]) -> None:
     server = make_mariadb(max_connections="17")
     url = server.create_database("Größe `of` it")
     assert url.startswith(f"mariadb://subscriber:{server.password}@127.0.0.1:{server.port}/")

@@ -56,7 +56,7 @@ def test_unknown_parameter(capsys: pytest.CaptureFixture[str], verb: str) -> Non
 
 
 @pytest.mark.parametrize("parameter", ["connect", "create_slot", "copy_data", "enabled"])
-def test_what_alter_does_not_take(capsys: pytest.CaptureFixture[str], parameter: str) -> None:
+def test_parameters_that_alter_rejects(capsys: pytest.CaptureFixture[str], parameter: str) -> None:
     line = line_of(capsys, *VERBS["alter"], "-o", f"{parameter}=true")
     assert line.startswith(f'subscriber: unrecognized subscription parameter: "{parameter}"')
 

@@ -50,7 +50,7 @@ def test_bars_on_a_terminal() -> None:
     assert "public.history: 100%" in shown
 
 
-def test_bars_that_did_not_finish_leave_what_is_said_next_a_line_of_its_own() -> None:
+def test_output_after_unfinished_progress_bars_begins_on_a_new_line() -> None:
     with screen() as found:
         progress = copy_progress()
         assert isinstance(progress, Bars)

@@ -25,7 +25,7 @@ def test_drivers_do_not_show_their_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flags", "level"), [([], logging.WARNING), (["-v"], logging.INFO), (["-vv"], logging.DEBUG)])
-def test_we_say_as_much_as_is_asked_for(flags: list[str], level: int, tmp_path: Path) -> None:
+def test_verbosity_sets_the_log_level(flags: list[str], level: int, tmp_path: Path) -> None:
     assert main([*flags, "status", f"--target=sqlite:///{tmp_path}/none.db"]) == 1
     assert logging.getLogger("subscriber.apply.worker").getEffectiveLevel() == level
     assert not logging.getLogger("aiosqlite").isEnabledFor(logging.INFO)

@@ -74,7 +74,7 @@ class TestJson:
     @pytest.mark.parametrize(
         ("kind", "opening"), [("prepare", "begin prepare"), ("commit prepared", None), ("rollback prepared", None), ("commit", "begin")]
     )
-    def test_what_opens_a_transaction(self, kind: TransactionKind, opening: str | None) -> None:
+    def test_opening_line_of_each_kind_of_transaction(self, kind: TransactionKind, opening: str | None) -> None:
         header = TransactionHeader(kind=kind, xid=7, gid="g", commit_lsn=Lsn(1), end_lsn=Lsn(2), commit_time=0)
         line = JsonLines().opening(header)
         assert (json.loads(line)["kind"] if line else None) == opening

@@ -44,7 +44,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path
     return script
 
 
-def test_brings_what_is_found_then(tmp_path: Path, npm: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloaded_server_is_found_afterwards(tmp_path: Path, npm: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = npm(f"cp {package(tmp_path / 'made.tgz')} embedded.tgz")
     root = tmp_path / "servers"
     monkeypatch.setenv("SUBSCRIBER_PG_DIRECTORY", str(root))
@@ -111,7 +111,7 @@ def test_without_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["all"]) == 2
 
 
-def test_what_is_not_there_names_the_way_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_names_the_command_that_downloads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBSCRIBER_PG_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(binaries, "_wheel_directories", list)
     monkeypatch.setattr(binaries, "_major_version", lambda _: None)

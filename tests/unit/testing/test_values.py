@@ -60,14 +60,14 @@ DIFFERENT: list[tuple[str, str, object]] = [
 
 
 @pytest.mark.parametrize(("kind", "publisher", "target"), SAME)
-def test_what_is_the_same(kind: str, publisher: str, target: object) -> None:
+def test_equal_values(kind: str, publisher: str, target: object) -> None:
     normalized = normalizer(kind)
     assert normalized(publisher) == normalized(target)
     assert normalized(publisher) == normalized(publisher)
 
 
 @pytest.mark.parametrize(("kind", "publisher", "target"), DIFFERENT)
-def test_what_is_not(kind: str, publisher: str, target: object) -> None:
+def test_different_values(kind: str, publisher: str, target: object) -> None:
     normalized = normalizer(kind)
     assert normalized(publisher) != normalized(target)
 
@@ -90,7 +90,7 @@ def test_instants_by_their_utc(moment: datetime) -> None:
     assert datetime.fromisoformat(text) == utc
 
 
-def test_what_can_be_no_such_value_is_said() -> None:
+def test_value_of_an_unexpected_class_is_an_error() -> None:
     with pytest.raises(TargetError, match="class list"):
         normalizer("integer")([1])
     with pytest.raises(TargetError, match="lost its length"):

@@ -441,7 +441,7 @@ def test_spool_ids_are_never_used_again() -> None:
     assert len(set(seen)) == 4
 
 
-def test_reset_forgets_everything() -> None:
+def test_reset_discards_all_transactions() -> None:
     reassembly = Reassembly()
     feed(reassembly, "S7! I7:a I8:x E S6! I6:b E S5! I5:c E B9 I:dddd")
     ids = [spill[0] for spill in (reassembly.spill(), reassembly.spill()) if spill is not None]

@@ -82,7 +82,7 @@ def test_a_url_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["a#1", "a?b=c", "a b", "a:b", "50%", "file:"])
-def test_a_directory_is_taken_as_it_is(name: str) -> None:
+def test_directory_of_a_path_is_not_decoded(name: str) -> None:
     assert Location.of(f"/lakes/{name}/") == Location(path=f"/lakes/{name}")
     assert Location.of(f"spark:///lakes/{quote(name)}?confirm=applied") == Location(path=f"/lakes/{name}", confirm="applied")
 
@@ -99,6 +99,6 @@ def test_a_directory_is_taken_as_it_is(name: str) -> None:
         ("/a\\b", "is another one"),
     ],
 )
-def test_what_is_no_directory_of_a_lake_is_refused(target: str, words: str) -> None:
+def test_invalid_urls_of_a_lake_are_rejected(target: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Location.of(target)

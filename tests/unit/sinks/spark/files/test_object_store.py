@@ -59,7 +59,7 @@ def read(store: Any) -> bytes | None:
 
 
 @pytest.mark.parametrize("new", [b"a longer one", b"short", b"as long", b""])
-def test_what_replaces_it_is_read_whole(new: bytes) -> None:
+def test_object_that_is_replaced_while_it_is_read(new: bytes) -> None:
     def replace(store: Store) -> None:
         store.content, store.meanwhile = new or None, lambda _: None
 

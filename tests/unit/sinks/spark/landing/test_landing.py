@@ -171,7 +171,7 @@ async def test_nothing_can_be_stored_past_what_was_lost(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("kind", [TargetError, ZeroDivisionError])
-async def test_what_the_timer_lost_is_not_acknowledged(
+async def test_failed_landing_by_the_timer_is_not_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], waits: bool
 ) -> None:
     """After any error: the bug was that the next call, or one that waited already, stored a position after what was gathered."""
@@ -271,7 +271,7 @@ async def test_an_update_of_a_table_without_identity_is_refused(tmp_path: Path) 
     assert landed(tmp_path) == []
 
 
-async def test_what_is_reported_never_goes_back(tmp_path: Path) -> None:
+async def test_reported_position_never_decreases(tmp_path: Path) -> None:
     durable: list[int] = []
     sink = await begun(make(tmp_path), durable)
     await sink.advance(Lsn(300))

@@ -41,7 +41,7 @@ def rows(schema: pa.Schema, **columns: list[Any]) -> pa.Table:
         ([1], [("t", None, False), ("i", 1, False)], False, 0),
     ],
 )
-def test_known(there: list[int], changes: list[tuple[str, int | None, bool]], *, known: bool, missing: int) -> None:
+def test_whether_the_keys_are_known(there: list[int], changes: list[tuple[str, int | None, bool]], *, known: bool, missing: int) -> None:
     ops, ids, moved = ([change[place] for change in changes] for place in range(3))
     count = len(changes)
     found = merge_keyed_rows(

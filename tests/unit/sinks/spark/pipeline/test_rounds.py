@@ -365,7 +365,7 @@ async def test_any_type_becomes_text(tmp_path: Path, oid: int, text: str, writte
     assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 2
 
 
-async def test_what_arrow_cannot_do_is_told_without_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_of_arrow_is_reported_without_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
     await land(sink, 300, Insert(5, row("2", "secret")))
     await sink.close()

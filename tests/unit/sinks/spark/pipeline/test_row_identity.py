@@ -56,7 +56,7 @@ async def test_a_renamed_key_is_told(tmp_path: Path) -> None:
         all_rounds(work)
 
 
-async def test_a_key_that_comes_amid_a_round_is_told(tmp_path: Path) -> None:
+async def test_key_added_during_a_round_is_reported(tmp_path: Path) -> None:
     sink, work = await start(tmp_path, UNKEYED, Truncate(TruncateOption(0), (5,)))
     await land(sink, 300, UNKEYED, Insert(5, row("a")), NUMBERED, Delete(5, row(None, "1"), None))
     await sink.close()
@@ -298,7 +298,7 @@ def test_the_same_declaration_keeps_values_and_an_unknown_one_is_taken_for_it() 
     assert not keeps_values(column(None, "timestamp"), column((1184, -1), "timestamptz"), parse_type("string"))
 
 
-def test_digits_of_text_are_told_from_digits_of_numbers() -> None:
+def test_digits_of_text_differ_from_digits_of_numbers() -> None:
     def kept(before: Declaration, after: Declaration, lake: str | None = None) -> bool:
         columns = [LakeColumn("a", "a", arrow_type(*declared), key=True, declared=declared) for declared in (before, after)]
         type_ = widened(columns[0].type, columns[1].type) if lake is None else parse_type(lake)

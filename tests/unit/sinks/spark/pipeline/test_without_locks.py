@@ -80,7 +80,7 @@ async def test_a_cut_whose_writing_failed_is_its_own_whether_the_store_took_it_o
 
 
 @pytest.mark.parametrize("between", [Applier._manifests, Applier._cut])
-async def test_a_cut_that_the_store_takes_after_it_said_it_did_not_is_its_own(
+async def test_cut_that_was_stored_although_the_store_reported_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: Callable[..., Any]
 ) -> None:
     """Between two looks of a later round: the first one found the former cut."""

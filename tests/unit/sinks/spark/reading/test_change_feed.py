@@ -45,7 +45,7 @@ def read(changes: Changes, start: Lsn, end: Lsn, between: Callable[[], None] = l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-async def test_each_change_once_and_in_order_whatever_becomes_log_meanwhile(tmp_path: Path, seed: int) -> None:
+async def test_each_change_is_read_once_and_in_order_while_the_log_grows(tmp_path: Path, seed: int) -> None:
     dice, publisher = random.Random(seed), Publisher(seed)
     sink = await begun(make(tmp_path), tables=NAMES)
     readers = {name: Changes(storage(tmp_path), name) for name in NAMES}

@@ -35,7 +35,7 @@ def values(changes: Changes, schema: pa.Schema, start: int, end: int) -> list[An
         (1016, "{1}", 1009, "{hush}"),
     ],
 )
-async def test_a_query_ends_where_its_types_do_not_hold_what_comes(
+async def test_query_ends_at_values_that_its_types_cannot_hold(
     tmp_path: Path, oid: int, text: str, wider: int, later: str, logged: bool
 ) -> None:
     sink, work = await begun(make(tmp_path)), applier(tmp_path)

@@ -91,7 +91,7 @@ async def test_a_table_that_comes_again_holds_its_readers_until_it_is_copied(tmp
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_no_row_is_lost_or_comes_twice_whatever_becomes_of_a_table(tmp_path: Path, seed: int) -> None:
+async def test_each_row_is_read_once_while_its_table_is_removed_and_copied_again(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     sink, work = await begun(make(tmp_path), tables=[OTHER]), applier(tmp_path)
     changes = Changes(storage(tmp_path), TABLE)

@@ -96,7 +96,7 @@ def test_every_type_becomes_what_holds_it_and_another(one: pa.DataType) -> None:
         assert converted(column, wide).type == wide, other
 
 
-def test_what_lay_beside_a_column_moves_into_it_where_its_new_type_holds_it() -> None:
+def test_special_values_move_into_a_column_whose_new_type_can_hold_them() -> None:
     before = pa.table(
         {
             "n": pa.array([None, Decimal("1.50"), None, None], pa.decimal128(5, 2)),

@@ -133,7 +133,7 @@ def test_array_literals_are_read_as_postgres_writes_them(elements: list[str | No
 
 
 @pytest.mark.parametrize("text", ["", "1,2", "{1", '{"a}', "{1}}", "{a{b}"])
-def test_what_is_no_array_literal_is_refused(text: str) -> None:
+def test_malformed_array_literals_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="array literal"):
         parse_array(text)
 

@@ -19,5 +19,5 @@ from subscriber.sinks.spark.session.spark_session import jar_is_for
         ("", None),
     ],
 )
-def test_a_jars_name_says_which_spark_it_is_for(jar: str, spark: str | None) -> None:
+def test_version_of_spark_in_the_name_of_a_jar(jar: str, spark: str | None) -> None:
     assert jar_is_for(jar) == spark

@@ -57,7 +57,7 @@ async def copied(sink: OpenedSparkSink, path: Path, lsn: int, notes: dict[int, s
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("killed", [False, True])
-async def test_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool, killed: bool) -> None:
+async def test_commit_by_another_writer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool, killed: bool) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
     if again:
         await sink.add_tables([TABLE], TableEntry(TableState.READY))
@@ -92,7 +92,7 @@ async def test_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again
     assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c")]
 
 
-async def test_it_is_told_behind_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_by_another_writer_after_planning_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copied(sink, tmp_path, 150, {1: "a"})

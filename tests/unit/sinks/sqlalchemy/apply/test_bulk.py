@@ -29,7 +29,7 @@ async def _execute(tables: BulkTables, *arguments: object) -> int | None:
 
 
 @pytest.mark.parametrize("code", [1044, 1142, 1227, 1786, 1787])
-async def test_where_they_are_not_allowed_changes_go_one_by_one(code: int) -> None:
+async def test_changes_are_made_one_by_one_if_temporary_tables_are_not_allowed(code: int) -> None:
     tables = BulkTables()
     assert await _execute(tables, code, "denied") is None
     assert not tables.takes(HOW, 100)

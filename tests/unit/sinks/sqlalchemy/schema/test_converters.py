@@ -140,7 +140,7 @@ def names(cases: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(("dialect", "column_type", "name", "data", "parameter"), EXACT, ids=names(EXACT))
-def test_kept(dialect: str, column_type: sql.TypeEngine[Any], name: str, data: bytes, parameter: object) -> None:
+def test_values_that_fit(dialect: str, column_type: sql.TypeEngine[Any], name: str, data: bytes, parameter: object) -> None:
     found = converter(reading(name), column_type, dialect).text(data)
     assert (found, type(found)) == (parameter, type(parameter))
 
