@@ -9,6 +9,7 @@ from subscriber.config import PARAMETERS, SETTINGS, Option
 from subscriber.protocol.lsn import Lsn
 
 __all__ = [
+    "add_definition_arguments",
     "add_name_argument",
     "add_name_option",
     "add_parameters_argument",
@@ -17,6 +18,13 @@ __all__ = [
     "add_target_argument",
     "lsn",
 ]
+
+
+def add_definition_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the arguments that define a subscription: publisher, target and settings. ``required``: whether the publisher's are."""
+    add_publisher_arguments(parser, required=required)
+    add_target_argument(parser)
+    add_settings_argument(parser, flags=True)
 
 
 def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

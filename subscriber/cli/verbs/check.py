@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from subscriber.cli.options import (
-    add_name_option,
-    add_publisher_arguments,
-    add_settings_argument,
-    add_target_argument,
-)
+from subscriber.cli.options import add_definition_arguments, add_name_option
 from subscriber.cli.output import say
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.printable import printable
@@ -25,10 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " Prints one line for each error (replication will not work) and each warning (it will work, with a restriction). Exit status 1 if"
         " there is an error."
     )
-    add_publisher_arguments(parser)
-    add_target_argument(parser)
+    add_definition_arguments(parser)
     add_name_option(parser)
-    add_settings_argument(parser, flags=True)
     parser.set_defaults(execute=_execute)
 
 

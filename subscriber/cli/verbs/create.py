@@ -5,12 +5,7 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.notices import confirm, counted
-from subscriber.cli.options import (
-    add_name_argument,
-    add_publisher_arguments,
-    add_settings_argument,
-    add_target_argument,
-)
+from subscriber.cli.options import add_definition_arguments, add_name_argument
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.management.create import create_subscription
 
@@ -24,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ' "subscriber run --target" runs it.'
     )
     add_name_argument(parser)
-    add_publisher_arguments(parser)
-    add_target_argument(parser)
-    add_settings_argument(parser, flags=True)
+    add_definition_arguments(parser)
     parser.set_defaults(execute=_execute)
 
 

@@ -12,13 +12,7 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.cli.metrics import served
 from subscriber.cli.narrator import Narrator, caught_up, stopped
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import (
-    add_name_option,
-    add_publisher_arguments,
-    add_settings_argument,
-    add_target_argument,
-    lsn,
-)
+from subscriber.cli.options import add_definition_arguments, add_name_option, lsn
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
@@ -38,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " SIGTERM and SIGINT end it cleanly: applied changes are durable and acknowledged, and the slots stay."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="run only these of the target's subscriptions")
-    add_publisher_arguments(parser, required=False)
-    add_target_argument(parser)
+    add_definition_arguments(parser, required=False)
     add_name_option(parser)
     until = parser.add_mutually_exclusive_group()
     until.add_argument(
@@ -50,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-missing-tables", action="store_true", help="with --until-...: exit with 0 even if published tables are not replicated"
     )
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus at this address")
-    add_settings_argument(parser, flags=True)
     parser.set_defaults(execute=_execute, usage=parser.error)
 
 
