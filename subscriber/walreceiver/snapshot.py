@@ -105,6 +105,7 @@ class SnapshotReader(Session):
         """Return messages of about one chunk, and whether the data has ended."""
         messages: list[bytes] = []
         size = 0
+        looked = False
         get_copy_data = self.pgconn.get_copy_data
         moved()
         try:
@@ -114,10 +115,16 @@ class SnapshotReader(Session):
                     messages.append(bytes(data))
                     del data  # frees libpq's copy
                     size += count
+                    looked = False
                 elif count < 0:
                     return messages, True
-                else:
+                elif looked:
                     await self.more()
+                    looked = False
+                else:
+                    # a busy publisher has sent more by now, and to wait for the socket costs as much as a hundred rows
+                    self.pgconn.consume_input()
+                    looked = True
         except psycopg.Error as error:
             raise connection_lost(error) from error
         return messages, False

@@ -20,11 +20,18 @@ Describe = Callable[[Sequence[TableName]], Awaitable[Mapping[TableName, Publishe
 
 
 class PublishedSnapshot:
-    """A :class:`subscriber.apply.table_sync.SnapshotSource`."""
+    """A :class:`subscriber.apply.table_sync.SnapshotSource`.
 
-    def __init__(self, snapshot: ExportedSnapshot, range_size: int) -> None:
+    Args:
+        snapshot: the exported snapshot.
+        range_size: maximum size of a part in bytes.
+        workers: how many parts of a table are copied at once.
+    """
+
+    def __init__(self, snapshot: ExportedSnapshot, range_size: int, workers: int) -> None:
         self._snapshot = snapshot
         self._range_size = range_size
+        self._workers = workers
 
     @property
     def consistent_point(self) -> Lsn:
@@ -32,13 +39,13 @@ class PublishedSnapshot:
         return self._snapshot.consistent_point
 
     async def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> list[CopyPart]:
-        """Divide the table's published rows into parts. Each part is read by its own session."""
-        found = await self._find_parts(table)
+        """Divide the table's published rows into parts, enough for all workers. Each part is read by its own session."""
+        found = await self._find_parts(table, table_copy.parallel_range_size(table, self._range_size, self._workers))
         return [partial(self._read, table, part, copy_format, rows) for part in found]
 
     async def order(self, table: PublishedTable) -> SnapshotOrder:
         """Describe the same parts for a sink that reads them in its own sessions."""
-        found = await self._find_parts(table)
+        found = await self._find_parts(table, self._range_size)
         return SnapshotOrder(
             snapshot_name=self._snapshot.snapshot_name,
             connection=self._snapshot.address,
@@ -59,9 +66,9 @@ class PublishedSnapshot:
             if await table_copy.is_rewritten(reader, table) or await table_copy.is_renamed(reader, table):
                 raise outdated(table.name)
 
-    async def _find_parts(self, table: PublishedTable) -> list[table_copy.CopyPart]:
+    async def _find_parts(self, table: PublishedTable, range_size: int) -> list[table_copy.CopyPart]:
         async with self._snapshot.reader() as reader:
-            return await table_copy.copy_parts(reader, table, self._range_size)
+            return await table_copy.copy_parts(reader, table, range_size)
 
     @contextlib.asynccontextmanager
     async def _read(

@@ -59,7 +59,8 @@ class PublisherSource:
     async def snapshot(self, slot_name: str) -> AsyncIterator[PublishedSnapshot]:
         """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
         async with self.exported(slot_name, temporary=False) as snapshot:
-            yield PublishedSnapshot(snapshot, self._spec.settings.copy_range_size)
+            settings = self._spec.settings
+            yield PublishedSnapshot(snapshot, settings.copy_range_size, settings.max_copy_workers_per_table)
 
     @contextlib.asynccontextmanager
     async def group(self, slot_name: str) -> AsyncIterator[PublishedGroup]:
