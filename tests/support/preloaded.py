@@ -26,7 +26,7 @@ from typing import IO, Any
 
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "PSYCOPG")
 """Variables, or their first letters, that the interpreter and libraries read only once."""
-_IMPORTED = [f"subscriber.cli.{verb}" for verb in ("run", "create", "alter", "drop", "status", "check", "tail")]
+_IMPORTED = [f"subscriber.cli.verbs.{verb}" for verb in ("run", "create", "alter", "drop", "status", "check", "tail")]
 _IMPORTED += [
     f"subscriber.sinks.{part}" for part in ("postgres.sink", "postgres.copy.table_sync", "sqlalchemy.sink", "sqlalchemy.copy.table_sync")
 ]
