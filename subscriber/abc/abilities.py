@@ -87,7 +87,7 @@ class GroupingSink(Protocol):
 
 
 class ParallelTransaction(Protocol):
-    """One streamed transaction that is applied while the publisher still sends it, in an open transaction on its own session.
+    """One transaction that is applied while the publisher still sends it, in an open transaction on its own session.
 
     *An attempt only.* The caller keeps all records. If the attempt fails, the caller passes the whole transaction to :meth:`Stream.apply`.
     So every error but one rolls the attempt back and ends it, and is no reason to stop. If the cause persists, ``Stream.apply`` reports it.
@@ -97,8 +97,12 @@ class ParallelTransaction(Protocol):
     cancelled call has not returned yet.
     """
 
-    async def apply(self, records: Sequence[bytes]) -> None:
-        """Apply the next records. They are raw, each with an xid after its tag.
+    async def apply(self, records: Sequence[bytes], *, more: bool = False) -> None:
+        """Apply the next records. They are raw; those of a streamed transaction have an xid after the tag.
+
+        Args:
+            records: the records.
+            more: whether the next call is expected at once, so that this one need not wait until the changes are made.
 
         Raises:
             SubscriberError: see above.
@@ -133,14 +137,16 @@ class ParallelTransaction(Protocol):
 
 @runtime_checkable
 class ParallelSink(Protocol):
-    """An opened sink that can apply streamed transactions before their end, in parallel to other work."""
+    """An opened sink that can apply transactions before their end, in parallel to other work."""
 
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
-        """Begin to apply the streamed transaction ``xid`` before its end. :meth:`OpenedSink.close` rolls back what is left of it.
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool], *, streamed: bool = True) -> ParallelTransaction:
+        """Begin to apply the transaction ``xid`` before its end. :meth:`OpenedSink.close` rolls back what is left of it.
 
         Args:
             xid: its (top) id on the publisher.
-            gate: as :data:`RelationGate`, but the final LSN is not known yet. The caller checks whether its answers stay the same.
+            gate: as :data:`RelationGate`, but the final LSN may not be known yet. The caller checks whether its answers stay the same.
+            streamed: whether the publisher sends it while it runs. Then it describes its relations itself. Otherwise it also uses those
+                that earlier transactions described. All of these are applied, and no other one is applied before its end.
 
         Raises:
             TargetUnavailable, TargetError: no session is available; or the transaction is already prepared in the target.

@@ -309,7 +309,7 @@ class ApplyStatistics:
 
     transactions: int = 0
     parallel_transactions: int = 0
-    """Streamed transactions that were applied before their end."""
+    """Transactions that were applied while they were received."""
     inserts: int = 0
     updates: int = 0
     deletes: int = 0

@@ -1,25 +1,31 @@
-"""Parallel apply: apply streamed transactions while the publisher still sends them (``streaming = parallel``).
+"""Parallel apply: apply large transactions while the publisher still sends them.
 
 Purpose
-    A large transaction arrives in chunks while it runs, and stays in reassembly and spool until its commit. If it is applied only then,
-    the commit takes long. Here the records are applied as they arrive, in a separate session with the target. At the commit little is
-    left to do.
+    A large transaction stays in reassembly and spool until its commit. If it is applied only then, receiving and applying take the sum of
+    their times. Here the records are applied as they arrive, in a separate session with the target. At the commit little is left to do.
+    There are two kinds of these transactions:
+
+    * those that are streamed in chunks while they run on the publisher (with ``streaming = parallel``);
+    * those that the publisher sends between BEGIN and COMMIT (or PREPARE), after they have ended there. An attempt begins when
+      :data:`LARGE` bytes were received.
 
 Why the result is the same
     All received records stay where they are, as without parallel apply. An attempt may end at any time and for any reason, with a
     rollback. The apply worker then applies the transaction from memory and spool, and reports its error, if there is one. So it is
     sufficient to show that an attempt that *commits* gives the same result:
 
-    * *Order.* The changes of a chunk may depend on transactions that were committed before it arrived. Hence its records are not applied
-      before all earlier events are committed in the target (:meth:`UnfinishedTransaction.available`). A transaction that commits later
-      on the publisher cannot depend on rows that this one has locked there. The attempt commits in its place in the order, because the
-      apply worker waits for it there.
+    * *Order.* The changes of a chunk, or of a block from BEGIN to COMMIT, may depend on transactions that were committed before it arrived.
+      Hence its records are not applied before all earlier events are committed in the target (:meth:`UnfinishedTransaction.available`).
+      A transaction that commits later on the publisher cannot depend on rows that a streamed one has locked there. The attempt commits in
+      its place in the order, because the apply worker waits for it there.
     * *Which records.* It follows the sequence of records in reassembly. An aborted subtransaction cuts that sequence at its first record.
       There the session has a savepoint, and rolls back to it. Records that it has not applied yet need no undo. It detects a cut before
       it reads any record that was received after it.
-    * *Which tables.* The gate's answer may depend on the final LSN. So attempts begin only while every table is ready, as in PostgreSQL,
-      and end if one is not. At the commit the gate is asked again, with the LSN. There are no attempts while a transaction is to be
-      skipped, because only its end tells which one it is.
+    * *Which relations.* A streamed transaction describes its relations itself. Another one also uses those of earlier transactions. All of
+      these are committed when the attempt begins, and no other event comes before its own end.
+    * *Which tables.* The gate's answer may depend on the final LSN, which a stream does not tell. So attempts begin only while every table
+      is ready, as in PostgreSQL, and end if one is not. At the commit the gate is asked again, with the LSN. There are no attempts while a
+      transaction is to be skipped, because only its end tells which one it is.
     * *Position.* It is stored in the same transaction as the changes.
 
 No deadlocks
@@ -27,14 +33,16 @@ No deadlocks
     TRUNCATE, or at equal rows of a table without a key. The server detects a deadlock only if it sees all waits. But an attempt waits for
     its commit *record*, which comes after the worker's transaction in the stream. So if the worker's call takes longer than
     :data:`PATIENCE`, the sink is asked which attempts hold it up, directly or through others, and these are rolled back. The same applies
-    while the worker waits for the commit of an attempt. If the worker waits for a session of another subscription, whose worker may wait
+    while the worker waits for the commit of an attempt, and while a transaction that is not streamed is applied, because it is next
+    in the order. If the worker waits for a session of another subscription, whose worker may wait
     for an attempt of this one, all attempts are rolled back. If the server chooses the worker's transaction as the deadlock victim, all
     attempts are rolled back and the transaction is repeated.
 
 Limits
-    There are at most ``max_parallel_apply_workers_per_subscription`` attempts. Other streamed transactions wait in the spool, and may be
-    attempted when a session becomes free. An attempt that is slower than the publisher reads missed records from the spool, one block
-    at a time.
+    There are at most ``max_parallel_apply_workers_per_subscription`` attempts for streamed transactions. Others wait in the spool, and may
+    be attempted when a session becomes free. One more attempt is possible for the transaction that is not streamed. An attempt that is
+    slower than the publisher reads missed records from the spool, one block at a time. If its transaction is not streamed, the receiver
+    waits for it before it spills, because nothing else can arrive.
 
 Rejected
     Passing chunks from reassembly to the session: they would need a memory budget of their own, and a way to drop and repeat them. Locking
@@ -53,23 +61,26 @@ from subscriber.abc import ParallelSink, ParallelTransaction
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.table_state import TableStates
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
-from subscriber.protocol.lsn import INVALID_LSN
-from subscriber.protocol.messages import Relation
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import Begin, BeginPrepare, Relation, StreamStart
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from subscriber.transaction.unfinished import UnfinishedTransaction
 
-__all__ = ["PATIENCE", "ParallelApply"]
+__all__ = ["LARGE", "PATIENCE", "ParallelApply"]
 
 _log = logging.getLogger(__name__)
 
 PATIENCE: Final = 0.1
 """Seconds that a call to the sink may take before the sink is asked what holds it up, and the interval of further checks."""
 
+LARGE: Final = 1024**2
+"""Bytes that must have been received of a transaction that is not streamed before it is applied. Most transactions are smaller."""
+
 _DEADLOCK: Final = "40P01"
 
 
 class _Attempt:
-    """One streamed transaction being applied. Its task ends with the stream, or with the attempt."""
+    """One unfinished transaction (here: the stream) being applied. Its task ends with the stream, or with the attempt."""
 
     def __init__(self, stream: UnfinishedTransaction, owner: ParallelApply) -> None:
         self.stream = stream
@@ -81,13 +92,14 @@ class _Attempt:
         self._owner = owner
         self._decided: dict[tuple[str, str], tuple[Relation, bool]] = {}
         self._cancelled = False
+        owner.receiver.note_applied(stream, 0)
         self.task = asyncio.create_task(self._run(), name=f"parallel apply of transaction {stream.xid}")
 
     async def _run(self) -> None:
         followed = False
         try:
             assert self._owner.sink is not None
-            self.session = await self._owner.sink.open_parallel(self.stream.xid, self._gate)
+            self.session = await self._owner.sink.open_parallel(self.stream.xid, self._gate, streamed=self.stream.streamed)
             followed = await self._follow(self.session)
         except SubscriberError as error:
             self._log_end(error)
@@ -111,8 +123,11 @@ class _Attempt:
                 # only one session at a time may hold such a record: the apply session, after the transaction's end
                 return False
             elif not await self._cut(session):
-                await session.apply(records)
+                with contextlib.nullcontext() if stream.streamed else self._owner.call(session):
+                    await session.apply(records, more=self.done + len(records) < stop)
                 self.done += len(records)
+                receiver.note_applied(stream, self.done)
+                await asyncio.sleep(0)  # records that are already here must not starve the other tasks
         return False
 
     async def _cut(self, session: ParallelTransaction) -> bool:
@@ -121,12 +136,21 @@ class _Attempt:
         if kept is not None and kept < self.done:
             await session.cut(kept)
             self.done = kept
+            self._owner.receiver.note_applied(self.stream, kept)
         return kept is not None
 
     def _gate(self, relation: Relation) -> bool:
-        wanted = self._owner.tables.gate(relation, INVALID_LSN)
+        wanted = self._owner.tables.gate(relation, self._final_lsn)
         self._decided[relation.namespace, relation.name] = relation, wanted
         return wanted
+
+    @property
+    def _final_lsn(self) -> Lsn:
+        match self.stream.opening:
+            case Begin(final_lsn=lsn) | BeginPrepare(prepare_lsn=lsn):
+                return lsn
+            case StreamStart():
+                return INVALID_LSN
 
     async def commit(self, event: Transaction | PreparedTransaction) -> bool:
         """Commit or prepare, after the stream has ended and everything before it is committed. False if it was rolled back.
@@ -148,7 +172,7 @@ class _Attempt:
             await self.end()
         if done:
             _log.info(
-                "streamed transaction %d was applied in parallel: %d of its %d records before its end",
+                "transaction %d was applied in parallel: %d of its %d records before its end",
                 transaction.xid,
                 self.done,
                 transaction.count,
@@ -172,6 +196,7 @@ class _Attempt:
     async def end(self) -> None:
         """Stop, and roll back what is not committed. Idempotent. If it is cancelled, call it again."""
         self.alive = False
+        self._owner.receiver.note_applied(self.stream, None)
         if self.session is not None:
             await self.session.roll_back()
         self._owner.forget(self)
@@ -199,7 +224,8 @@ class ParallelApply:
         receiver: of the stream.
         sink: opened; None: without attempts.
         tables: states of the subscription's tables.
-        limit: maximum number of attempts at once; 0: none.
+        limit: maximum number of streamed transactions at once; 0: none.
+        whole: whether transactions that are not streamed are applied as well.
         paused: called before each attempt and after each event; True ends all attempts.
 
     Attributes:
@@ -207,30 +233,39 @@ class ParallelApply:
     """
 
     def __init__(
-        self, receiver: Receiver, sink: ParallelSink | None, tables: TableStates, limit: int, paused: Callable[[], bool] = lambda: False
+        self,
+        receiver: Receiver,
+        sink: ParallelSink | None,
+        tables: TableStates,
+        limit: int,
+        *,
+        whole: bool = False,
+        paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.receiver = receiver
         self.sink = sink
         self.tables = tables
         self.events = 0
         self._limit = limit if sink is not None else 0
+        self._whole = whole and sink is not None
         self._paused = paused
         self._attempts: dict[int, _Attempt] = {}
         self._tried: set[int] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._calls = 0
+        self._running = 0
         self._busy = asyncio.Event()
         self._waiting: ParallelTransaction | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        if self._limit:
+        if self._limit or self._whole:
             self.receiver.watch(self._look)
             self._watch = asyncio.create_task(self._keep_free(), name="parallel apply")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._limit = 0
+        self._limit, self._whole = 0, False
         self.receiver.watch(None)
         if self._watch is not None:
             self._watch.cancel()
@@ -260,19 +295,19 @@ class ParallelApply:
         attempt = self._attempts.get(transaction.spool_id)
         if attempt is None:
             return False
-        with self._call(attempt.session):
+        with self.call(attempt.session):
             return await attempt.commit(event)
 
     async def guard(self, call: Callable[[], Awaitable[None]]) -> None:
         """Make a call to the sink, and roll back attempts that hold it up."""
         try:
-            with self._call(None):
+            with self.call(None):
                 await call()
         except TargetUnavailable as error:
             if error.sqlstate != _DEADLOCK or not self._attempts:
                 raise
             await self.abandon_all()
-            with self._call(None):
+            with self.call(None):
                 await call()
 
     async def abandon_all(self) -> None:
@@ -288,15 +323,19 @@ class ParallelApply:
             for attempt in self._attempts.values():
                 self._abandon_soon(attempt)
             return
-        self._tried.intersection_update([stream.spool_id for stream in self.receiver.streams])
-        for stream in self.receiver.streams:
-            if len(self._attempts) >= self._limit:
-                break
-            if stream.spool_id not in self._tried and stream.available(self.events):
+        streams = self.receiver.streams
+        self._tried.intersection_update([stream.spool_id for stream in streams])
+        for stream in streams:
+            if stream.spool_id not in self._tried and self._may_begin(stream) and stream.available(self.events):
                 self._tried.add(stream.spool_id)
                 self._attempts[stream.spool_id] = _Attempt(stream, self)
         for attempt in self._attempts.values():
             attempt.changed.set()
+
+    def _may_begin(self, stream: UnfinishedTransaction) -> bool:
+        if stream.streamed:
+            return sum(attempt.stream.streamed for attempt in self._attempts.values()) < self._limit
+        return self._whole and stream.size >= LARGE
 
     def _abandon_soon(self, attempt: _Attempt) -> None:
         task = asyncio.create_task(attempt.abandon(), name="end of parallel apply")
@@ -311,14 +350,18 @@ class ParallelApply:
     # --- avoid deadlocks
 
     @contextlib.contextmanager
-    def _call(self, waiting: ParallelTransaction | None) -> Iterator[None]:
+    def call(self, waiting: ParallelTransaction | None) -> Iterator[None]:
+        """Watch a call of the sink: of the session ``waiting``, or of the apply session. Calls of one session may overlap."""
         self._calls += 1
+        self._running += 1
         self._waiting = waiting
         self._busy.set()
         try:
             yield
         finally:
-            self._busy.clear()
+            self._running -= 1
+            if not self._running:
+                self._busy.clear()
 
     async def _keep_free(self) -> None:
         while True:

@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 _UNREAD_STATUS_INTERVAL = 0.25
 _READ_RECORDS = 1000
+_BEHIND_SECONDS = 1.0
+"""How long reading waits for parallel apply of the open transaction, before records that it has not applied yet are spilled."""
 _ORDERS = (SpoolTruncate, SpoolDiscard)
 _WAL_END_SLACK = 64 * 1024**2
 """Bytes that an LSN may be beyond the known end of the publisher's WAL, because it has written more since."""
@@ -112,6 +114,7 @@ class Receiver:
         self._task: asyncio.Task[None] | None = None
         self._spool_turn = asyncio.Lock()
         self._watcher: Callable[[], None] | None = None
+        self._applied = asyncio.Event()
         self.popped = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
@@ -192,11 +195,11 @@ class Receiver:
         """Send the status now, even if it did not change."""
         await self._send_status(reply_requested=False)
 
-    # --- streamed transactions, before their end
+    # --- transactions before their end
 
     @property
     def streams(self) -> Collection[UnfinishedTransaction]:
-        """Streamed transactions that have not ended, oldest first."""
+        """See :attr:`Reassembly.streams`."""
         return self._reassembly.streams
 
     def watch(self, watcher: Callable[[], None] | None) -> None:
@@ -204,7 +207,7 @@ class Receiver:
         self._watcher = watcher
 
     async def read(self, stream: UnfinishedTransaction, start: int, stop: int) -> Sequence[bytes]:
-        """Read records of a streamed transaction from number ``start`` to before ``stop``, from memory or from the spool.
+        """Read records of an unfinished transaction from number ``start`` to before ``stop``, from memory or from the spool.
 
         They are valid only if :meth:`UnfinishedTransaction.take_cut` returns None afterwards. Empty if the transaction has ended.
 
@@ -217,6 +220,11 @@ class Receiver:
             if start >= stream.spilled:
                 return stream.held(start, min(stop, start + _READ_RECORDS))
             return (await self._spool.read(stream.spool_id, start))[: stop - start]
+
+    def note_applied(self, stream: UnfinishedTransaction, count: int | None) -> None:
+        """Note that parallel apply has applied the first ``count`` records. None: the attempt has ended."""
+        stream.applied = count
+        self._applied.set()
 
     def is_large(self, records: Sequence[bytes]) -> bool:
         """Whether a record is larger than the memory limit for transactions."""
@@ -244,19 +252,26 @@ class Receiver:
             self._reading = False
             await self._take_frames(frames)
             frames.clear()
-            while self._reassembly.memory > self._budget:
-                async with self._spool_turn:
-                    spill = self._reassembly.spill()
-                    if spill is None:
-                        break
-                    await self._spool.append(*spill)
-                    del spill
             self._activity.set()
             if self._watcher is not None:
                 self._watcher()
+            while self._reassembly.memory > self._budget:
+                await self._spill()
             if self._held >= self._budget:
                 self._room.clear()
                 await self._room.wait()
+
+    async def _spill(self) -> None:
+        followed = self._reassembly.open
+        if followed is not None and followed.applied is not None and followed.applied <= followed.spilled:
+            # the target is slower than the publisher
+            self._applied.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_BEHIND_SECONDS):
+                    await self._applied.wait()
+        async with self._spool_turn:
+            if (spill := self._reassembly.spill()) is not None:
+                await self._spool.append(*spill)
 
     async def _take_frames(self, frames: list[bytes]) -> None:
         reassembly = self._reassembly

@@ -32,7 +32,7 @@ class Settings:
     )
     max_sync_workers_per_subscription: int = option(2, WHOLE, "tables, or groups of small tables, copied at once", least=1, most=_BACKENDS)
     max_parallel_apply_workers_per_subscription: int = option(
-        2, WHOLE, "transactions applied at once before their end, with streaming = parallel; 0: none", least=0, most=1024
+        2, WHOLE, "streamed transactions applied at once before their end, and one that is not streamed; 0: none", least=0, most=1024
     )
     max_copy_workers_per_table: int = option(2, WHOLE, "connections that copy one large table together", least=1, most=_BACKENDS, ours=True)
     copy_range_size: int = option(256 * 1024**2, SIZE, "a larger table is copied in ranges of this size", least=64 * 1024, ours=True)

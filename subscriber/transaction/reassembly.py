@@ -178,8 +178,13 @@ class Reassembly:
 
     @property
     def streams(self) -> Collection[UnfinishedTransaction]:
-        """Streamed transactions whose end was not received, oldest first. Do not change them."""
-        return self._streams.values()
+        """Transactions whose end was not received: the open one that is not streamed, then the streamed ones, oldest first."""
+        return self._unfinished()
+
+    @property
+    def open(self) -> UnfinishedTransaction | None:
+        """The open transaction that is not streamed."""
+        return None if self._current is None or self._current.streamed else self._current
 
     @property
     def memory(self) -> int:
@@ -268,15 +273,18 @@ class Reassembly:
         return found, place
 
     def spill(self) -> tuple[int, list[bytes]] | None:
-        """Return the records in memory of the largest open transaction, with the spool id to append them to.
+        """Return records in memory of the largest open transaction, with the spool id to append them to.
 
-        They count as spilled from now on. None if no open transaction has records in memory.
+        These are the records that parallel apply has applied, if there are any, else all. They count as spilled from now on. None if no
+        open transaction has records in memory.
         """
         largest = max(self._unfinished(), key=lambda transaction: transaction.memory, default=None)
         if largest is None or not largest.memory:
             return None
         self._memory -= largest.memory
-        return largest.spool_id, largest.spill()
+        records = largest.spill()
+        self._memory += largest.memory
+        return largest.spool_id, records
 
     def reset(self) -> list[SpoolDiscard]:
         """Drop everything after the connection ended. Return what to discard in the spool. The publisher will send it again."""
@@ -288,10 +296,7 @@ class Reassembly:
         return orders
 
     def _unfinished(self) -> list[UnfinishedTransaction]:
-        found = list(self._streams.values())
-        if self._current is not None and not self._current.streamed:
-            found.append(self._current)
-        return found
+        return [*self._streams.values()] if self.open is None else [self.open, *self._streams.values()]
 
     # --- everything except rows inside a block
 
@@ -346,6 +351,7 @@ class Reassembly:
 
     def _open(self, transaction: UnfinishedTransaction, block: _Block) -> None:
         transaction.origin_at = transaction.count
+        transaction.begin_chunk(self._events)
         self._current = transaction
         self._block = block
 
@@ -421,7 +427,6 @@ class Reassembly:
         elif stream is None:
             text = f"STREAM START message for a later chunk of transaction {message.xid}, whose first one was not received"
             raise ProtocolError(text, tag="S")
-        stream.begin_chunk(self._events)
         self._open(stream, _Block.CHUNK)
         return orders
 

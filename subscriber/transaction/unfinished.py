@@ -3,8 +3,9 @@
 The records form one sequence. The first ones may have been spilled. For each subtransaction of a streamed transaction the index of its
 first record is kept, with the number of bytes before it. So an abort cuts the sequence and the byte counts in one step.
 
-Parallel apply reads a streamed transaction while it is still being received, at its own pace. It asks which records are available
-(:meth:`UnfinishedTransaction.available`), and then whether records were cut off (:meth:`UnfinishedTransaction.take_cut`).
+Parallel apply reads a transaction while it is still being received, at its own pace. It asks which records are available
+(:meth:`UnfinishedTransaction.available`), and then whether records were cut off (:meth:`UnfinishedTransaction.take_cut`). It notes how many
+it has applied (:attr:`UnfinishedTransaction.applied`): these are spilled first, because they are only needed if the attempt fails.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class UnfinishedTransaction:
         origin_at: the number of records at which an Origin is allowed, which is right after the message that opens a block; else None.
         size: payload bytes of all records.
         largest: payload bytes of the largest record that was ever spilled.
+        applied: number of first records that parallel apply has applied; None: no attempt runs.
         finished: its end was received, and a :class:`Transaction` has its records.
         dropped: it was abandoned: aborted, or the connection ended.
     """
@@ -64,6 +66,7 @@ class UnfinishedTransaction:
         "_records",
         "_spilled",
         "_spilled_size",
+        "applied",
         "dropped",
         "finished",
         "largest",
@@ -83,6 +86,7 @@ class UnfinishedTransaction:
         self.origin_at: int | None = 0
         self.size = 0
         self.largest = 0
+        self.applied: int | None = None
         self.finished = False
         self.dropped = False
         # for chunks: number of their first record, and of the events before them; only where the latter grew and is not reached yet
@@ -163,6 +167,8 @@ class UnfinishedTransaction:
         while self._barriers and self._barriers[-1][0] >= kept:
             self._barriers.pop()
         self._cut_to = kept if self._cut_to is None else min(kept, self._cut_to)
+        if self.applied is not None:
+            self.applied = min(kept, self.applied)
         self._last_xid = _UNKNOWN_XID
         if kept >= self._spilled:
             del self._records[kept - self._spilled :]
@@ -173,11 +179,14 @@ class UnfinishedTransaction:
         return (SpoolTruncate(self.spool_id, kept) if kept else SpoolDiscard(self.spool_id),)
 
     def spill(self) -> list[bytes]:
-        """Return the records in memory and release them. They count as spilled from now on."""
-        records, self._records = self._records, []
+        """Return records in memory and release them: the applied ones if there are any, else all. They count as spilled from now on."""
+        applied = (self.applied or 0) - self._spilled
+        stop = applied if applied > 0 else len(self._records)
+        records = self._records[:stop]
+        del self._records[:stop]
         self.largest = max(self.largest, max(map(len, records), default=0))
         self._spilled += len(records)
-        self._spilled_size = self.size
+        self._spilled_size += sum(map(len, records))
         return records
 
     def discard(self) -> tuple[SpoolDiscard, ...]:

@@ -301,8 +301,8 @@ class OpenedPostgresSink(CatalogStateStore):
         await self._two_phase.rollback(message)
         self._report(before)
 
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
-        """Begin to apply a streamed transaction before its end. See :meth:`subscriber.abc.ParallelSink.open_parallel`.
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool], *, streamed: bool = True) -> ParallelTransaction:
+        """Begin to apply a transaction before its end. See :meth:`subscriber.abc.ParallelSink.open_parallel`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -316,8 +316,19 @@ class OpenedPostgresSink(CatalogStateStore):
         except BaseException:
             await self._parallel.give_back(session)
             raise
+        relations = self._make_relations()
+        if not streamed:
+            relations.adopt(self._applier.relations)
         return PostgresParallelTransaction(
-            self._parallel, session, self._make_relations(), self._applier, self._two_phase, xid=xid, gate=gate, prepared=self._report
+            self._parallel,
+            session,
+            relations,
+            self._applier,
+            self._two_phase,
+            xid=xid,
+            streamed=streamed,
+            gate=gate,
+            prepared=self._report,
         )
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:

@@ -210,11 +210,14 @@ class SlotFollower:
         # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
         self.empty_prepares = session.capabilities.empty_prepares or self._spec.options.failover
         skipping, sink = self._skipping, self._target.opened
+        workers = self._spec.settings.max_parallel_apply_workers_per_subscription
         parallel = ParallelApply(
             session.receiver,
-            sink if self._spec.options.streaming == "parallel" and isinstance(sink, ParallelSink) else None,
+            sink if isinstance(sink, ParallelSink) else None,
             state.states,
-            self._spec.settings.max_parallel_apply_workers_per_subscription,
+            workers if self._spec.options.streaming == "parallel" else 0,
+            # with any value of streaming: a native worker applies them while they arrive as well
+            whole=workers > 0,
             paused=lambda: skipping.waits,
         )
         worker = ApplyWorker(

@@ -60,8 +60,8 @@ def make_tables(publisher: Database, target: Database) -> None:
 @contextlib.asynccontextmanager
 async def following(publisher: Database, target: Database, spool: Path, **arguments: Any) -> AsyncIterator[Replica]:
     """A replica whose tables are ready."""
-    arguments.setdefault("settings", settings(spool))
-    async with replica(publisher, target, streaming="parallel", **arguments) as found:
+    arguments = {"settings": settings(spool), "streaming": "parallel"} | arguments
+    async with replica(publisher, target, **arguments) as found:
         await all_ready(found)
         await found.caught_up()
         yield found

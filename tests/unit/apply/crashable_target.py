@@ -270,9 +270,10 @@ class CrashableSink:
         self._move(message.rollback_end_lsn)
         self.settle()
 
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> CrashableParallel:
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool], *, streamed: bool = True) -> CrashableParallel:
         await self._step("open_parallel")
-        found = CrashableParallel(self, xid, gate)
+        found = CrashableParallel(self, xid, gate, prefixed=streamed)
+        found._relations |= {} if streamed else self._relations
         self.parallel.append(found)
         return found
 
@@ -282,13 +283,13 @@ class CrashableSink:
 
     async def commit_parallel(self, transaction: Transaction, records: list[bytes]) -> None:
         """What a parallel transaction did becomes visible, with its position."""
-        relations: dict[int, Relation] = {}
+        relations = {} if transaction.prefixed else dict(self._relations)
         own = Transaction(
             xid=transaction.xid,
             final_lsn=transaction.final_lsn,
             end_lsn=transaction.end_lsn,
             commit_time=0,
-            prefixed=True,
+            prefixed=transaction.prefixed,
             records=records,
         )
         self._commit(await _changes(own, lambda relation, lsn: True, relations))
@@ -342,9 +343,10 @@ class CrashableParallel:
         cut_off: it was cancelled in the middle of its rollback.
     """
 
-    def __init__(self, sink: CrashableSink, xid: int, gate: Callable[[Relation], bool]) -> None:
+    def __init__(self, sink: CrashableSink, xid: int, gate: Callable[[Relation], bool], *, prefixed: bool) -> None:
         self.sink = sink
         self.xid = xid
+        self.prefixed = prefixed
         self.records: list[bytes] = []
         self.calls: list[int] = []
         self.ended: str | None = None
@@ -353,12 +355,12 @@ class CrashableParallel:
         self._gate = gate
         self._relations: dict[int, Relation] = {}
 
-    async def apply(self, records: Sequence[bytes]) -> None:
+    async def apply(self, records: Sequence[bytes], *, more: bool = False) -> None:
         assert self.ended is None
         await self.sink._step("parallel apply")
         self.records += records
         self.calls.append(len(records))
-        reader = ChangeReader(self._relations, prefixed=True)
+        reader = ChangeReader(self._relations, prefixed=self.prefixed)
         for record in records:
             change = reader.read(record)
             if isinstance(change, InsertChange):

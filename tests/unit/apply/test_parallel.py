@@ -7,14 +7,16 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
+import pytest
+
 from subscriber.abc import Position, TableEntry, TableState, TwoPhaseState
-from subscriber.apply.parallel import PATIENCE, ParallelApply
+from subscriber.apply.parallel import LARGE, PATIENCE, ParallelApply
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import ApplyError, TargetUnavailable
+from subscriber.errors import ApplyError, PublisherUnavailable, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import StreamAbort, StreamCommit
 from subscriber.transaction.feedback import FlushTracker
@@ -44,7 +46,7 @@ class WorkerSetup:
         self.spool = MemorySpool()
         self.receiver = Receiver(self.stream, self.tracker, self.spool, settings)
         self.paused = False
-        self.parallel = ParallelApply(self.receiver, self.sink, self.states, limit, paused=lambda: self.paused)
+        self.parallel = ParallelApply(self.receiver, self.sink, self.states, limit, whole=True, paused=lambda: self.paused)
         self.worker = ApplyWorker(
             self.receiver,
             self.sink,
@@ -410,5 +412,159 @@ def test_attempts_stay_within_the_limit() -> None:
                 await asyncio.sleep(0.01)
                 assert len(setup.sink.parallel) == limit
                 assert [attempt.xid for attempt in setup.sink.parallel] == [11, 12, 13][:limit]
+
+    run(work())
+
+
+# --- transactions that are not streamed
+
+ROW = 10_000
+
+
+def large(xid: int, size: int = LARGE * 3 // 2) -> tuple[list[bytes], bytes, int]:
+    """A transaction whose relation is known: all but its commit, its commit, and the number of its rows."""
+    rows = size // ROW + 1
+    begin, _, *inserts, commit = transaction(xid, rows=rows, size=ROW)
+    return [begin, *inserts], commit, rows
+
+
+def test_open_transaction_is_applied_while_it_is_received() -> None:
+    async def work() -> None:
+        async with running_worker(limit=0) as setup:
+            received, commit, rows = large(9)
+            setup.stream.give(received)
+            await asyncio.sleep(0.01)
+            assert [len(attempt.records) for attempt in setup.sink.parallel] == [rows]
+            assert setup.rows == ["1"]
+            setup.stream.give([commit, *transaction(10)])
+            await asyncio.sleep(0.01)
+            assert setup.rows == ["1", *["9"] * rows, "10"]
+            assert setup.ended() == ["committed"]
+            assert [[t.xid for t in batch.transactions] for batch in setup.sink.batches] == [[1], [10]]
+            assert setup.tracker.flushed == 1008
+
+    run(work())
+
+
+def test_small_open_transaction_waits_for_its_end() -> None:
+    async def work() -> None:
+        async with running_worker() as setup:
+            *received, commit = transaction(9, rows=3)
+            setup.stream.give(received)
+            await asyncio.sleep(1)
+            setup.stream.give([commit])
+            await asyncio.sleep(0.01)
+            assert setup.sink.parallel == []
+            assert setup.rows == ["1", "9", "9", "9"]
+
+    run(work())
+
+
+def test_open_transaction_waits_for_earlier_ones_and_for_tables() -> None:
+    async def work() -> None:
+        async with running_worker() as setup:
+            setup.slow["apply"] = asyncio.Event()
+            received, commit, rows = large(9)
+            setup.stream.give([*transaction(2), *received])
+            await asyncio.sleep(5)
+            assert setup.sink.parallel == []
+            setup.slow.pop("apply").set()
+            await asyncio.sleep(0.01)
+            assert [len(attempt.records) for attempt in setup.sink.parallel] == [rows]
+            setup.states.set(table(1), TableEntry(TableState.INIT))
+            setup.stream.give(large(9)[0][1:3])
+            await asyncio.sleep(0.01)
+            assert setup.ended() == ["rolled back"]
+            setup.stream.give([commit])
+            await asyncio.sleep(0.01)
+            assert setup.rows == ["1", "2", *["9"] * (rows + 2)]
+
+    run(work())
+
+
+def test_error_of_an_open_transaction_ends_only_the_attempt() -> None:
+    def refuse() -> None:
+        raise ApplyError("refused")
+
+    async def work() -> None:
+        for step in ("open_parallel", "parallel apply", "parallel commit"):
+            async with running_worker() as setup:
+                setup.before[step] = refuse if step != "parallel commit" else lambda: None
+                received, commit, rows = large(9)
+                setup.stream.give(received)
+                await asyncio.sleep(0.01)
+                setup.stream.give([commit])
+                await asyncio.sleep(0.01)
+                assert step not in setup.before
+                assert setup.rows == ["1", *["9"] * rows], step
+
+    run(work())
+
+
+def test_applied_records_are_spilled_and_not_read_again() -> None:
+    async def work() -> None:
+        async with running_worker(memory=4 * LARGE) as setup:
+            received, commit, rows = large(9, 8 * LARGE)
+            for place in range(0, len(received), 20):
+                setup.stream.give(received[place : place + 20])
+            await asyncio.sleep(0.1)
+            assert sum(count for _, count in setup.spool.appended) > rows // 2
+            assert setup.receiver._reassembly.memory <= 2 * LARGE
+            assert len(setup.sink.parallel[0].records) == rows
+            # one that does not go on is waited for, but not for ever
+            applying = setup.slow["parallel apply"] = asyncio.Event()
+            for _ in range(20):
+                setup.stream.give(received[1:20])
+            await asyncio.sleep(0.9)
+            assert setup.stream.unread
+            await asyncio.sleep(10)
+            assert not setup.stream.unread
+            assert setup.receiver._reassembly.memory <= 2 * LARGE
+            setup.slow.pop("parallel apply")
+            applying.set()
+            setup.stream.give([commit])
+            await asyncio.sleep(1)
+            assert setup.rows == ["1", *["9"] * (rows + 20 * 19)]
+            assert setup.ended() == ["committed"]
+
+    run(work())
+
+
+def test_open_transaction_does_not_wait_for_a_streamed_one() -> None:
+    async def work() -> None:
+        async with running_worker() as setup:
+            setup.stream.give(first(8))
+            await asyncio.sleep(0.01)
+            setup.sink.held_up_by.append(setup.sink.parallel[0])
+            free = setup.slow["parallel apply"] = asyncio.Event()
+            setup.before["parallel roll back"] = free.set
+            received, commit, rows = large(9)
+            setup.stream.give(received)
+            await asyncio.sleep(4 * PATIENCE)
+            assert setup.ended() == ["rolled back", None]
+            assert len(setup.sink.parallel[1].records) == rows
+            setup.stream.give([commit, *stream_commit_of(8, 20)])
+            await asyncio.sleep(0.01)
+            assert setup.rows == ["1", *["9"] * rows, *["8"] * 3]
+
+    run(work())
+
+
+def test_open_transaction_of_a_lost_connection_is_rolled_back() -> None:
+    async def work() -> None:
+        setup = WorkerSetup(2, Settings(wal_receiver_timeout=0))
+        await setup.sink.open("sub", setup.tracker.flush)
+        await setup.receiver.start()
+        setup.stream.give([*transaction(1), *large(9)[0]])
+        async with setup.parallel:
+            task = asyncio.create_task(setup.worker.run())
+            await asyncio.sleep(0.1)
+            assert setup.ended() == [None]
+            setup.stream.fail(PublisherUnavailable("lost"))
+            with pytest.raises(PublisherUnavailable):
+                await task
+        await setup.receiver.close()
+        assert setup.ended() == ["rolled back"]
+        assert setup.rows == ["1"]
 
     run(work())

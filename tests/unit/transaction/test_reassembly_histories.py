@@ -20,6 +20,19 @@ class Subscriber:
         self.reassembly = Reassembly()
         self.spool: dict[int, list[bytes]] = {}
         self._relation_known = False
+        self._followed: dict[int, list[bytes]] = {}
+
+    def follow(self) -> None:
+        """As parallel apply: read a part of what is available of each transaction before its end."""
+        for stream in self.reassembly.streams:
+            read = self._followed.setdefault(stream.spool_id, [])
+            if (cut := stream.take_cut()) is not None:
+                del read[cut:]
+            assert stream.available(len(self.events)) == stream.count
+            start, stop = len(read), (len(read) + stream.count + 1) // 2
+            read += self.spool[stream.spool_id][start:stop] if start < stream.spilled else stream.held(start, stop)
+            if stream.spool_id % 2:
+                stream.applied = len(read)
 
     def feed(self, payload: bytes) -> None:
         for output in self.reassembly.feed(payload):
@@ -66,6 +79,8 @@ class Subscriber:
         spilled = self.spool.pop(transaction.spool_id, [])
         assert len(spilled) == transaction.spilled
         records = spilled + transaction.records
+        followed = self._followed.pop(transaction.spool_id, [])
+        assert followed == records[: len(followed)]
         assert transaction.count == len(records)
         assert transaction.size == sum(map(len, records))
         # the publisher describes relations again in each stream, so dropped descriptions are not missed
@@ -89,6 +104,7 @@ def play(history: bytes) -> Subscriber:
             subscriber.spill()
         else:
             subscriber.feed(payload)
+            subscriber.follow()
     assert subscriber.events == publisher.expected
     return subscriber
 

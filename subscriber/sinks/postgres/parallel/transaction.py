@@ -1,8 +1,9 @@
-"""Apply a streamed transaction before its end; implements :class:`subscriber.abc.ParallelTransaction`.
+"""Apply a transaction before its end; implements :class:`subscriber.abc.ParallelTransaction`.
 
-It is one transaction of the target that stays open between the pieces that arrive. Each piece is sent as a separate pipeline. At the first
-record of a subtransaction a savepoint is set, with the name that PostgreSQL gives it (``pg_sp_<subscription oid>_<xid>``). An abort of the
-subtransaction undoes everything from its first record on: the changes, the counters, and the relations that the publisher described.
+It is one transaction of the target that stays open between the pieces that arrive. Pieces that follow each other at once are sent in one
+pipeline. At the first record of a subtransaction a savepoint is set, with the name that PostgreSQL gives it
+(``pg_sp_<subscription oid>_<xid>``). An abort of the subtransaction undoes everything from its first record on: the changes, the counters,
+and the relations that the publisher described. Only a streamed transaction has subtransactions.
 
 The publisher does not tell when a subtransaction ends without an abort. So its savepoint is never released, and savepoints nest ever
 deeper. The server searches all levels for each row that it reads, so an attempt with more than :data:`MOST_SAVEPOINTS` savepoints ends.
@@ -14,6 +15,7 @@ separate from those of the apply session, and are added to them at the end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -60,10 +62,11 @@ class PostgresParallelTransaction:
     Args:
         sessions: the pool that the session is returned to.
         session: the session for this transaction only.
-        relations: an empty map for this transaction only.
+        relations: a map for this transaction only; empty if it is streamed.
         applier: the applier of the apply session; it takes over a committed transaction.
         two_phase: the two-phase messages of the apply session.
         xid: transaction id on the publisher.
+        streamed: whether its records have an xid.
         gate: decides which tables are changed.
         prepared: called with the previous position when a prepared transaction may have moved the position.
     """
@@ -77,6 +80,7 @@ class PostgresParallelTransaction:
         two_phase: PreparedTransactions,
         *,
         xid: int,
+        streamed: bool,
         gate: Callable[[Relation], bool],
         prepared: Callable[[Lsn], None],
     ) -> None:
@@ -86,6 +90,7 @@ class PostgresParallelTransaction:
         self._applier = applier
         self._two_phase = two_phase
         self._xid = xid
+        self._streamed = streamed
         self._gate = gate
         self._prepared = prepared
         self._begun = self._ended = False
@@ -96,46 +101,80 @@ class PostgresParallelTransaction:
         self._counted = Counted()
         self._targets: set[Fingerprint] = set()
         self._wal: Lsn | None = None
+        self._open = contextlib.AsyncExitStack()
+        self._sending: tuple[Pipeline, TransactionSender] | None = None
 
     @property
     def pid(self) -> int:
         """PID of its session in the target."""
         return self._session.pid
 
-    async def apply(self, records: Sequence[bytes]) -> None:
+    async def apply(self, records: Sequence[bytes], *, more: bool = False) -> None:
         try:
-            async with self._session.pipeline(self._completed, stays_open=True) as pipeline:
-                if not self._begun:
-                    self._begun = True
-                    pipeline.send(BEGIN, None)
-                sender = TransactionSender(
-                    self._relations,
-                    pipeline,
-                    lambda relation, _: self._gate(relation),
-                    self._applier.owner.origin,
-                    self._counted.statistics.skipped_tables,
-                    apart=self._applier.apart,
-                    differs=self._applier.differs,
-                )
+            if self._sending is None:
+                self._sending = await self._begin_sending()
+            pipeline, sender = self._sending
+            try:
                 for subxid, run in self._runs(records):
                     if subxid is not None:
                         await sender.finish()
                         self._set_savepoint(pipeline, subxid)
                     await sender.send(self._piece(run))
                     self._count += len(run)
-                await sender.finish()
-                self._targets |= sender.targets
+            except BaseException as error:
+                self._sending = None
+                await self._open.__aexit__(type(error), error, error.__traceback__)
+                raise
+            if not more:
+                await self._settle()
         except StatementFailed as failure:
-            error = apply_error(failure)
-            if isinstance(error, RowsMissed):
-                self._applier.note_miss(error.table)
-            raise error from None
+            raise self._error(failure) from None
+
+    def _error(self, failure: StatementFailed) -> TargetError:
+        error = apply_error(failure)
+        if isinstance(error, RowsMissed):
+            self._applier.note_miss(error.table)
+        return error
+
+    async def _begin_sending(self) -> tuple[Pipeline, TransactionSender]:
+        pipeline = await self._open.enter_async_context(self._session.pipeline(self._completed, stays_open=True))
+        if not self._begun:
+            self._begun = True
+            pipeline.send(BEGIN, None)
+        return pipeline, TransactionSender(
+            self._relations,
+            pipeline,
+            lambda relation, _: self._gate(relation),
+            self._applier.owner.origin,
+            self._counted.statistics.skipped_tables,
+            apart=self._applier.apart,
+            differs=self._applier.differs,
+        )
+
+    async def _settle(self) -> None:
+        """End the pipeline: all changes are made then.
+
+        Raises:
+            StatementFailed: the server rejected a statement.
+            TargetUnavailable
+        """
+        if self._sending is not None:
+            _, sender = self._sending
+            self._sending = None
+            async with self._open:
+                await sender.finish()
+            self._targets |= sender.targets
 
     def _piece(self, records: list[bytes]) -> Transaction:
-        return Transaction(xid=self._xid, final_lsn=INVALID_LSN, end_lsn=INVALID_LSN, commit_time=0, prefixed=True, records=records)
+        return Transaction(
+            xid=self._xid, final_lsn=INVALID_LSN, end_lsn=INVALID_LSN, commit_time=0, prefixed=self._streamed, records=records
+        )
 
     def _runs(self, records: Sequence[bytes]) -> Iterator[tuple[int | None, list[bytes]]]:
         """Split records where a subtransaction begins. Yields its xid and records; the xid is None if no subtransaction begins there."""
+        if not self._streamed:
+            yield None, list(records)
+            return
         begun: int | None = None
         run: list[bytes] = []
         last = b""
@@ -169,6 +208,10 @@ class PostgresParallelTransaction:
             self._wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
     async def cut(self, count: int) -> None:
+        try:
+            await self._settle()
+        except StatementFailed as failure:
+            raise self._error(failure) from None
         savepoint: _Savepoint | None = None
         while self._savepoints and self._savepoints[-1].index >= count:
             savepoint = self._savepoints.pop()
@@ -222,6 +265,7 @@ class PostgresParallelTransaction:
     async def _finish(self, end: Callable[[Pipeline], None]) -> bool:
         """Run the final statements. Returns False if everything is rolled back."""
         try:
+            await self._settle()
             async with self._session.pipeline(self._completed) as pipeline:
                 for target in self._targets:
                     pipeline.send(UNCHANGED, None, parameters(target))
@@ -234,7 +278,7 @@ class PostgresParallelTransaction:
                     "a commit was interrupted", hint="open the sink again: its position shows whether the transaction was committed"
                 ) from None
             # the apply worker applies the spooled records, and reports the error if it occurs again
-            _log.info("transaction %d could not be ended by its parallel apply worker: %s", self._xid, apply_error(failure))
+            _log.info("transaction %d could not be ended by its parallel apply worker: %s", self._xid, self._error(failure))
             return False
         self._counted.statistics.transactions += 1
         self._counted.statistics.parallel_transactions += 1
@@ -244,6 +288,10 @@ class PostgresParallelTransaction:
         """Roll back, unless it was committed or prepared. Idempotent."""
         async with self._ending:
             if not self._ended:
+                if self._sending is not None:
+                    # its statements may wait for a lock: the session is terminated
+                    self._sending = None
+                    await self._open.__aexit__(asyncio.CancelledError, asyncio.CancelledError(), None)
                 await self._sessions.give_back(self._session)
                 # after the await: if that is cancelled, the next call must repeat it
                 self._ended = True
