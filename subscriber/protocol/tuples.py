@@ -23,10 +23,12 @@ from typing import Final
 from subscriber.protocol.errors import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["peek_xid", "read_alike", "read_rows", "read_tuple", "relation_id"]
+__all__ = ["peek_xid", "read_alike", "read_full_updates", "read_rows", "read_tuple", "relation_id"]
 
 _INT16: Final = Struct(">h").unpack_from
 _UINT32: Final = Struct(">I").unpack_from
+_SHORT: Final = (NULL, UNCHANGED)
+_SENT: Final = (TEXT, NULL, BINARY)
 _NO_VALUE: Final = (ValueError, ArithmeticError, LookupError, StructError)
 
 
@@ -164,6 +166,62 @@ def read_rows(
             if position != len(record):
                 break
             add_row(tuple(row))
+            size -= position
+            if size <= 0:
+                break
+    except (IndexError, StructError):
+        pass
+    return rows
+
+
+def read_full_updates(
+    records: Sequence[bytes], places: range, *, tag: int, offset: int, header: bytes, kinds: bytes, size: int, key: Sequence[int]
+) -> list[tuple[bytes | None, ...]]:
+    """Read raw Update messages with a whole old row (REPLICA IDENTITY FULL), as :func:`read_rows` does. Returns the new rows.
+
+    Args:
+        records: messages.
+        places: which of them to read, consecutive.
+        tag: the tag that each must have.
+        offset: the offset after tag and xid.
+        header: the bytes that each must have there: relation, tuple marker, the old row's number of columns.
+        kinds: the kind of each value of the new row, as for :func:`read_rows`.
+        size: end after the message that brings the total to this many bytes.
+        key: indexes of columns. Reading ends at the first message in which the old and the new row differ in one of them.
+    """
+    length_at = _UINT32
+    rows: list[tuple[bytes | None, ...]] = []
+    first = offset + len(header)
+    middle = b"N" + header[-2:]
+    width = len(kinds)
+    try:
+        for place in places:
+            record = records[place]
+            if record[offset:first] != header or record[0] != tag:
+                break
+            position = first
+            old: list[bytes] = []
+            for _ in range(width):
+                start = position
+                found = record[position]
+                if found not in _SENT:
+                    return rows
+                position += 1 if found == NULL else 5 + length_at(record, position + 1)[0]
+                old.append(record[start:position])
+            if record[position : position + 3] != middle:
+                break
+            new: list[bytes] = []
+            position += 3
+            for kind in kinds:
+                start = position
+                found = record[position]
+                if found != kind and (found != NULL or kind == UNCHANGED):
+                    return rows
+                position += 1 if found in _SHORT else 5 + length_at(record, position + 1)[0]
+                new.append(record[start:position])
+            if position != len(record) or any(old[index] != new[index] for index in key):
+                break
+            rows.append(tuple([value[5:] if value[0] == kind != UNCHANGED else None for value, kind in zip(new, kinds, strict=True)]))
             size -= position
             if size <= 0:
                 break

@@ -272,7 +272,11 @@ class ChangeHistory:
         number, rng = self._existing(table), self._rng
         new = [UNCHANGED if index in unchanged else value for index, value in enumerate(self._row(table, number))]
         if table.remote.full:
-            return [table.remote.update(*new, old=self._old(table, number))]
+            old = self._old(table, number)
+            if table.remote.relation.columns[0].name == "id" and rng.random() < 0.02:
+                table.used.add(number + 1)
+                new[0] = table.key(number + 1)
+            return [table.remote.update(*new, old=old)]
         if rng.random() < 0.02:
             other = rng.randrange(200)
             table.used.discard(number)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from subscriber.errors import ProtocolError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import BINARY, TEXT, Insert, Relation, StreamAbort, StreamStart, Tag, TupleData
-from subscriber.protocol.tuples import peek_xid, read_alike, read_rows, read_tuple, relation_id
+from subscriber.protocol.tuples import peek_xid, read_alike, read_full_updates, read_rows, read_tuple, relation_id
 from tests.unit.protocol.strategies import tuples, uint32
 
 HEADER = 6  # tag, relation id, 'N'
@@ -140,3 +142,36 @@ def test_rows_of_one_form_are_read_as_bytes() -> None:
 def test_reading_rows_ends_at_another_form(other: bytes) -> None:
     one = encode(Insert(7, TupleData(b"ut", [None, b"x"])))
     assert _rows([one, other, one], b"ut") == [(None, b"x")]
+
+
+FULL_HEADER = struct.pack(">IcH", 7, b"O", 2)
+
+
+def full_update(old: tuple[bytes | None, ...], new: tuple[bytes | None, ...]) -> bytes:
+    return b"U" + FULL_HEADER + b"".join(map(_column, old)) + b"N\0\2" + b"".join(map(_column, new))
+
+
+def _column(value: bytes | None) -> bytes:
+    return b"n" if value is None else b"u" if value == b"u" else b"t" + struct.pack(">I", len(value)) + value
+
+
+def read_full(records: list[bytes], kinds: bytes = b"tt") -> list[tuple[bytes | None, ...]]:
+    return read_full_updates(records, range(len(records)), tag=Tag.UPDATE, offset=1, header=FULL_HEADER, kinds=kinds, size=10**6, key=[0])
+
+
+def test_full_updates() -> None:
+    good = full_update((b"1", b"a"), (b"1", b"bc"))
+    assert read_full([good, full_update((b"2", None), (b"2", None))]) == [(b"1", b"bc"), (b"2", None)]
+    assert read_full([full_update((b"1", b"a"), (b"1", b"u"))], b"tu") == [(b"1", None)]
+    for other in (
+        full_update((b"1", b"a"), (b"2", b"a")),
+        full_update((b"1", b"u"), (b"1", b"a")),
+        full_update((b"1", b"a"), (b"1", b"u")),
+        good + b"x",
+        good[:-1],
+        good.replace(b"N", b"K"),
+        good.replace(b"t", b"x", 1),
+        good.replace(b"O", b"K"),
+    ):
+        assert read_full([good, other, good]) == [(b"1", b"bc")]
+    assert not any(read_full([good[:length]]) for length in range(len(good)))

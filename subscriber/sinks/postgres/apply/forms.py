@@ -3,7 +3,7 @@
 The form of a change is made from its decoded message. The following changes are read with it, without decoding them, as long as they differ
 only in their values.
 
-These changes have a form: INSERT, UPDATE that does not send an old row, and DELETE, if the target's key finds the row. An UPDATE of a table
+These changes have a form: INSERT, UPDATE that does not change the key, and DELETE, if the target's key finds the row. An UPDATE of a table
 with a column that is GENERATED ALWAYS AS IDENTITY has none.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
-from subscriber.protocol.tuples import read_rows
+from subscriber.protocol.tuples import read_full_updates, read_rows
 from subscriber.sinks.postgres.apply.arrays import binary_array, text_array
 from subscriber.sinks.postgres.apply.change_sql import delete, insert, update
 from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, insert_set, update_set
@@ -71,6 +71,7 @@ class Form:
         ordered: the change must be made after all earlier changes, and before all later ones.
         row_key: returns the only key that the change touches, see :func:`_row_key`; None: the change must keep its place in its table.
         key_kinds: the kinds of the values of ``row_key``.
+        old_key: for an UPDATE that sends the whole old row: the indexes of the key. Their values are those of the new row.
     """
 
     mapping: RelationMapping
@@ -86,9 +87,21 @@ class Form:
     ordered: bool
     row_key: Callable[[Row], object] | None
     key_kinds: bytes
+    old_key: tuple[int, ...]
 
     def read(self, records: Sequence[bytes], places: range, offset: int) -> list[Row]:
         """Read the records from the first one on that have this form. ``offset``: where a record continues after tag and xid."""
+        if self.old_key:
+            return read_full_updates(
+                records,
+                places,
+                tag=self.tag,
+                offset=offset,
+                header=self.header,
+                kinds=self.kinds,
+                size=MOST_BYTES,
+                key=self.old_key,
+            )
         return read_rows(records, places, tag=self.tag, offset=offset, header=self.header, kinds=self.kinds, size=MOST_BYTES)
 
     def values(self, row: Row) -> Sequence[bytes | None]:
@@ -138,6 +151,12 @@ class Forms:
                 tag = Tag.INSERT
             case Update(new=row, key=None, old=None) if mapping.key is not None and mapping.identity is None:
                 tag = Tag.UPDATE
+            case Update(new=row, key=None, old=TupleData() as old) if mapping.key is not None and mapping.identity is None:
+                tag, marker = Tag.UPDATE, b"O"
+                require_width(mapping, old)
+                require_width(mapping, row)
+                if UNCHANGED in old.kinds or any(old.values[i] != row.values[i] or old.kinds[i] != row.kinds[i] for i, _ in mapping.key):
+                    return None
             case Delete(key=key, old=old) if (found := key or old) is not None and mapping.key is not None:
                 row = found
                 tag, marker = Tag.DELETE, b"K" if key is not None else b"O"
@@ -151,6 +170,8 @@ class Forms:
         if form is None:
             header = _HEADER(message.relation_id, marker, len(kinds))
             form = self._forms[mapping, tag, marker, kinds] = self._new(mapping, tag, header, kinds, picked)
+            if tag == Tag.UPDATE and marker == b"O":
+                form.old_key = tuple(index for index, _ in mapping.key or ())
         self._latest[mapping, tag] = form
         return form
 
@@ -163,7 +184,7 @@ class Forms:
         key_kinds = bytes(kinds[index] for index, _ in mapping.key or ())
         row_key = _row_key(mapping, key_kinds)
         ordered = mapping.table.watched
-        return Form(mapping, tag, header, kinds, picked, formats, single, together, arrays, key, ordered, row_key, key_kinds)
+        return Form(mapping, tag, header, kinds, picked, formats, single, together, arrays, key, ordered, row_key, key_kinds, ())
 
 
 def _row_key(mapping: RelationMapping, kinds: bytes) -> Callable[[Row], object] | None:

@@ -134,8 +134,11 @@ async def test_update_of_a_full_row_without_an_old_row_finds_it_by_the_new_value
 
 async def test_key_of_the_target_finds_a_row_that_the_publisher_sends_in_full() -> None:
     sent = await send_one(table(), FULL.relation, FULL.update(1, "y", 2, old=(1, None, 3)))
-    assert sent.sql == 'UPDATE ONLY "public"."t" AS x SET "id" = $1, "v" = $2, "n" = $3 WHERE x."id" OPERATOR(pg_catalog.=) $4'
-    assert sent.values == [b"1", b"y", b"2", b"1"]
+    assert sent.sql == 'UPDATE ONLY "public"."t" AS x SET "id" = $1, "v" = $2, "n" = $3 WHERE x."id" OPERATOR(pg_catalog.=) $1'
+    assert sent.values == [b"1", b"y", b"2"]
+    moved = await send_one(table(), FULL.relation, FULL.update(9, "y", 2, old=(1, None, 3)))
+    assert moved.sql.endswith('WHERE x."id" OPERATOR(pg_catalog.=) $4')
+    assert moved.values == [b"9", b"y", b"2", b"1"]
 
 
 async def test_types_without_equality_are_compared_as_texts() -> None:
