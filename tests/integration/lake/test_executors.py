@@ -263,7 +263,6 @@ async def test_lost_snapshot_is_reported_and_the_table_copied_again(
     assert_same(lake, await applied(lake), publisher_db, [T])
 
 
-@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
 @pytest.mark.parametrize(
     ("alter", "rows"),
     [
@@ -275,10 +274,10 @@ async def test_lost_snapshot_is_reported_and_the_table_copied_again(
         ("BEGIN; TRUNCATE t; INSERT INTO t VALUES (1, 'new', 1); COMMIT", 1),
     ],
 )
-async def test_altered_between_two_parts(publisher_db: Database, tmp_path: Path, alter: str, rows: int) -> None:
-    many_rows(publisher_db)
-    publisher_db.execute("ALTER TABLE t ADD at timestamp; UPDATE t SET at = timestamp '2024-01-01' + id * interval '1 hour'")
-    publisher_db.execute("VACUUM FULL t")
+async def test_altered_between_two_parts(publisher18_db: Database, tmp_path: Path, alter: str, rows: int) -> None:
+    many_rows(publisher18_db)
+    publisher18_db.execute("ALTER TABLE t ADD at timestamp; UPDATE t SET at = timestamp '2024-01-01' + id * interval '1 hour'")
+    publisher18_db.execute("VACUUM FULL t")
     lake, calls = tmp_path / "lake", Counter[int]()
 
     def between(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
@@ -286,23 +285,22 @@ async def test_altered_between_two_parts(publisher_db: Database, tmp_path: Path,
         if calls[1] == 1:
             return numbers[:1]
         if calls[1] == 2 and order.generation == 1:
-            publisher_db.execute(alter)
+            publisher18_db.execute(alter)
         return numbers
 
     async with copier(lake, Watched(lake, between)):
-        await by_executors(publisher_db, tmp_path).run(Until())
+        await by_executors(publisher18_db, tmp_path).run(Until())
     assert calls[2] > 0, "the parts do not fit together"
     cut = await applied(lake)
-    assert_same(lake, cut, publisher_db, [T])
-    assert publisher_db.value("SELECT count(*) FROM t") == rows
+    assert_same(lake, cut, publisher18_db, [T])
+    assert publisher18_db.value("SELECT count(*) FROM t") == rows
 
 
-@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("partitioned", [False, True])
-async def test_swapped_between_two_parts(publisher_db: Database, tmp_path: Path, partitioned: bool, back: bool) -> None:
+async def test_swapped_between_two_parts(publisher18_db: Database, tmp_path: Path, partitioned: bool, back: bool) -> None:
     """The bug was that parts that were read while another table had the name were that one's."""
-    name = make_swappable_table(publisher_db, partitioned=partitioned)
+    name = make_swappable_table(publisher18_db, partitioned=partitioned)
     lake = tmp_path / "lake"
     generations: list[int] = []
 
@@ -311,28 +309,28 @@ async def test_swapped_between_two_parts(publisher_db: Database, tmp_path: Path,
             return numbers
         generations.append(order.generation)
         if len(generations) == 2:
-            publisher_db.execute(swap_in(name))
+            publisher18_db.execute(swap_in(name))
         if len(generations) == 3 and back:
-            publisher_db.execute(swap_out(name))
+            publisher18_db.execute(swap_out(name))
         return numbers[:1] if len(generations) < 3 else numbers
 
     async with copier(lake, Watched(lake, between)):
-        await by_executors(publisher_db, tmp_path).run(Until())
+        await by_executors(publisher18_db, tmp_path).run(Until())
     cut = await applied(lake)
-    assert_same(lake, cut, publisher_db, [T])
+    assert_same(lake, cut, publisher18_db, [T])
     assert generations[:3] == [1, 1, 2]
 
 
-async def test_swapped_while_a_part_waits_to_be_read(publisher_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_swapped_while_a_part_waits_to_be_read(publisher18_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And renamed back before the next check: the part itself has to notice."""
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
-    publisher_db.execute("INSERT INTO t VALUES (1); INSERT INTO t_new VALUES (2); CREATE PUBLICATION pub FOR TABLE t, t_new")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
+    publisher18_db.execute("INSERT INTO t VALUES (1); INSERT INTO t_new VALUES (2); CREATE PUBLICATION pub FOR TABLE t, t_new")
     real_check, real_verify, done = copytask._check, PublishedSnapshot.verify, list[str]()
 
     def once(statements: str) -> None:
         if statements not in done:
             done.append(statements)
-            publisher_db.execute(statements)
+            publisher18_db.execute(statements)
 
     def check(cursor: Any, query: str, *, read: bool) -> None:
         real_check(cursor, query, read=read)
@@ -352,8 +350,8 @@ async def test_swapped_while_a_part_waits_to_be_read(publisher_db: Database, tmp
     monkeypatch.setattr(copytask, "_check", check)
     monkeypatch.setattr(PublishedSnapshot, "verify", verify)
     async with copier(tmp_path / "lake", Watched(tmp_path / "lake", next_time)):
-        await by_executors(publisher_db, tmp_path).run(Until())
-    assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher_db, [T])
+        await by_executors(publisher18_db, tmp_path).run(Until())
+    assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher18_db, [T])
 
 
 async def test_executors_that_may_not_connect_are_told_of_until_they_may(

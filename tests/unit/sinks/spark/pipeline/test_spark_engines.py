@@ -23,6 +23,8 @@ from tests.unit.sinks.spark.stream import batch, begun, make
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
