@@ -5,12 +5,13 @@ working directory and streams, then runs the module as ``python -m`` does. It is
 What a test may see of the start itself (time, imports, ``/proc/PID/cmdline``) needs the real command.
 """
 
+# ruff: noqa: F401 -- it imports for those that it forks
+
 from __future__ import annotations
 
 import atexit
 import contextlib
 import gc
-import importlib
 import json
 import os
 import runpy
@@ -26,11 +27,6 @@ from typing import IO, Any
 
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "PSYCOPG")
 """Variables, or their first letters, that the interpreter and libraries read only once."""
-_IMPORTED = [f"subscriber.cli.verbs.{verb}" for verb in ("run", "create", "alter", "drop", "status", "check", "tail")]
-_IMPORTED += [
-    f"subscriber.sinks.{part}" for part in ("postgres.sink", "postgres.copy.table_sync", "sqlalchemy.sink", "sqlalchemy.copy.table_sync")
-]
-_IMPORTED += ["asyncpg", "aiosqlite", "aiomysql", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.mysql"]
 _REQUEST_BYTES = 1 << 20
 
 _starting = threading.Lock()
@@ -152,8 +148,19 @@ def _become(request: dict[str, Any], output: int, problems: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    for name in _IMPORTED:
-        importlib.import_module(name)
+    # what runs and verbs with the usual targets import, in the form that linters check
+    import aiomysql  # type: ignore[import-untyped]
+    import aiosqlite
+    import asyncpg
+    import sqlalchemy.dialects.mysql
+    import sqlalchemy.dialects.sqlite
+
+    from subscriber.cli.verbs import alter, check, create, drop, run, status, tail
+    from subscriber.sinks.postgres import sink as postgres_sink
+    from subscriber.sinks.postgres.copy import table_sync as postgres_table_sync
+    from subscriber.sinks.sqlalchemy import sink as sqlalchemy_sink
+    from subscriber.sinks.sqlalchemy.copy import table_sync as sqlalchemy_table_sync
+
     gc.collect()
     gc.freeze()
     with contextlib.closing(socket.socket(fileno=int(sys.argv[1]))) as control:
