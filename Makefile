@@ -32,7 +32,7 @@ VERSION ?= 18
 WORKLOAD ?=
 JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
-.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix lint format docs clean
+.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -57,6 +57,7 @@ help:
 	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version,'
 	@echo '                        TARGET may be sqlite or mariadb'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
+	@echo 'make wheel              a wheel in dist/, with the compiled core if there is a C compiler'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 	@echo 'make docs               the documentation as a site, in site/; a dead link or a warning is an error'
 
@@ -118,8 +119,9 @@ crash-spark: $(VENV)/.dev $(VENV)/.spark
 soak-lake: $(VENV)/.dev
 	SUBSCRIBER_BACKLOG_SECONDS=$(if $(filter file,$(origin SECONDS)),180,$(SECONDS)) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_lake_backlog.py
 
+# with the core in Python, while `make test` uses the compiled form where there is one
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
+	SUBSCRIBER_IMPLEMENTATION=python $(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
 
 benchmark-parallel: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmark.parallel_apply
@@ -140,6 +142,9 @@ bench-copy: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb)
 
 bench-tables: $(VENV)/.dev $(VENV)/.servers $(if $(filter mariadb,$(TARGET)),mariadb)
 	$(BIN)/python -m tests.benchmark.tables $(VERSION) $(TARGET)
+
+wheel: $(VENV)/.made
+	$(PIP) wheel --no-deps --wheel-dir dist .
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

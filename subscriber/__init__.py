@@ -6,6 +6,8 @@ A name is imported when it is first used, so that a program pays only for what i
 import importlib as _importlib
 import typing as _typing
 
+from subscriber._implementation import install as _install
+
 if _typing.TYPE_CHECKING:
     from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
     from subscriber.config import Settings, SubscriptionOptions
@@ -146,6 +148,9 @@ _MODULES = {
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 _SUBMODULES = {module.split(".")[1] for module in _MODULES}
+
+
+_install()
 
 
 # type checkers know the names of __all__ only

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import subscriber
+from subscriber._implementation import implementation
 from subscriber.cli.collector import settle_collector
 from subscriber.cli.output import LogFormatter, complain, emit, finish, settle_streams
 from subscriber.errors import SubscriberError
@@ -152,7 +153,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="subscriber", description="The subscriber of PostgreSQL logical replication.")
-    parser.add_argument("--version", action="version", version=f"subscriber {subscriber.__version__}")
+    parser.add_argument("--version", action="version", version=f"subscriber {subscriber.__version__} ({implementation()})")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more on stderr; give it twice for debugging")
     parser.add_argument("-q", "--quiet", action="store_true", help="no confirmations and no progress")
     verbs = parser.add_subparsers(metavar="verb", required=True, parser_class=_VerbParser)

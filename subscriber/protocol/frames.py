@@ -132,6 +132,8 @@ def payloads(frames: list[bytes], start: int, tags: Collection[int]) -> list[byt
     """
     found: list[bytes] = []
     add = found.append
+    data: bytes
+    payload: bytes
     for place in range(start, len(frames)):
         data = frames[place]
         payload = data[PAYLOAD:]

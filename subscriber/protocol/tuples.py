@@ -20,6 +20,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final
 
+from subscriber import _cython as cython
 from subscriber.protocol.errors import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
@@ -38,21 +39,36 @@ def read_tuple(payload: bytes, offset: int) -> tuple[TupleData, int]:
     Raises:
         ProtocolError: the bytes there are not a TupleData.
     """
+    compiled = cython.compiled
     unpack = _UINT32
     values: list[bytes | None] = []
     append = values.append
     kinds = bytearray()
     add_kind = kinds.append
-    position = offset + 2
+    position: cython.Py_ssize_t = offset + 2
+    size: cython.Py_ssize_t = len(payload)
+    start: cython.Py_ssize_t
+    length: cython.Py_ssize_t
+    kind: cython.Py_ssize_t
+    text: cython.p_char = payload
     try:
         (count,) = _INT16(payload, offset)
         for _ in range(count):
             kind = payload[position]
             if kind == TEXT or kind == BINARY:  # noqa: PLR1714, SIM109 - a third faster
-                (length,) = unpack(payload, position + 1)
                 start = position + 5
-                position = start + length
-                append(payload[start:position])
+                if compiled:
+                    length = payload[position + 1]
+                    length = length << 8 | payload[position + 2]
+                    length = length << 8 | payload[position + 3]
+                    position = start + (length << 8 | payload[position + 4])
+                    # a slice of a C string is not limited by its end
+                    if position > size:
+                        break
+                else:
+                    (length,) = unpack(payload, position + 1)
+                    position = start + length
+                append(text[start:position])
             elif kind == NULL or kind == UNCHANGED:  # noqa: PLR1714, SIM109
                 position += 1
                 append(None)
@@ -93,29 +109,50 @@ def read_alike(
         The converted rows, with None for NULL. Reading ends at the first message that is not of this form: it has a value of the other
         kind or an unchanged one, or its ``bind`` refused a value. The caller reads that message and reports its error, if it has one.
     """
+    compiled = cython.compiled
     length_at = _UINT32
     rows: list[tuple[object, ...]] = []
     add_row = rows.append
-    first = offset + len(header)
+    first: cython.Py_ssize_t = offset + len(header)
+    position: cython.Py_ssize_t
+    start: cython.Py_ssize_t
+    end: cython.Py_ssize_t
+    length: cython.Py_ssize_t
+    found: cython.Py_ssize_t
+    record: bytes
+    text: cython.p_char
     try:
         for place in places:
             record = records[place]
             if record[offset:first] != header or record[0] != tag:
                 break
             position = first
+            end = len(record)
+            text = record
             row: list[object] = []
             for bind in binds:
                 found = record[position]
                 if found == kind:
                     start = position + 5
-                    position = start + length_at(record, position + 1)[0]
-                    row.append(bind(record[start:position]))
+                    if compiled:
+                        if start > end:
+                            return rows
+                        length = record[position + 1]
+                        length = length << 8 | record[position + 2]
+                        length = length << 8 | record[position + 3]
+                        position = start + (length << 8 | record[position + 4])
+                        # a slice of a C string is not limited by its end
+                        if position > end:
+                            return rows
+                    else:
+                        position = start + length_at(record, position + 1)[0]
+                    row.append(bind(text[start:position]))
                 elif found == NULL:
                     position += 1
                     row.append(None)
                 else:
                     return rows
-            if position != len(record):
+            if position != end:
                 break
             # the garbage collector does not track a tuple of plain values: this saves much time
             add_row(tuple(row))
@@ -141,33 +178,56 @@ def read_rows(
     Returns:
         The values, with None for NULL and for unchanged ones.
     """
+    compiled = cython.compiled
     length_at = _UINT32
     rows: list[tuple[bytes | None, ...]] = []
     add_row = rows.append
-    first = offset + len(header)
+    first: cython.Py_ssize_t = offset + len(header)
+    left: cython.Py_ssize_t = size
+    position: cython.Py_ssize_t
+    start: cython.Py_ssize_t
+    end: cython.Py_ssize_t
+    length: cython.Py_ssize_t
+    kind: cython.Py_ssize_t
+    found: cython.Py_ssize_t
+    record: bytes
+    text: cython.p_char
     try:
         for place in places:
             record = records[place]
             if record[offset:first] != header or record[0] != tag:
                 break
             position = first
+            end = len(record)
+            text = record
             row: list[bytes | None] = []
             for kind in kinds:
                 found = record[position]
                 if found == kind != UNCHANGED:
                     start = position + 5
-                    position = start + length_at(record, position + 1)[0]
-                    row.append(record[start:position])
+                    if compiled:
+                        if start > end:
+                            return rows
+                        length = record[position + 1]
+                        length = length << 8 | record[position + 2]
+                        length = length << 8 | record[position + 3]
+                        position = start + (length << 8 | record[position + 4])
+                        # a slice of a C string is not limited by its end
+                        if position > end:
+                            return rows
+                    else:
+                        position = start + length_at(record, position + 1)[0]
+                    row.append(text[start:position])
                 elif found == (UNCHANGED if kind == UNCHANGED else NULL):
                     position += 1
                     row.append(None)
                 else:
                     return rows
-            if position != len(record):
+            if position != end:
                 break
             add_row(tuple(row))
-            size -= position
-            if size <= 0:
+            left -= position
+            if left <= 0:
                 break
     except (IndexError, StructError):
         pass

@@ -103,8 +103,9 @@ def ours(modules: set[str]) -> set[str]:
 
 
 def test_the_package_imports_a_name_when_it_is_used() -> None:
-    assert ours(loaded("import subscriber")) == {"subscriber"}
-    assert ours(loaded("from subscriber import Lsn")) == {"subscriber", "subscriber.protocol", "subscriber.protocol.lsn"}
+    assert ours(loaded("import subscriber")) == {"subscriber", "subscriber._implementation"}
+    homes = {"subscriber.protocol", "subscriber.protocol.lsn"}
+    assert ours(loaded("from subscriber import Lsn")) == {"subscriber", "subscriber._implementation"} | homes
 
 
 def test_public_names() -> None:
@@ -119,7 +120,7 @@ def test_public_names() -> None:
 def test_help_imports_no_verb(arguments: list[str]) -> None:
     modules = ours(loaded(MAIN.format(arguments=arguments)))
     cli = {f"subscriber.cli.{name}" for name in ("collector", "main", "output")}
-    assert modules == {"subscriber", "subscriber.cli", "subscriber.errors", "subscriber.printable"} | cli
+    assert modules == {"subscriber", "subscriber._implementation", "subscriber.cli", "subscriber.errors", "subscriber.printable"} | cli
 
 
 @pytest.mark.parametrize(

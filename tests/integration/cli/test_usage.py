@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from subscriber import __version__
+from subscriber._implementation import implementation
 from tests.support.program import PROGRAM, environment, subscriber
 
 VERBS = {
@@ -28,7 +29,7 @@ def test_help(verb: str) -> None:
 
 def test_version() -> None:
     done = subscriber("--version")
-    assert (done.status, done.output, done.errors) == (0, f"subscriber {__version__}\n", "")
+    assert (done.status, done.output, done.errors) == (0, f"subscriber {__version__} ({implementation()})\n", "")
 
 
 def test_preloaded_program_is_the_program() -> None:

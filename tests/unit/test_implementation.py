@@ -1,0 +1,143 @@
+"""The two forms of the compiled core give the same results and the same errors, on valid, mutated and random payloads."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from subscriber._implementation import MODULES, VARIABLE, compiled_file, source_file
+from subscriber.errors import ProtocolError
+from subscriber.protocol.messages import BINARY, TEXT, UNCHANGED, Tag
+
+_HEADER = struct.pack(">IcH", 16384, b"N", 4)
+_PAYLOADS = int(os.environ.get("SUBSCRIBER_FUZZ", "20000"))
+
+
+def _load(module: str, file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(module, file)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def _forms(module: str) -> list[ModuleType]:
+    """The module as Python and as C."""
+    if not os.path.exists(compiled_file(module)):
+        # without a compiler there is nothing to compare; with one, installation must have compiled it
+        assert shutil.which("gcc") is None, "install the project again, which compiles the core"
+        pytest.skip("there is no C compiler")
+    return [_load(module, source_file(module)), _load(module, compiled_file(module))]
+
+
+def _value(kind: bytes, value: bytes) -> bytes:
+    return kind + struct.pack(">I", len(value)) + value
+
+
+def _insert(rng: random.Random) -> bytes:
+    values = [
+        rng.choice((b"n", b"u", _value(b"t", rng.randbytes(rng.randrange(6))), _value(rng.choice((b"t", b"b")), rng.randbytes(3))))
+        for _ in range(4)
+    ]
+    return b"I" + _HEADER + b"".join(values)
+
+
+def _mutated(rng: random.Random, payload: bytes) -> bytes:
+    data = bytearray(payload)
+    for _ in range(rng.randrange(3)):
+        match rng.randrange(4):
+            case 0:
+                del data[rng.randrange(len(data) + 1) :]
+            case 1 if data:
+                data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256), *b"ntub"))
+            case 2:
+                place = rng.randrange(len(data) + 1)
+                data[place:place] = rng.randbytes(rng.randrange(1, 5))
+            case _ if len(data) > 13:
+                data[9:13] = rng.choice((b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\1", rng.randbytes(4)))
+    return bytes(data)
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except ProtocolError as error:
+        return str(error), error.offset, error.tag
+
+
+def _histories() -> Iterator[list[bytes]]:
+    rng = random.Random(17)
+    for _ in range(_PAYLOADS // 20):
+        yield [_mutated(rng, _insert(rng)) if rng.random() < 0.5 else _insert(rng) for _ in range(20)]
+
+
+def test_both_forms_read_the_same() -> None:
+    python, c = _forms("subscriber.protocol.tuples")
+    read = 0
+    for records in _histories():
+        for record in records:
+            expected = _outcome(lambda record=record: python.read_tuple(record, 6))  # type: ignore[misc]
+            assert _outcome(lambda record=record: c.read_tuple(record, 6)) == expected  # type: ignore[misc]
+        for kinds in (bytes([TEXT] * 4), bytes([BINARY] * 4), bytes([TEXT, UNCHANGED, TEXT, BINARY])):
+            for place in range(len(records)):
+                arguments = {"tag": int(Tag.INSERT), "offset": 1, "header": _HEADER, "kinds": kinds, "size": 40}
+                rows = python.read_rows(records, range(place, len(records)), **arguments)
+                assert c.read_rows(records, range(place, len(records)), **arguments) == rows
+                read += len(rows)
+        arguments = {"tag": int(Tag.INSERT), "offset": 1, "header": _HEADER, "kind": TEXT, "binds": (bytes, len, bytes, int)}
+        assert c.read_alike(records, range(20), **arguments) == python.read_alike(records, range(20), **arguments)
+    assert read > _PAYLOADS // 20
+
+
+def test_both_forms_find_the_same_payloads() -> None:
+    python, c = _forms("subscriber.protocol.frames")
+    rng = random.Random(18)
+    for records in _histories():
+        frames = [_mutated(rng, struct.pack(">cQQq", b"w", 1, 2, 3)) + record for record in records]
+        tags = frozenset({int(Tag.INSERT)})
+        assert c.payloads(list(frames), 0, tags) == python.payloads(list(frames), 0, tags)
+
+
+def test_both_forms_write_the_same_arrays() -> None:
+    python, c = _forms("subscriber.sinks.postgres.apply.arrays")
+    rng = random.Random(19)
+    for _ in range(1000):
+        values = [rng.choice((None, rng.randbytes(rng.randrange(5)), b'"\\', b"NULL", b"")) for _ in range(rng.randrange(1, 6))]
+        assert c.binary_array(values, 25) == python.binary_array(values, 25)
+        assert c.text_array(values, b",") == python.text_array(values, b",")
+
+
+def _run(form: str, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, VARIABLE: form}, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_selection() -> None:
+    code = "import subscriber._implementation as i, subscriber.protocol.tuples as t; print(i.implementation(), t.__file__)"
+    assert _run("python", code).stdout.split() == ["python", (source_file("subscriber.protocol.tuples"))]
+    assert _run("", "from subscriber.cli.main import main; main(['--version'])").returncode == 0
+    refused = _run("rust", code)
+    assert refused.returncode != 0
+    assert f'invalid value for {VARIABLE}: "rust"' in refused.stderr
+    _forms("subscriber.protocol.tuples")
+    assert _run("c", code).stdout.split() == ["c", (compiled_file("subscriber.protocol.tuples"))]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_is_compiled(module: str) -> None:
+    python, c = _forms(module)
+    assert c.__file__ != python.__file__
+    assert set(python.__all__) <= set(dir(c))
