@@ -86,7 +86,8 @@ def test_a_transaction_of_many_rows(publisher18_db: Database, target_db: Databas
     peak = _run(publisher18_db, target_db, tmp_path, f"streaming={streaming}")
     print(f"{ROWS} rows, streaming={streaming}: {peak}")
     assert target_db.fetch("SELECT count(*), count(DISTINCT id) FROM t") == [(ROWS, ROWS)]
-    assert peak.spooled_mb > 10
+    # the transaction is applied while it is received, so its last part may stay in memory
+    assert peak.spooled_mb > 1
     assert peak.resident_mb < BASE_MB + ROWS * 50 / 1024**2
     streamed = publisher18_db.value(f"SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = 'memory_{publisher18_db.name}'")
     assert (streamed > 0) == (streaming == "parallel")
