@@ -10,6 +10,7 @@ import importlib.util
 import shutil
 import sys
 import tempfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
@@ -39,7 +40,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             _compile(missing, files, core, Path(name))
     for file in Path(core.FOLDER).iterdir():
-        if str(file) not in files.values():
+        # not those of another version of Python
+        if file.name.endswith(EXTENSION_SUFFIXES[0]) and str(file) not in files.values():
             file.unlink()
 
 

@@ -159,9 +159,13 @@ class _Attempt:
             TargetUnavailable: the commit may have taken effect.
         """
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
+        if self.session is None:
+            # nothing is applied yet, and to connect may take long
+            await self.abandon()
+            return False
         await asyncio.wait({self.task})
         session = self.session
-        if not self.alive or session is None:
+        if not self.alive:
             return False
         self.committing = True
         try:

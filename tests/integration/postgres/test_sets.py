@@ -421,3 +421,27 @@ async def test_updates_with_whole_old_rows(target_db: Database, sent: Sent) -> N
         assert target_db.fetch("SELECT count(*), max(id), sum(w) FROM t") == [(40, 99, 0)]
         assert feed.sink.statistics.updates == 80
         assert feed.sink.statistics.confl_update_missing == 0
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        "DEFAULT currval('parents_here_seq')",
+        "DEFAULT lastval()",
+        "counted",
+    ],
+)
+async def test_defaults_that_see_the_order(target_db: Database, default: str) -> None:
+    target_db.execute("CREATE TABLE parents (id int PRIMARY KEY, here bigserial)")
+    target_db.execute(
+        "CREATE FUNCTION parents_so_far() RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM public.parents); END'"
+    )
+    target_db.execute("CREATE DOMAIN counted AS bigint DEFAULT parents_so_far()")
+    column = default if default == "counted" else f"bigint {default}"
+    target_db.execute(f"CREATE TABLE children (id int PRIMARY KEY, here {column})")
+    parents = Remote("parents", "*id", types={"id": 23}, relation_id=1)
+    children = Remote("children", "*id", types={"id": 23}, relation_id=2)
+    async with opened(target_db) as feed:
+        changes = [remote.insert(number) for number in range(10) for remote in (parents, children)]
+        await feed.apply(parents.relation, children.relation, *changes)
+    assert target_db.fetch("SELECT id, here FROM children ORDER BY id") == [(number, number + 1) for number in range(10)]

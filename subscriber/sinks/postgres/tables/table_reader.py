@@ -67,7 +67,7 @@ _TEXT_ARRAY: Final = 1009
 # that of the default btree or hash operator class, as in PostgreSQL's type cache; if a part has none, the column has none.
 # An array is an element of no other array. It is cast from text: without a row in pg_cast, this cast calls the input function.
 # With -1, its name is never that of a shorter type: "character" without a length means character(1), "bit" means bit(1).
-# watching: types with a domain's CHECK constraint that could see rows of tables.
+# watching: types with a domain's default or CHECK constraint that could see rows of tables.
 # oid[] and text[] are the arrays that asyncpg knows; for another one, it would first query the catalogs about it.
 _COLUMNS: Final = f"""
 WITH RECURSIVE given AS (
@@ -111,8 +111,12 @@ WITH RECURSIVE given AS (
     ) AS operator ON true
 ), watching AS MATERIALIZED (
     SELECT DISTINCT p.root FROM part p
-    JOIN pg_catalog.pg_constraint k ON k.contypid = p.typ
-    JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = k.oid
+    JOIN (
+        SELECT t.oid AS typ, t.tableoid, t.oid FROM pg_catalog.pg_type t WHERE t.typtype = 'd' AND t.typdefaultbin IS NOT NULL
+        UNION ALL
+        SELECT k.contypid, k.tableoid, k.oid FROM pg_catalog.pg_constraint k WHERE k.contypid <> 0
+    ) AS e ON e.typ = p.typ
+    JOIN pg_catalog.pg_depend d ON d.classid = e.tableoid AND d.objid = e.oid
     JOIN pg_catalog.pg_proc f ON f.provolatile <> 'i' AND {_CALLED}
 ), compared AS MATERIALIZED (
     SELECT l.root, CASE WHEN pg_catalog.bool_and(l.name IS NOT NULL)
@@ -166,6 +170,13 @@ SELECT t.root::int8 AS relid, t.itself, k.columns, k.operators,
            ) AS e
            JOIN pg_catalog.pg_depend d ON d.classid = e.tableoid AND d.objid = e.oid
            JOIN pg_catalog.pg_proc f ON f.provolatile <> 'i' AND {_CALLED}
+       )
+       -- pg_depend does not have functions of the system
+       OR EXISTS (
+           SELECT FROM pg_catalog.pg_attrdef a
+           JOIN pg_catalog.pg_proc f ON f.oid IN ('pg_catalog.currval(regclass)'::pg_catalog.regprocedure,
+                                                  'pg_catalog.lastval()'::pg_catalog.regprocedure)
+           WHERE a.adrelid = t.oid AND pg_catalog.strpos(a.adbin::pg_catalog.text, pg_catalog.format(':funcid %s ', f.oid::int8)) > 0
        ) AS watched,
        EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = t.oid AND (i.indisunique OR i.indisexclusion)
                AND i.indexrelid IS DISTINCT FROM k.indexrelid) AS other_unique
