@@ -84,7 +84,10 @@ class RunProcess:
 
     def catch_up(self, timeout: float) -> None:
         """A run to the end of the publisher's WAL, which has to end well."""
-        status = self.start("--until-caught-up").wait(timeout)
+        try:
+            status = self.start("--until-caught-up").wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not caught up after {timeout:g} s\n{self.log()}") from None
         assert status == 0, f"status {status}\n{self.log()}"
 
     def conflicts(self) -> list[str]:

@@ -133,7 +133,7 @@ async def _survives(publisher: Database, reader: TargetReader, directory: Path, 
             await _kill(process, _late(rng, kills - early - 1), met, rng, 60)
             for number in range(3):
                 prepare_one(publisher, f"left {number} {publisher.name}", rng)
-        await assert_all_arrives(process, load, 90)
+        await assert_all_arrives(process, load, 300)
     finally:
         process.end()
     print(f"{kills} kills, moments met {dict(met)}")
@@ -196,7 +196,7 @@ async def test_mariadb_is_killed_twenty_times(
                 for number in range(3):
                     prepare_one(publisher, f"left {number} {publisher.name}", rng)
                 process.kill()
-            await assert_all_arrives(process, load, 90)
+            await assert_all_arrives(process, load, 300)
         finally:
             process.end()
     print(f"progressed in {progressed} lives")
