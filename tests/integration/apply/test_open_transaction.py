@@ -33,6 +33,8 @@ async def test_applied_while_it_is_received(publisher_db: Database, any_target_d
     async with following(publisher_db, target_db, tmp_path, **whole(tmp_path)) as found:
         # the relation is described in an earlier transaction
         publisher_db.execute("INSERT INTO t VALUES (0, 1, 'before')")
+        # no attempt begins before the events before it are committed
+        await found.caught_up()
         publisher_db.execute(fill(1))
         publisher_db.execute("INSERT INTO t VALUES (100000, 1, 'after')")
         assert len(await found.same(ROWS)) == MANY + 2
@@ -95,6 +97,8 @@ async def test_prepared(publisher_db: Database, target_db: Database, tmp_path: P
     async with following(publisher_db, target_db, tmp_path, two_phase=True, **whole(tmp_path)) as found:
         await eventually(target_db, "SELECT subtwophasestate FROM subscriber.pg_subscription", "e")
         publisher_db.execute("INSERT INTO t VALUES (0, 1, 'before')")
+        # no attempt begins before the events before it are committed
+        await found.caught_up()
         publisher_db.execute(f"BEGIN; {fill(1)}; PREPARE TRANSACTION 'p'")
         await found.caught_up()
         assert parallel(found) == 1
