@@ -95,7 +95,7 @@ STREAMS: Final = {
     ),
     "mixed": Stream(
         "transactions of nine mixed changes",
-        60_000,
+        120_000,
         # with rows, so that no plan is made for an empty table
         NARROW
         + _FILL
@@ -103,7 +103,7 @@ STREAMS: Final = {
         _each(_MIXED),
         changes=9,
     ),
-    "tpcb": Stream("pgbench TPC-B", 80_000, _TPCB, None, changes=4),
+    "tpcb": Stream("pgbench TPC-B", 160_000, _TPCB, None, changes=4),
     "streamed": Stream(
         "streamed, savepoint rolled back",
         1_000_000,
@@ -115,14 +115,14 @@ STREAMS: Final = {
     ),
     "wide": Stream(
         "rows of 50 columns",
-        3_000,
+        6_000,
         f"CREATE TABLE t (id bigint PRIMARY KEY, {_WIDE});",
         _each(f"INSERT INTO t SELECT g, {_WIDE_VALUES} FROM generate_series(i * 100, i * 100 + 99) AS g"),
         changes=100,
     ),
     "toast": Stream(
         "100 kB TOASTed rows, rarely changed",
-        250_000,
+        500_000,
         "CREATE TABLE t (id int PRIMARY KEY, a int, large text); ALTER TABLE t ALTER large SET STORAGE EXTERNAL;"
         f"INSERT INTO t SELECT g, 0, {_LARGE.replace('{seed}', 'g')} FROM generate_series(1, 500) AS g;",
         _each(
@@ -133,7 +133,7 @@ STREAMS: Final = {
     ),
     "full": Stream(
         "REPLICA IDENTITY FULL",
-        30_000,
+        60_000,
         NARROW + "ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t SELECT g, g % 1000, NULLIF(g % 3, 0), md5(g::text)"
         " FROM generate_series(1, {n} * 10) AS g;",
         _each(
@@ -144,7 +144,7 @@ STREAMS: Final = {
     ),
     "interleaved": Stream(
         "ten interleaved tables",
-        80_000,
+        160_000,
         "".join(f"CREATE TABLE t{number} (id int PRIMARY KEY, a int, c text);" for number in range(10)),
         _each("; ".join(f"INSERT INTO t{number} VALUES (i, {number}, md5(i::text))" for number in range(10))),
         changes=10,
