@@ -115,6 +115,7 @@ class Receiver:
         self._spool_turn = asyncio.Lock()
         self._watcher: Callable[[], None] | None = None
         self._applied = asyncio.Event()
+        self._stalled: tuple[int, int | None] | None = None
         self.popped = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
@@ -264,11 +265,14 @@ class Receiver:
     async def _spill(self) -> None:
         followed = self._reassembly.open
         if followed is not None and followed.applied is not None and followed.applied <= followed.spilled:
-            # the target is slower than the publisher
+            # the target is slower than the publisher; an attempt that waits for a lock is waited for only once
             self._applied.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_BEHIND_SECONDS):
-                    await self._applied.wait()
+            if self._stalled != (followed.spool_id, followed.applied):
+                try:
+                    async with asyncio.timeout(_BEHIND_SECONDS):
+                        await self._applied.wait()
+                except TimeoutError:
+                    self._stalled = followed.spool_id, followed.applied
         async with self._spool_turn:
             if (spill := self._reassembly.spill()) is not None:
                 await self._spool.append(*spill)
