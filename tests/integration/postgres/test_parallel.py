@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
 
-from subscriber.abc import ParallelTransaction
+from subscriber.abc import ParallelTransaction, TableName
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.postgres.parallel.transaction import MOST_SAVEPOINTS, PostgresParallelTransaction
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import parallel_key
+from subscriber.sinks.postgres.tables import relation_map
+from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
+from subscriber.sinks.postgres.tables.table_reader import read_table
 from subscriber.transaction.model import Transaction
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import eventually, lock_refused
@@ -37,9 +42,51 @@ def streamed(feed: Feed, given: list[bytes]) -> Transaction:
     return found
 
 
+@pytest.fixture
+def read_tables(monkeypatch: pytest.MonkeyPatch) -> list[TableName]:
+    """The tables of the target whose definitions were read."""
+    found: list[TableName] = []
+
+    async def observed(reader: CatalogReader, name: TableName, **more: Any) -> TargetTable:
+        found.append(name)
+        return await read_table(reader, name, **more)
+
+    monkeypatch.setattr(relation_map, "read_table", observed)
+    return found
+
+
 async def begin(feed: Feed) -> ParallelTransaction:
     feed.subscribe("public", "t")
     return await feed.opened.open_parallel(TOP, lambda _: True)
+
+
+@pytest.mark.parametrize("xid", [TOP, None], ids=["streamed", "not streamed"])
+async def test_relations_that_did_not_change_keep_their_targets(target_db: Database, read_tables: list[TableName], xid: int | None) -> None:
+    target_db.execute(TABLE)
+    target_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    other = Remote("other", "*id", relation_id=4712)
+    async with opened(target_db) as feed:
+        await feed.apply(REMOTE.relation, REMOTE.insert(1), other.relation, other.insert(1))
+        parallel = await feed.opened.open_parallel(TOP, lambda _: True, streamed=xid is not None)
+        transaction = feed.transaction(replace(REMOTE.relation, xid=xid), Insert(REMOTE.relation_id, row(2), xid))
+        transaction.prefixed = xid is not None
+        await parallel.apply(transaction.records)
+        assert await parallel.commit(transaction)
+        await parallel.roll_back()
+        read = len(read_tables)
+        await feed.apply(REMOTE.insert(3), other.insert(3))
+        assert read_tables[read:] == []
+        # a change of the publisher's table is adopted
+        wider = Remote("t", "*id", "v")
+        target_db.execute("ALTER TABLE t ADD v int")
+        parallel = await feed.opened.open_parallel(TOP, lambda _: True, streamed=xid is not None)
+        transaction = feed.transaction(replace(wider.relation, xid=xid), Insert(wider.relation_id, row(4, 4), xid))
+        transaction.prefixed = xid is not None
+        await parallel.apply(transaction.records)
+        assert await parallel.commit(transaction)
+        await parallel.roll_back()
+        await feed.apply(wider.insert(5, 5), other.insert(5))
+        assert target_db.fetch("SELECT id, v FROM t ORDER BY id") == [(1, None), (2, None), (3, None), (4, 4), (5, 5)]
 
 
 async def test_moves_the_position_with_the_rows(any_target_db: Database) -> None:

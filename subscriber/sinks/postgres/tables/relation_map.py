@@ -7,6 +7,7 @@ or an ALTER TABLE (:meth:`RelationMap.forget_targets`).
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
@@ -46,9 +47,11 @@ class RelationMap(DescribedRelations):
         self._passed_over: set[tuple[int, bool]] = set()
 
     def adopt(self, other: RelationMap) -> None:
-        """Define all relations of another map: they were described after those of this one."""
-        for relation in other.remembered().values():
-            self.define(relation)
+        """Define the relations of another map that differ: they were described after those of this one."""
+        for relation_id, relation in other.remembered().items():
+            known = self._remote.get(relation_id)
+            if known is None or replace(known, xid=relation.xid) != relation:
+                self.define(relation)
 
     def forget_targets(self) -> None:
         """Read the target's tables again when they are needed next."""
