@@ -283,6 +283,26 @@ async def test_misses_of_parallel_transactions_count(target_db: Database, sent: 
         assert len(sent) == 2
 
 
+async def test_miss_of_a_parallel_transaction_counts_once(target_db: Database, sent: Sent, attempts: list[bool]) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 99)")
+    remote = Remote("t", "*id")
+    async with opened(target_db) as feed:
+        feed.subscribe("public", "t")
+        await feed.apply(remote.relation)
+        missing = feed.transaction(*(remote.delete(number) for number in range(8)))
+        parallel = await feed.opened.open_parallel(missing.xid, lambda _: True, streamed=False)
+        with pytest.raises(TargetError, match="misses rows"):
+            await parallel.apply(missing.records)
+        await parallel.roll_back()
+        await feed.opened.apply(feed.batch(missing))
+        assert target_db.value("SELECT count(*) FROM t") == 92
+        await feed.apply(*(remote.delete(number) for number in range(8, 16)))
+        assert target_db.value("SELECT count(*) FROM t") == 84
+        assert len(sent) == 2
+        # the transaction is applied without sets at once
+        assert attempts == [True, False, True]
+
+
 async def test_interrupted_set_names_its_transactions(target_db: Database, sent: Sent) -> None:
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 20)")
     remote = Remote("t", "*id")

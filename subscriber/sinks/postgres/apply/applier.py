@@ -124,6 +124,7 @@ class Applier:
         self._committed = committed
         self._missed: Counter[TableName] = Counter()
         self._apart: set[TableName] = set()
+        self._missed_early: set[int] = set()
 
     @property
     def apart(self) -> Collection[TableName]:
@@ -143,20 +144,24 @@ class Applier:
                 await self.skip(transaction)
         if not pending:
             return
-        if await self._succeeds(lambda apart: self._attempt(pending, batch.gate, apart=apart)):
+        if await self._succeeds(pending, lambda apart: self._attempt(pending, batch.gate, apart=apart)):
             return
         self.relations.forget_targets()
         for transaction in pending:
             await self._attempt([transaction], batch.gate, last=True)
 
-    async def _succeeds(self, attempt: Callable[[Collection[TableName] | None], Awaitable[None]]) -> bool:
+    async def _succeeds(
+        self, transactions: Iterable[Transaction], attempt: Callable[[Collection[TableName] | None], Awaitable[None]]
+    ) -> bool:
         """Make an attempt with sets, and one without them if a set misses rows. False: both failed.
 
         Raises:
             TargetUnavailable
         """
         missed: TableName | None = None
-        for apart in (self._apart, None):
+        early = self._missed_early.intersection([transaction.xid for transaction in transactions])
+        self._missed_early -= early
+        for apart in (None,) if early else (self._apart, None):
             try:
                 await attempt(apart)
             except RowsMissed as miss:
@@ -168,11 +173,16 @@ class Applier:
                 raise
             except TargetError:
                 break
-            self.note_miss(missed)
+            self._note_miss(missed)
             return True
         return False
 
-    def note_miss(self, table: TableName | None) -> None:
+    def note_early_miss(self, table: TableName | None, xid: int) -> None:
+        """Count a set that missed rows in parallel apply. At its end the transaction is applied without sets, and not counted again."""
+        self._note_miss(table)
+        self._missed_early.add(xid)
+
+    def _note_miss(self, table: TableName | None) -> None:
         """After a set that missed rows: send the table's changes one by one from now on, if it happens often."""
         if table is not None:
             self._missed[table] += 1
@@ -195,7 +205,7 @@ class Applier:
             ApplyError, RelationError, TargetError: the transaction is rolled back.
             TargetUnavailable
         """
-        if await self._succeeds(lambda apart: self._prepare(transaction, gate, gid, apart=apart)):
+        if await self._succeeds([transaction], lambda apart: self._prepare(transaction, gate, gid, apart=apart)):
             return
         self.relations.forget_targets()
         await self._prepare(transaction, gate, gid, last=True)

@@ -133,7 +133,7 @@ class PostgresParallelTransaction:
     def _error(self, failure: StatementFailed) -> TargetError:
         error = apply_error(failure)
         if isinstance(error, RowsMissed):
-            self._applier.note_miss(error.table)
+            self._applier.note_early_miss(error.table, self._xid)
         return error
 
     async def _begin_sending(self) -> tuple[Pipeline, TransactionSender]:
