@@ -29,6 +29,8 @@ def _load(module: str, file: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
+    # dataclasses look for the module of a class by its name
+    importlib.import_module(module)
     spec.loader.exec_module(found)
     return found
 
