@@ -32,7 +32,7 @@ from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_names, renamed_file, resolve_fields
 from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
 from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta
-from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_commits
+from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 
 __all__ = ["ChangeLog", "log_order"]
 
@@ -164,7 +164,7 @@ class ChangeLog:
 
     def _require_ours(self, log: LakeDelta) -> None:
         """Check the log after each load. From then on only a commit of ours can succeed."""
-        require_no_foreign_log_commits(self._storage, log, f"subscriber-{self._lake.target_identifier}-")
+        require_no_foreign_log_changes(log, f"subscriber-{self._lake.target_identifier}-")
 
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
         """Compaction: rewrite many small files as one. Most reads of a log read all of it.

@@ -15,6 +15,7 @@ A lake has only one applier. It has its own lock, besides the subscriber's.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -47,12 +48,12 @@ from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_colu
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
-from subscriber.sinks.spark.tables.delta import LakeDelta, with_added
+from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta, with_added
 from subscriber.sinks.spark.tables.foreign_commits import (
     COPY_AGAIN,
     copied_version,
     copy_application,
-    require_no_foreign_commits,
+    require_no_foreign_changes,
     require_published_version,
 )
 
@@ -60,6 +61,10 @@ __all__ = ["Applier", "ApplierSettings"]
 
 _log = logging.getLogger(__name__)
 
+_ATTEMPTS: Final = 5
+"""How often a round is planned before it fails, if other writers commit to its tables in the meantime."""
+_LOOK_SECONDS: Final = 10.0
+"""Interval of looking for commits of other writers while nothing is landed."""
 _FORGET_EVERY: Final = 100
 _UNANSWERED: Final = 16
 _FIRST_SWEEP_SECONDS: Final = 60.0
@@ -115,6 +120,7 @@ class Applier:
         self._copied: dict[str, int] = {}  # tables that executors copied, with the version that has the copy, until a cut has it
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
+        self._next_look = 0.0
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
         # the cut that was published at the last look, and the cuts that this applier tried to publish since. Empty: unknown
         self._mine: tuple[Cut | None, ...] = ()
@@ -168,6 +174,13 @@ class Applier:
         Raises:
             TargetError, DataLossError: nothing of this round is published.
         """
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(CommitConflict):
+                return self._round()
+            _log.info("another writer committed to a table in the meantime: the round is planned again")
+        return self._round()
+
+    def _round(self) -> Cut | None:
         # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a table is
         # in the catalog before anything is landed for it, so this round knows every table that has rows among them
         position = self._lake().position
@@ -176,9 +189,13 @@ class Applier:
         lake = self._lake()
         known = position.lsn if position is not None else INVALID_LSN
         tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
-        seen = (tables, _left(lake))
-        if cut is not None and not manifests and known <= cut.lsn and seen == self._seen:
+        left = _left(lake)
+        seen = (tables, left)
+        if cut is not None and not manifests and known <= cut.lsn and seen == self._seen and time.monotonic() < self._next_look:
             return None
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        for name, table in [*tables.items(), *((name, table) for name, table, _ in left)]:
+            self._delta(name, table).load()
         self._require_ours(lake, tables, cut)
         taken = self._taken(lake, tables, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
@@ -186,7 +203,7 @@ class Applier:
         if len(taken) == len(manifests):
             end = max(end, known, cut.lsn if cut is not None else INVALID_LSN)
         works = [self._work(lake, name, table, taken, end) for name, table in tables.items()]
-        for name, table, until in _left(lake):
+        for name, table, until in left:
             works.append(self._work(lake, name, table, [manifest for manifest in taken if manifest.end <= until], min(end, until)))
         waiting = [work for work in works if work is not None]
         if waiting:
@@ -232,8 +249,10 @@ class Applier:
         with arrow_errors(self._storage.what("log")):
             log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
-            # the published cut has the newest versions, so their files are not removed
-            tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
+            # if the published version of a table is the newest one, its files are not removed
+            published = {table.path: table.version for table in cut.tables.values()}
+            known = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
+            tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
                 _log.info("removed %d files that are no longer needed", count)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
@@ -256,11 +275,13 @@ class Applier:
 
     def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
         # applications begin with this prefix for every number that the table of this name ever had
-        require_no_foreign_commits(self._storage, delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
+        require_no_foreign_changes(delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
         """Whether the table has been committed since its last copy."""
-        return self._delta(name, table).applied(_application(lake, table)) is not None
+        delta = self._delta(name, table)
+        delta.load()
+        return delta.applied(_application(lake, table)) is not None
 
     # --- what waits
 
@@ -288,9 +309,7 @@ class Applier:
 
     def _delta(self, name: TableName, table: LakeTable) -> LakeDelta:
         directory = table_directory("tables", name, table.id)
-        delta = self._deltas.setdefault(directory, LakeDelta(self._storage, directory))
-        delta.load()
-        return delta
+        return self._deltas.setdefault(directory, LakeDelta(self._storage, directory))
 
     # --- one table
 
@@ -373,7 +392,7 @@ class Applier:
                 delta.create(copied.schema.current)
             delta.commit(copied.base, (), copy_application(application), copied.lsn, overwrite=copied.schema.current)
         # no cut has the table yet, so its commits are checked from this version on
-        self._copied[delta.directory] = copied_version(self._storage, delta, application)
+        self._copied[delta.directory] = copied_version(delta, application)
         self._require_ours_since(lake, table, delta, self._copied[delta.directory])
         return True
 

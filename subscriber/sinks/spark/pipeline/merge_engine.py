@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
@@ -33,6 +32,7 @@ from subscriber.sinks.spark.pipeline.plan import BaseFile
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema, folded_name
 from subscriber.sinks.spark.session.jobs import job_errors, job_failed
 from subscriber.sinks.spark.tables.data_file import Bound
+from subscriber.sinks.spark.tables.delta import CommitConflict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,10 +129,7 @@ class MergeEngine:
                 session.sql(merge_statement(work.delta.uri, schema, "changes", flag, range_, known=settled.known))
         except job_errors() as error:
             if "DELTA_CONCURRENT" in str(error) or "ConcurrentModification" in str(error):
-                raise TargetError(
-                    f"Delta table {work.delta.uri} was changed by another writer",
-                    hint="only the applier may write it, and only one applier: stop the other one",
-                ) from error
+                raise CommitConflict(work.delta.uri) from error
             raise job_failed(self._spark, error) from error
         work.delta.load()
         work.delta.make_durable()

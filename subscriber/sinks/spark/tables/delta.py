@@ -1,8 +1,8 @@
 """Delta tables of the lake, with delta-rs: their current files, and commits.
 
 A commit contains the table's new position in Delta's ``txn`` action: an application ID and an LSN. So data and position are atomic, and
-after a crash a commit that was already made is recognised. No other program may write these tables: a commit that conflicts with another
-one fails.
+after a crash a commit that was already made is recognised. Other programs may maintain the tables (OPTIMIZE, VACUUM, properties). A commit
+follows theirs if they left the files that it removes; otherwise it fails with :class:`CommitConflict`, and the work is planned again.
 
 delta-rs and Spark do not fsync commits. A published cut and the removal of landed files depend on commits, and must not survive a crash
 that the commits do not survive. So call :meth:`LakeDelta.make_durable` first.
@@ -15,7 +15,8 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from hashlib import sha256
+from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.data_file import DataFile
 
-__all__ = ["FileRanges", "LakeDelta", "with_added"]
+__all__ = ["CommitConflict", "FileRanges", "LakeDelta", "changes_rows", "has", "lake_schema", "with_added"]
 
 _CHECKPOINT_VERSIONS: Final = 100
 _PROPERTIES: Final[Mapping[str, str]] = {
@@ -48,6 +49,13 @@ _WITHOUT_ZONE: Final = "timestampNtz"
 _LOG: Final = "_delta_log"
 _LAST_COMMITS: Final = 10
 """How many of the last commits of a newly opened table may not be durable yet."""
+
+
+class CommitConflict(TargetError):
+    """Another writer changed the table after it was loaded. The work must be planned again."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(f"Delta table {uri} was changed by another writer at the same time", hint="let other writers commit less often")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class LakeDelta:
     @property
     def schema(self) -> pa.Schema:
         """The columns, in the lake's Arrow types."""
-        return pa.schema([_lake_field(field) for field in pa.schema(self._there.schema().to_arrow())])
+        return lake_schema(self._there)
 
     @property
     def added(self) -> frozenset[str]:
@@ -138,15 +146,28 @@ class LakeDelta:
         with self._translated():
             return pa.table(self._there.get_add_actions(flatten=True))
 
-    def files_at(self, version: int) -> list[str]:
-        """Paths of the files that belonged to a version.
+    def at(self, version: int) -> DeltaTable:
+        """The table as of a version.
 
         Raises:
             TargetError: the log does not reach back that far.
         """
         with self._translated():
-            actions = pa.table(DeltaTable(self.uri, version=version).get_add_actions(flatten=True))
-        return list(actions["path"].to_pylist())
+            return DeltaTable(self.uri, version=version)
+
+    def files_at(self, version: int) -> list[str]:
+        """Paths of the files that belonged to a version. Raises as :meth:`at`."""
+        with self._translated():
+            return list(pa.table(self.at(version).get_add_actions(flatten=True))["path"].to_pylist())
+
+    def rows_at(self, version: int) -> frozenset[tuple[str, bytes]]:
+        """Identifies the rows of a version: its files, and the rows in them that deletion vectors hide. Raises as :meth:`at`."""
+        table, vectors = self.at(version), list[dict[str, Any]]()
+        if "deletionVectors" in (table.protocol().reader_features or ()):
+            with self._translated():
+                vectors = pa.table(table.deletion_vectors()).to_pylist()
+        hidden = [(vector["filepath"], sha256(bytes(vector["selection_vector"])).digest()) for vector in vectors]
+        return frozenset([*hidden, *((path, b"") for path in self.files_at(version))])
 
     def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
         """The files with the minimum and maximum of integer columns, from Delta's statistics. Our files always have them."""
@@ -205,7 +226,7 @@ class LakeDelta:
             TargetError: the log does not reach back that far.
         """
         with self._translated():
-            found = DeltaTable(self.uri, version=version).transaction_version(application)
+            found = self.at(version).transaction_version(application)
         return None if found is None else Lsn(found)
 
     def add_columns(self, schema: pa.Schema) -> None:
@@ -213,17 +234,15 @@ class LakeDelta:
         there = set(self.schema.names)
         new = [field.with_metadata(_ADDED) for field in schema if field.name not in there]
         if new:
-            with self._translated():
+            with self._next_version():
                 self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
-            self.load()
             self.make_durable()
 
     def mark_added(self, fields: Iterable[str]) -> None:
         """Mark these columns as :attr:`added`. Makes one commit for each that is not marked yet."""
         for field in sorted({*fields} - self.added):
-            with self._translated():
+            with self._next_version():
                 self._there.alter.set_column_metadata(field, dict(_ADDED))
-            self.load()
             self.make_durable()
 
     def commit(
@@ -247,7 +266,8 @@ class LakeDelta:
             same_rows: whether the added files have the rows of the removed ones. Then readers that follow the table ignore them.
 
         Raises:
-            TargetError: another writer changed the table in the meantime.
+            CommitConflict: another writer changed the table in the meantime.
+            TargetError: the commit is refused.
         """
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, not same_rows, file.stats) for file in added]
@@ -256,26 +276,61 @@ class LakeDelta:
         schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
         if overwrite is not None:
             self._take_types(overwrite)
-        self.make_durable()
         self._storage.sync([self.directory])
-        with self._translated():
-            self._there.create_write_transaction(
-                actions,
-                "append" if overwrite is None else "overwrite",
-                schema,
-                commit_properties=CommitProperties(max_commit_retries=0, app_transactions=[Transaction(application, int(lsn))]),
-                post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
-            )
-        self.load()
+        while True:
+            self.make_durable()
+            before = self.version
+            try:
+                with self._next_version():
+                    self._there.create_write_transaction(
+                        actions,
+                        "append" if overwrite is None else "overwrite",
+                        schema,
+                        commit_properties=CommitProperties(max_commit_retries=0, app_transactions=[Transaction(application, int(lsn))]),
+                        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
+                    )
+                break
+            except CommitConflict:
+                if overwrite is not None or not self._is_maintained(before, removed):
+                    raise
         self._sync_log(self.version)
+
+    def _is_maintained(self, since: int, removed: Sequence[str]) -> bool:
+        """Whether all commits after a version only moved rows between files, and left these files."""
+        commits = [self.actions(version) for version in range(since + 1, self.version + 1)]
+        moved = all(commit is not None and not changes_rows(commit) and not has(commit, "metaData", "protocol") for commit in commits)
+        return moved and set(removed) <= self.files().keys()
+
+    @contextlib.contextmanager
+    def _next_version(self) -> Iterator[None]:
+        """Commit the next version in the block, and load it.
+
+        Raises:
+            CommitConflict: another writer committed since the table was loaded. The newest version is loaded.
+        """
+        before = self.version
+        try:
+            with self._translated():
+                yield
+        except TargetError as error:
+            if isinstance(error.__cause__, CommitFailedError) and self.load() and self.version > before:
+                raise CommitConflict(self.uri) from error
+            raise
+        self.load()
+        if self.version != before + 1:
+            raise CommitConflict(self.uri)
+
+    def actions(self, version: int) -> list[dict[str, Any]] | None:
+        """The actions of a commit. None: the log no longer has it."""
+        content = self._storage.read(f"{self.directory}/{_LOG}/{version:020d}.json")
+        return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
 
     def _take_types(self, schema: pa.Schema) -> None:
         """Enable the table features that these columns need, in a separate commit."""
         needed = any(_is_without_zone(field.type) for field in schema)
         if needed and _WITHOUT_ZONE not in (self._there.protocol().writer_features or ()):
-            with self._translated():
+            with self._next_version():
                 self._there.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
-            self.load()
 
     def make_durable(self) -> None:
         """Make the loaded commits and their files durable, even if another process made them.
@@ -288,8 +343,7 @@ class LakeDelta:
         # a killed process of ours leaves at most its last commit; other writers make a few at once
         since = self._durable if self._durable >= 0 else max(self.version - _LAST_COMMITS, -1)
         for version in range(since + 1, self.version + 1):
-            content = self._storage.read(f"{self.directory}/{_LOG}/{version:020d}.json") or b""
-            added = [action["add"]["path"] for line in content.splitlines() if line.strip() and "add" in (action := json.loads(line))]
+            added = [action["add"]["path"] for action in self.actions(version) or () if "add" in action]
             self._storage.sync_files(f"{self.directory}/{unquote(path)}" for path in added)
         self._storage.sync([self.directory])
         self._sync_log(self.version, since)
@@ -318,16 +372,25 @@ class LakeDelta:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except CommitFailedError as error:
-            self._table = None  # the cached state may be wrong
-            raise TargetError(
-                f"Delta table {self.uri} was changed by another writer",
-                hint="only the applier may write it, and only one applier: stop the other one",
-            ) from error
         except (DeltaError, OSError) as error:
             self._table = None
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TargetError(f"Delta table {self.uri}: {first}", hint="check that all its files exist and are writable") from error
+
+
+def lake_schema(table: DeltaTable) -> pa.Schema:
+    """The columns of a table, in the lake's Arrow types."""
+    return pa.schema([_lake_field(field) for field in pa.schema(table.schema().to_arrow())])
+
+
+def has(commit: Iterable[Mapping[str, Any]], *kinds: str) -> bool:
+    """Whether a commit has an action of one of these kinds."""
+    return any(kind in action for action in commit for kind in kinds)
+
+
+def changes_rows(commit: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a commit adds or removes rows, and does not only move them between files."""
+    return any(action[kind].get("dataChange", True) for action in commit for kind in ("add", "remove") if kind in action)
 
 
 def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:

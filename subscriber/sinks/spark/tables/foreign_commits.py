@@ -1,32 +1,35 @@
-"""Detects commits of other writers, and the loss of published versions.
+"""Detects commits of other writers that change rows or columns, and the loss of published versions.
 
-A published version must remain, because the landed files that it was made from are removed. Other writers must not change the table. Their
-rows would be published as the publisher's, and could not be distinguished from ours. Each of our commits that adds or removes files has
-one of our applications in Delta's ``txn``. A change by another writer is no error once the table has its previous files again (RESTORE
-TABLE).
+A published version must remain, because the landed files that it was made from are removed. Other writers may maintain the tables, as with
+any optimistic writer: commits that only move rows between files (``dataChange`` is false), and new properties, comments and columns, are
+adopted. They must not change rows, or the columns that are there: these would be published as the publisher's, and could not be
+distinguished from ours. Each of our commits that adds or removes files has one of our applications in Delta's ``txn``. A change by another
+writer is no error once the table has its previous rows and columns again (RESTORE TABLE).
 
 Change logs are checked in the same way, because readers would get rows of another writer as the publisher's changes. A log is checked
-before each of our commits, and the commit fails if another one was made since the check. So a foreign commit always comes after our last
-one.
+before each of our commits, and the commit fails if rows were changed since the check. So a foreign change always comes after our last
+commit.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final, Literal
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import CutTable
-from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.schema.arrow_types import widened
+from subscriber.sinks.spark.tables.delta import LakeDelta, changes_rows, has, lake_schema
 
 __all__ = [
     "COPY_AGAIN",
     "copied_version",
     "copy_application",
-    "require_no_foreign_commits",
-    "require_no_foreign_log_commits",
+    "require_no_foreign_changes",
+    "require_no_foreign_log_changes",
     "require_published_version",
 ]
 
@@ -64,90 +67,96 @@ def require_published_version(delta: LakeDelta, published: CutTable, applied: Ls
         )
 
 
-def require_no_foreign_commits(storage: Storage, delta: LakeDelta, since: int, prefix: str, application: str) -> None:
-    """Check that all commits after a version are ours, or were undone before our next one.
+def require_no_foreign_changes(delta: LakeDelta, since: int, prefix: str, application: str) -> None:
+    """Check that other writers changed no rows or columns after a version, or undid that before our next commit.
 
     Args:
-        storage: of the lake.
         delta: the table, loaded.
         since: a version that was published.
         prefix: the beginning of the names of our applications.
         application: the application that commits the table now. The application of a new copy replaces everything before it.
 
     Raises:
-        TargetError: a commit is foreign and was not undone.
+        TargetError: a change was not undone.
     """
     ours: list[int] = []
-    runs: list[list[int]] = []  # of foreign commits, without a commit of ours in between
+    foreign: list[int] = []
     for version in range(since + 1, delta.version + 1):
-        writer = _writer(storage, delta, version, prefix)
-        if writer == "ours":
+        commit = delta.actions(version) or []
+        if not _is_ours(commit, prefix):
+            foreign += [version] if changes_rows(commit) or has(commit, "metaData") else []
+        elif has(commit, "add", "remove"):
             ours.append(version)
-        elif writer == "foreign":
-            if runs and not (ours and ours[-1] > runs[-1][-1]):
-                runs[-1].append(version)
-            else:
-                runs.append([version])
 
     def is_begun(version: int) -> bool:
         return any(delta.applied_at(version, name) is not None for name in (application, copy_application(application)))
 
-    if runs and ours and not is_begun(since) and is_begun(delta.version):
+    if foreign and ours and not is_begun(since) and is_begun(delta.version):
         copied = next(version for version in ours if is_begun(version))
-        runs = [run for run in runs if run[-1] > copied]
-    for run in runs:
-        if set(delta.files_at(run[-1])) == set(delta.files_at(run[0] - 1)):
+        foreign = [version for version in foreign if version > copied]
+    for run in _runs(foreign, ours):
+        changed = _changed(delta, run)
+        if changed is None:
             continue
-        behind = next((version for version in ours if version > run[0]), None)
-        told = f"Delta table {delta.uri} was changed by another writer, in version {run[0]}"
+        version, what = changed
+        behind = next((one for one in ours if one > version), None)
+        told = f"Delta table {delta.uri} was changed by another writer, in version {version}{what}"
         if behind is None:
-            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {COPY_AGAIN}")
+            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {version - 1}; or {COPY_AGAIN}")
         # restored to the version before, the table would lack the rows of our commit, but still state its LSN
         raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_AGAIN)
 
 
-def copied_version(storage: Storage, delta: LakeDelta, application: str) -> int:
+def _runs(versions: Sequence[int], ours: Sequence[int]) -> Iterable[list[int]]:
+    """Divide versions of other writers at our own."""
+    for _, run in itertools.groupby(versions, lambda version: bisect_left(ours, version)):
+        yield list(run)
+
+
+def _changed(delta: LakeDelta, run: Sequence[int]) -> tuple[int, str] | None:
+    """The first version that changed rows or columns, and what it changed. None if the last version has undone it."""
+    rows = [version for version in run if changes_rows(delta.actions(version) or [])]
+    if rows and delta.rows_at(rows[-1]) != delta.rows_at(rows[0] - 1):
+        return rows[0], ""
+    columns = [version for version in run if has(delta.actions(version) or [], "metaData")]
+    if columns:
+        before, now = (lake_schema(delta.at(version)) for version in (run[0] - 1, run[-1]))
+        for field in before:
+            if field.name not in now.names or widened(field.type, now.field(field.name).type) != now.field(field.name).type:
+                return columns[0], f' (column "{field.name}")'
+    return None
+
+
+def copied_version(delta: LakeDelta, application: str) -> int:
     """The version in which a copy by executors was added to the table; or the last version that the log no longer has."""
     for version in range(delta.version, -1, -1):
-        actions = _actions(storage, delta, version)
+        actions = delta.actions(version)
         if actions is None or any(action.get("txn", {}).get("appId") == copy_application(application) for action in actions):
             return version
     return -1
 
 
-def require_no_foreign_log_commits(storage: Storage, log: LakeDelta, prefix: str) -> None:
-    """Check that a change log has the files that our last commit left.
+def require_no_foreign_log_changes(log: LakeDelta, prefix: str) -> None:
+    """Check that a change log has the rows that our last commit left.
 
     Args:
-        storage: of the lake.
         log: the table, loaded.
         prefix: the beginning of the names of our applications.
 
     Raises:
-        TargetError: it has other files.
+        TargetError: it has other rows.
     """
     foreign = []
     for version in range(log.version, -1, -1):
-        writer = _writer(storage, log, version, prefix)
-        if writer in {"ours", None}:
+        commit = log.actions(version)
+        if commit is None or (has(commit, "add", "remove") and _is_ours(commit, prefix)):
             break
-        if writer == "foreign":
+        if changes_rows(commit):
             foreign.append(version)
-    if foreign and (not foreign[-1] or set(log.files_at(foreign[0])) != set(log.files_at(foreign[-1] - 1))):
+    if foreign and (not foreign[-1] or log.rows_at(foreign[0]) != log.rows_at(foreign[-1] - 1)):
         hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}" if foreign[-1] else "remove its directory"
         raise TargetError(f"change log {log.uri} was changed by another writer, in version {foreign[-1]}", hint=hint)
 
 
-def _actions(storage: Storage, delta: LakeDelta, version: int) -> list[dict[str, Any]] | None:
-    content = storage.read(f"{delta.directory}/_delta_log/{version:020d}.json")
-    return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
-
-
-def _writer(storage: Storage, delta: LakeDelta, version: int, prefix: str) -> Literal["ours", "foreign", "none"] | None:
-    """The writer that added or removed files in a commit. None: the log no longer has that commit."""
-    actions = _actions(storage, delta, version)
-    if actions is None:
-        return None
-    if not any("add" in action or "remove" in action for action in actions):
-        return "none"
-    return "ours" if any(action.get("txn", {}).get("appId", "").startswith(prefix) for action in actions) else "foreign"
+def _is_ours(commit: Iterable[Mapping[str, Any]], prefix: str) -> bool:
+    return any(action.get("txn", {}).get("appId", "").startswith(prefix) for action in commit)

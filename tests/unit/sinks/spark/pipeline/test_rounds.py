@@ -27,7 +27,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
+from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row, transaction
 
 Identity = Literal["d", "n", "f", "i"]
 
@@ -244,6 +244,8 @@ async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_comm
 
     def between(*arguments: Any) -> Any:
         _foreign(tmp_path)
+        # as MERGE INTO does, which loads the table itself
+        assert arguments[0]._delta(TABLE, arguments[2][TABLE]).load()
         return real(*arguments)
 
     with monkeypatch.context() as patched:

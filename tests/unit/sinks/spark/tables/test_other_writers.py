@@ -1,0 +1,196 @@
+"""Other writers maintain the tables while the applier runs: OPTIMIZE, ZORDER, VACUUM, properties, comments and columns."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
+
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Insert, Update
+from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
+from subscriber.sinks.spark.pipeline import applier as applier_module
+from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta
+from tests.unit.sinks.spark.model import NAMES, RELATIONS, Publisher, read
+from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, rows, start
+from tests.unit.sinks.spark.stream import batch, begun, make, row
+
+
+def maintain(path: Path, dice: random.Random) -> None:
+    """Do what other writers may do, to some table."""
+    relation = dice.choice(RELATIONS)
+    uri = str(path / "tables/public" / relation.name)
+    if not DeltaTable.is_deltatable(uri):
+        return
+    table = DeltaTable(uri)
+    match dice.randrange(6):
+        case 0 | 1:
+            table.optimize.compact()
+        case 2:
+            table.optimize.z_order([dice.choice(relation.columns).name])
+        case 3:
+            table.vacuum(retention_hours=48, dry_run=False, enforce_retention_duration=False)
+        case 4:
+            table.alter.set_table_properties({"delta.dataSkippingNumIndexedCols": str(dice.randrange(1, 5))})
+        case 5:
+            table.alter.set_column_metadata(dice.choice(relation.columns).name, {"comment": "of another writer"})
+
+
+class Maintained(LocalEngine):
+    """Another writer commits between the plan of a round and its commits."""
+
+    def __init__(self, path: Path, between: Callable[[], None]) -> None:
+        super().__init__(storage(path))
+        self.between = between
+
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        found = super().run(units)
+        self.between()
+        return found
+
+
+def published_txns(path: Path, name: str) -> list[int]:
+    """All LSNs that commits of a table state, in order."""
+    log = path / "tables/public" / name / "_delta_log"
+    lines = [json.loads(line) for file in sorted(log.glob("0*.json")) for line in file.read_text().splitlines()]
+    return [line["txn"]["version"] for line in lines if "txn" in line]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_maintenance_by_others_between_and_during_rounds(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier_module, "_ATTEMPTS", 50)
+    dice, publisher = random.Random(seed), Publisher(seed)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    during = 0
+
+    def between() -> None:
+        nonlocal during
+        if dice.random() < 0.5:
+            during += 1
+            maintain(tmp_path, dice)
+        if dice.random() < 0.1:
+            raise Killed
+
+    for _ in range(8):
+        await sink.apply(batch(publisher.transaction(dice.randrange(5, 40))))
+        await sink.advance(Lsn(publisher.end))
+        maintain(tmp_path, dice)
+        while True:
+            work = Applier(storage(tmp_path), Maintained(tmp_path, between), SMALL)
+            try:
+                cut = all_rounds(work)
+                break
+            except Killed:
+                continue
+        assert cut.lsn == publisher.end
+        assert read(tmp_path, cut) == publisher.rows()
+        work.tidy()
+    await sink.close()
+    assert during
+    for name in NAMES:
+        found = published_txns(tmp_path, name.name)
+        assert found == sorted(set(found))
+
+
+async def test_commit_follows_maintenance_that_left_its_files(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Update(5, None, None, row("1", "b")))
+    await sink.close()
+    planned = 0
+
+    def between() -> None:
+        nonlocal planned
+        planned += 1
+        table = DeltaTable(str(tmp_path / "tables/public/t"))
+        table.optimize.compact()
+        table.vacuum(retention_hours=48, dry_run=False, enforce_retention_duration=False)
+
+    work = Applier(storage(tmp_path), Maintained(tmp_path, between), SMALL)
+    all_rounds(work)
+    assert planned == 1
+    assert rows(tmp_path) == [(1, "b")]
+
+
+async def test_round_fails_if_others_rewrite_its_files_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Update(5, None, None, row("1", "b")))
+    await sink.close()
+    numbers = iter(range(100))
+
+    def between() -> None:
+        DeltaTable(str(tmp_path / "tables/public/t")).alter.set_table_properties({"delta.dataSkippingNumIndexedCols": str(next(numbers))})
+
+    work = Applier(storage(tmp_path), Maintained(tmp_path, between), SMALL)
+    with pytest.raises(CommitConflict, match="changed by another writer at the same time"):
+        work.run_round()
+    assert next(numbers) == 5
+    all_rounds(applier(tmp_path))
+    assert rows(tmp_path) == [(1, "b")]
+    assert DeltaTable(str(tmp_path / "tables/public/t")).metadata().configuration["delta.dataSkippingNumIndexedCols"] == "4"
+
+
+async def test_commit_of_another_writer_right_after_ours_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Update(5, None, None, row("1", "b")))
+    await sink.close()
+    real = LakeDelta.load
+
+    def load(self: LakeDelta) -> bool:
+        log = tmp_path / "tables/public/t/_delta_log"
+        if self.is_there and len(list(log.glob("0*.json"))) == self.version + 2:
+            DeltaTable(self.uri).alter.set_table_properties({"delta.dataSkippingNumIndexedCols": "3"})
+        return real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeDelta, "load", load)
+        all_rounds(work)
+    assert rows(tmp_path) == [(1, "b")]
+    assert published_txns(tmp_path, "t") == [200, 300]
+
+
+async def test_column_added_by_another_writer_stays_empty(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    table.alter.add_columns([Field("theirs", PrimitiveType("string"))])
+    await land(sink, 300, Insert(5, row("2", "b")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
+    found = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
+    assert {item["theirs"] for item in found} == {None}
+
+
+def commit(path: Path, *actions: dict[str, Any]) -> int:
+    """Commit as a writer that delta-rs is not."""
+    version = DeltaTable(str(path / "tables/public/t")).version() + 1
+    log = path / "tables/public/t/_delta_log"
+    (log / f"{version:020d}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+    return version
+
+
+async def test_column_dropped_by_another_writer_is_reported(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    metadata = table.metadata()
+    fields = json.loads(table.schema().to_json())
+    before = {"id": metadata.id, "format": {"provider": "parquet", "options": {}}, "partitionColumns": [], "configuration": {}}
+    there = json.dumps(fields)
+    fields["fields"] = [field for field in fields["fields"] if field["name"] != "note"]
+    commit(tmp_path, {"metaData": {**before, "schemaString": json.dumps(fields)}})
+    await land(sink, 300, Insert(5, row("2", "b")))
+    await sink.close()
+    with pytest.raises(TargetError, match=r"another writer, in version 2 \(column \"note\"\)"):
+        work.run_round()
+    commit(tmp_path, {"metaData": {**before, "schemaString": there}})
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
