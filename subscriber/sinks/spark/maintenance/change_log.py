@@ -31,7 +31,7 @@ from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_colu
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_names, renamed_file, resolve_fields
 from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
-from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta
+from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 
 __all__ = ["ChangeLog", "log_order"]
@@ -149,7 +149,7 @@ class ChangeLog:
         added += self._written(log, files, schema, int(after))
         if any(file.path.startswith(ROUND_DIRECTORY) for file, _ in files):
             self._storage.remove_directory(ROUND_DIRECTORY)
-        log.commit(added, removed, application, end, overwrite=overwrite)
+        log.commit(added, removed, application, end, note=commit_note("append", end, done), overwrite=overwrite)
         self._require_ours(log)
         self._merge_small(log, application, end)
 
@@ -188,7 +188,7 @@ class ChangeLog:
         schema = pa.schema([field.with_nullable(True) for field in log.schema])
         rows = pa.concat_tables([conformed(self._read(log, path), schema) for path in taken])
         rows = rows.sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
-        log.commit([self._write(log, rows)], taken, application, end, same_rows=True)
+        log.commit([self._write(log, rows)], taken, application, end, note=commit_note("compact", end), same_rows=True)
 
     def _read(self, log: LakeDelta, path: str) -> pa.Table:
         with self._storage.reading(path):

@@ -48,7 +48,7 @@ from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_colu
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
-from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta, with_added
+from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta, commit_note, with_added
 from subscriber.sinks.spark.tables.foreign_commits import (
     COPY_AGAIN,
     copied_version,
@@ -390,7 +390,8 @@ class Applier:
         if delta.applied(copy_application(application)) is None:
             if not delta.is_there:
                 delta.create(copied.schema.current)
-            delta.commit(copied.base, (), copy_application(application), copied.lsn, overwrite=copied.schema.current)
+            note = commit_note("copy", copied.lsn)
+            delta.commit(copied.base, (), copy_application(application), copied.lsn, note=note, overwrite=copied.schema.current)
         # no cut has the table yet, so its commits are checked from this version on
         self._copied[delta.directory] = copied_version(delta, application)
         self._require_ours_since(lake, table, delta, self._copied[delta.directory])

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from subscriber.abc import TableName
 from subscriber.errors import SubscriberError, TargetError
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
@@ -26,7 +27,7 @@ from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
-from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +66,12 @@ class TableRound:
         Raises:
             TargetError: another writer changed the table in the meantime.
         """
-        self.delta.commit(files, self.plan.removed, self.application, self.source.reached, overwrite=self.overwrite)
+        self.delta.commit(files, self.plan.removed, self.application, self.source.reached, note=self.note, overwrite=self.overwrite)
+
+    @property
+    def note(self) -> str:
+        """What the commit does, for the table's history."""
+        return commit_note("apply", self.source.reached, Lsn(self.task.after) if self.task.after else None)
 
 
 @dataclass(slots=True)

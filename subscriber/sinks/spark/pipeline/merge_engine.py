@@ -135,7 +135,7 @@ class MergeEngine:
         work.delta.make_durable()
         if work.delta.applied(work.application) != reached:
             # nothing had to be changed: then MERGE makes no commit
-            work.delta.commit([], [], work.application, reached)
+            work.delta.commit([], [], work.application, reached, note=work.note)
         return TableResult(missing=settled.missing)
 
     def _session(self, work: TableRound) -> SparkSession:
@@ -159,6 +159,7 @@ class MergeEngine:
             "spark.databricks.delta.snapshotPartitions": str(parts),
             "spark.databricks.delta.write.txnAppId": work.application,
             "spark.databricks.delta.write.txnVersion": str(int(work.source.reached)),
+            "spark.databricks.delta.commitInfo.userMetadata": work.note,
         }
         for name, value in settings.items():
             session.conf.set(name, value)

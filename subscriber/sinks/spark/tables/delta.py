@@ -30,7 +30,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.data_file import DataFile
 
-__all__ = ["CommitConflict", "FileRanges", "LakeDelta", "changes_rows", "has", "lake_schema", "with_added"]
+__all__ = ["CommitConflict", "FileRanges", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
 
 _CHECKPOINT_VERSIONS: Final = 100
 _PROPERTIES: Final[Mapping[str, str]] = {
@@ -45,6 +45,7 @@ _PROPERTIES: Final[Mapping[str, str]] = {
 _ADDED_KEY: Final = "subscriber.added"
 _ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
 """Metadata of a column that was added later."""
+_NEW_COLUMNS: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "new columns"})})
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LOG: Final = "_delta_log"
 _LAST_COMMITS: Final = 10
@@ -235,14 +236,14 @@ class LakeDelta:
         new = [field.with_metadata(_ADDED) for field in schema if field.name not in there]
         if new:
             with self._next_version():
-                self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
+                self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields, commit_properties=_NEW_COLUMNS)
             self.make_durable()
 
     def mark_added(self, fields: Iterable[str]) -> None:
         """Mark these columns as :attr:`added`. Makes one commit for each that is not marked yet."""
         for field in sorted({*fields} - self.added):
             with self._next_version():
-                self._there.alter.set_column_metadata(field, dict(_ADDED))
+                self._there.alter.set_column_metadata(field, dict(_ADDED), commit_properties=_NEW_COLUMNS)
             self.make_durable()
 
     def commit(
@@ -252,6 +253,7 @@ class LakeDelta:
         application: str,
         lsn: Lsn,
         *,
+        note: str,
         overwrite: pa.Schema | None = None,
         same_rows: bool = False,
     ) -> None:
@@ -262,6 +264,7 @@ class LakeDelta:
             removed: paths of files that no longer belong to the table.
             application: the application of the LSN.
             lsn: the application's changes up to here are in the table.
+            note: for the table's history, by :func:`commit_note`.
             overwrite: the new columns of the table; then all previous files are removed.
             same_rows: whether the added files have the rows of the removed ones. Then readers that follow the table ignore them.
 
@@ -286,7 +289,9 @@ class LakeDelta:
                         actions,
                         "append" if overwrite is None else "overwrite",
                         schema,
-                        commit_properties=CommitProperties(max_commit_retries=0, app_transactions=[Transaction(application, int(lsn))]),
+                        commit_properties=CommitProperties(
+                            {"userMetadata": note}, max_commit_retries=0, app_transactions=[Transaction(application, int(lsn))]
+                        ),
                         post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
                     )
                 break
@@ -376,6 +381,12 @@ class LakeDelta:
             self._table = None
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TargetError(f"Delta table {self.uri}: {first}", hint="check that all its files exist and are writable") from error
+
+
+def commit_note(operation: str, lsn: Lsn, after: Lsn | None = None) -> str:
+    """What a commit did, as ``userMetadata`` in the table's history: changes after an LSN, up to another."""
+    note = {"subscriber": operation, "lsn": str(lsn), "after": None if after is None else str(after)}
+    return json.dumps({name: value for name, value in note.items() if value is not None})
 
 
 def lake_schema(table: DeltaTable) -> pa.Schema:

@@ -113,7 +113,7 @@ def test_a_log_is_removed_after_the_checkpoint_that_stands_for_it_is_on_disk(
     delta.create(pa.schema([("id", pa.int32())]))
     for number in range(7):
         if ours:
-            delta.commit([], [], "subscriber", Lsn(number))
+            delta.commit([], [], "subscriber", Lsn(number), note="")
         else:
             delta.add_columns(pa.schema([("id", pa.int32()), (f"c{number}", pa.int32())]))
     assert there[0]

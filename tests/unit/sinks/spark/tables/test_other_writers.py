@@ -194,3 +194,23 @@ async def test_column_dropped_by_another_writer_is_reported(tmp_path: Path) -> N
     commit(tmp_path, {"metaData": {**before, "schemaString": there}})
     all_rounds(work)
     assert rows(tmp_path) == [(1, "a"), (2, "b")]
+
+
+async def test_history_says_what_was_done_up_to_which_lsn(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Update(5, None, None, row("1", "b")))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    found = {
+        where: [
+            json.loads(entry["userMetadata"])
+            for entry in DeltaTable(str(tmp_path / where / "public/t")).history()
+            if "userMetadata" in entry
+        ]
+        for where in ("tables", "log")
+    }
+    assert found == {
+        "tables": [{"subscriber": "apply", "lsn": "0/12C", "after": "0/C8"}, {"subscriber": "apply", "lsn": "0/C8"}],
+        "log": [{"subscriber": "append", "lsn": "0/12C"}],
+    }
