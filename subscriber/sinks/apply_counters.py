@@ -26,9 +26,9 @@ _DONE: Final = {"UPDATE": "updated", "DELETE": "deleted"}
 _LOG_INTERVAL: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ChangeContext:
-    """The remote transaction of a statement.
+    """The remote transaction of a statement. It is not frozen because there is one per transaction.
 
     Attributes:
         origin: PostgreSQL's name of the replication origin.

@@ -219,7 +219,8 @@ class Applier:
         self.position = end_lsn
         self._committed(end_lsn, wal)
         for transaction in transactions:
-            await transaction.discard()
+            if transaction.spilled:
+                await transaction.discard()
 
     async def _prepare(
         self, transaction: Transaction, gate: RelationGate, gid: str, *, apart: Collection[TableName] | None = None, last: bool = False
@@ -268,7 +269,7 @@ class Applier:
 
     async def _run(
         self,
-        transactions: Iterable[Transaction],
+        transactions: Sequence[Transaction],
         gate: RelationGate,
         finish: Callable[[Pipeline], None],
         *,
@@ -303,10 +304,8 @@ class Applier:
                 pipeline.send(BEGIN, None)
                 skipped = counted.statistics.skipped_tables
                 sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, skipped, apart=apart, differs=self.differs)
-                for transaction in transactions:
-                    await sender.send(transaction)
-                    counted.statistics.transactions += 1
-                await sender.finish()
+                await sender.send(transactions)
+                sender.finish()
                 for target in sender.targets:
                     pipeline.send(UNCHANGED, None, parameters(target))
                 finish(pipeline)
@@ -316,6 +315,7 @@ class Applier:
         finally:
             if not done:
                 self.relations.restore(remembered)
+        counted.statistics.transactions += len(transactions)
         self._tally.add(counted, prepared)
         return wal
 

@@ -109,7 +109,8 @@ class Counted(apply_counters.Counted):
             other = Existing.of(result, 1) if result.nfields > 1 else None
             self.change(statement, int(result.get_value(0, 0) or 0), other, _partition(result) if other else None)
         else:
-            self.change(statement, result.command_tuples or 0, None)
+            found = result.command_tuples or 0
+            self.changes(statement.message_type, statement.table, statement.identity, 1, min(found, 1))
 
     def change(self, statement: Statement, found: int, other: Existing | None, partition: TableName | None = None) -> None:
         """Count a change, or a conflict if its row was not found.

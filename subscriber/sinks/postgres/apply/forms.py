@@ -132,11 +132,6 @@ class Forms:
     def __init__(self, origin: int | None) -> None:
         self._origin = origin
         self._forms: dict[tuple[RelationMapping, int, bytes, bytes], Form] = {}
-        self._latest: dict[tuple[RelationMapping, int], Form] = {}
-
-    def latest(self, mapping: RelationMapping, tag: int) -> Form | None:
-        """The form of the latest change of a relation with this tag, if it had one."""
-        return self._latest.get((mapping, tag))
 
     def of(self, message: Insert | Update | Delete, mapping: RelationMapping) -> Form | None:
         """The form of a change; None: it has none.
@@ -172,7 +167,6 @@ class Forms:
             form = self._forms[mapping, tag, marker, kinds] = self._new(mapping, tag, header, kinds, picked)
             if tag == Tag.UPDATE and marker == b"O":
                 form.old_key = tuple(index for index, _ in mapping.key or ())
-        self._latest[mapping, tag] = form
         return form
 
     def _new(self, mapping: RelationMapping, tag: int, header: bytes, kinds: bytes, picked: tuple[int, ...] | None) -> Form:

@@ -31,10 +31,13 @@ class LocalSettings:
 
         One statement needs one role: the owner if all tables have the same, else the session's own role.
         """
-        if any(table.watched for table in tables):
-            self._find_by_index(False)
-        roles = {table.role for table in tables}
-        self._become(roles.pop() if len(roles) == 1 else None)
+        role = tables[0].role
+        for table in tables:
+            if table.watched:
+                self._find_by_index(False)
+            if table.role != role:
+                role = None
+        self._become(role)
 
     def find_set(self, table: TargetTable) -> None:
         """Before a statement that finds the rows of a set.

@@ -54,9 +54,9 @@ class _Run:
         self._keys: set[object] = set()
         self._keyed = 0
 
-    def append(self, rows: Sequence[Row], context: ChangeContext, size: int) -> None:
+    def append(self, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
         self.rows += rows
-        self.contexts += [context] * len(rows)
+        self.contexts += contexts
         self.size += size
 
     def is_apart_from(self, form: Form, keys: Collection[object]) -> bool:
@@ -71,7 +71,7 @@ class _Run:
 
 
 class Runs:
-    """Collects runs, and sends them.
+    """Collects runs, and sends them. It never waits: the caller does, if the pipeline is full.
 
     Args:
         pipeline: the pipeline to send through.
@@ -86,30 +86,33 @@ class Runs:
         self._tables: dict[int, list[_Run]] = {}
         self._count = self._size = 0
 
-    async def add(self, form: Form, rows: list[Row], context: ChangeContext, sizes: Sequence[int]) -> None:
-        """Add changes of one transaction. ``sizes``: of their messages, in bytes.
+    def add(self, form: Form, rows: list[Row], contexts: Sequence[ChangeContext], size: int, last: int) -> None:
+        """Add changes.
 
-        Raises:
-            StatementFailed: the server rejected an earlier statement.
-            TargetUnavailable
+        Args:
+            form: their form.
+            rows: their values.
+            contexts: the transaction of each.
+            size: of their messages, in bytes.
+            last: of the last one of these.
         """
         if self._apart is None or form.ordered:
-            await self.flush()
-            await self._send_each(form, rows, [context] * len(rows), sizes[-1])
+            self.flush()
+            self._send_each(form, rows, contexts, last)
             return
-        if sizes[-1] > MOST_BYTES:
+        if last > MOST_BYTES:
             # no copy of it in an array; Form.read() ends after such a row
-            self._append(form, rows[:-1], context, sum(sizes[:-1]))
-            await self.flush_table(form.mapping)
-            await self._send_each(form, rows[-1:], [context], sizes[-1])
+            self._append(form, rows[:-1], contexts[:-1], size - last)
+            self.flush_table(form.mapping)
+            self._send_each(form, rows[-1:], contexts[-1:], last)
             return
-        run = self._append(form, rows, context, sum(sizes))
+        run = self._append(form, rows, contexts, size)
         if self._size >= MOST_BYTES or self._count >= _MOST_WAITING:
-            await self.flush()
+            self.flush()
         elif run is not None and len(run.rows) >= MOST_ROWS:
-            await self.flush_table(form.mapping)
+            self.flush_table(form.mapping)
 
-    def _append(self, form: Form, rows: Sequence[Row], context: ChangeContext, size: int) -> _Run | None:
+    def _append(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> _Run | None:
         if not rows:
             return None
         runs = self._tables.setdefault(form.mapping.table.tree, [])
@@ -117,46 +120,39 @@ class Runs:
         if run is None:
             run = _Run(form)
             runs.append(run)
-        run.append(rows, context, size)
+        run.append(rows, contexts, size)
         self._size += size
         self._count += len(rows)
         return run
 
-    async def flush(self) -> None:
-        """Send all runs.
+    def flush(self) -> None:
+        """Send all runs."""
+        if self._count:
+            tables, self._tables = self._tables, {}
+            self._count = self._size = 0
+            for runs in tables.values():
+                for run in runs:
+                    self._send(run)
 
-        Raises:
-            StatementFailed, TargetUnavailable
-        """
-        tables, self._tables = self._tables, {}
-        self._count = self._size = 0
-        for runs in tables.values():
-            for run in runs:
-                await self._send(run)
-
-    async def flush_table(self, mapping: RelationMapping) -> None:
-        """Send the runs of a table.
-
-        Raises:
-            StatementFailed, TargetUnavailable
-        """
+    def flush_table(self, mapping: RelationMapping) -> None:
+        """Send the runs of a table."""
         for run in self._tables.pop(mapping.table.tree, ()):
             self._count -= len(run.rows)
             self._size -= run.size
-            await self._send(run)
+            self._send(run)
 
-    async def _send(self, run: _Run) -> None:
+    def _send(self, run: _Run) -> None:
         form, rows, contexts = run.form, run.rows, run.contexts
         table = form.mapping.table
         size = run.size // len(rows)
         if form.together is None or self._apart is None or table.name in self._apart:
-            await self._send_each(form, rows, contexts, size)
+            self._send_each(form, rows, contexts, size)
             return
         for places in _sets(form, rows):
             chosen = [rows[place] for place in places]
             from_transactions = [contexts[place] for place in places]
             if len(chosen) < _LEAST:
-                await self._send_each(form, chosen, from_transactions, size)
+                self._send_each(form, chosen, from_transactions, size)
                 continue
             values, formats = form.set_of(chosen)
             if form.together.finds:
@@ -164,14 +160,12 @@ class Runs:
             else:
                 self._settings.change(table)
             self._pipeline.send(form.together, SetContext.of(from_transactions), values, formats, size * len(chosen))
-            await self._pipeline.throttle()
 
-    async def _send_each(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
+    def _send_each(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
         self._settings.change(form.mapping.table)
+        send, statement, formats, values = self._pipeline.send, form.single, form.formats, form.values
         for row, context in zip(rows, contexts, strict=True):
-            self._pipeline.send(form.single, context, form.values(row), form.formats, size)
-            if self._pipeline.full:
-                await self._pipeline.throttle()
+            send(statement, context, values(row), formats, size)
 
 
 def _joined(runs: Sequence[_Run], form: Form, rows: Sequence[Row]) -> _Run | None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
-from struct import Struct
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, RelationError, SubscriberError
 from subscriber.protocol.decoder import decode
-from subscriber.protocol.messages import BINARY, Delete, Insert, Relation, Tag, Truncate, TruncateOption, TupleData, Update
+from subscriber.protocol.messages import BINARY, Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, TupleData, Update
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, restart_sequences, truncate, update
-from subscriber.sinks.postgres.apply.forms import Forms, require_width
+from subscriber.sinks.postgres.apply.forms import Form, Forms, require_width
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.runs import MOST_ROWS, Runs
 from subscriber.sinks.postgres.session.pipeline import Pipeline
@@ -25,7 +24,7 @@ from subscriber.transaction.model import Transaction
 __all__ = ["TransactionSender"]
 
 _ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
-_RELATION_ID: Final = Struct(">I")
+_IGNORED: Final = frozenset({Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN})
 _NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
 
 # a pattern is the key of a statement: rows with different patterns need different statements
@@ -70,12 +69,14 @@ class TransactionSender:
         self._forms = Forms(differs)
         self._settings = LocalSettings(pipeline)
         self._runs = Runs(pipeline, self._settings, apart)
-        self._open: dict[int, bool] = {}
-        self._resolved: dict[int, RelationMapping | None] = {}
-        self._left_out: set[int] = set()
+        # the form of the latest change of a relation with a tag, by the bytes of both
+        self._latest: dict[bytes, Form] = {}
+        self._resolved: dict[int, RelationMapping] = {}
+        # the transaction that a relation is left out of: it may be ready at the next one, and then it stays so
+        self._left_out: dict[int, ChangeContext] = {}
 
-    async def send(self, transaction: Transaction) -> None:
-        """Send all changes of one transaction that the gate lets through. The last ones may wait for :meth:`finish`.
+    async def send(self, transactions: Iterable[Transaction]) -> None:
+        """Send all changes of transactions that the gate lets through. The last ones may wait for :meth:`finish`.
 
         Raises:
             RelationError: a relation does not map to its target.
@@ -83,119 +84,113 @@ class TransactionSender:
             ProtocolError: an invalid record.
             TargetUnavailable, SpoolError
         """
-        context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
-        if self._left_out:
-            # a table may become ready at this transaction; one that is ready stays so
-            for relation_id in self._left_out:
-                self._open.pop(relation_id, None)
-                self._resolved.pop(relation_id, None)
-            self._left_out.clear()
+        records: list[bytes] = []
+        contexts: list[ChangeContext] = []
         try:
-            if not transaction.spilled:
-                await self._send(transaction.records, transaction, context)
-                return
-            async for chunk in transaction.chunks():
-                await self._send(chunk, transaction, context)
-                del chunk  # do not keep it while the next one is read
+            for transaction in transactions:
+                context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
+                alone = transaction.spilled or transaction.prefixed or len(transaction.records) >= MOST_ROWS
+                if not alone:
+                    records += transaction.records
+                    contexts += [context] * len(transaction.records)
+                if alone or len(records) >= MOST_ROWS:
+                    await self._send(records, contexts, prefixed=False)
+                    records, contexts = [], []
+                if alone:
+                    async for chunk in transaction.chunks():
+                        await self._send(chunk, [context] * len(chunk), prefixed=transaction.prefixed)
+                        del chunk  # do not keep it while the next one is read
+            await self._send(records, contexts, prefixed=False)
         except SubscriberError:
             # the server may reject an earlier change, and that error comes first
-            await self._runs.flush()
+            self._runs.flush()
             raise
 
-    async def _send(self, records: Sequence[bytes], transaction: Transaction, context: ChangeContext) -> None:
-        place = 0
-        while place < len(records):
-            place += await self._next(records, place, transaction, context)
+    async def _send(self, records: Sequence[bytes], contexts: Sequence[ChangeContext], *, prefixed: bool) -> None:
+        """Send records: each one with those after it that have the same form. ``contexts``: the transaction of each."""
+        place, count = 0, len(records)
+        offset = 5 if prefixed else 1
+        latest, runs, pipeline = self._latest, self._runs, self._pipeline
+        while place < count:
+            record = records[place]
+            places = range(place, min(place + MOST_ROWS, count))
+            relation = record[:1] + record[5:9] if prefixed else record[:5]
+            form = latest.get(relation)
+            rows = form.read(records, places, offset) if form is not None else None
+            if not rows:
+                form = await self._new_form(record, contexts[place], prefixed=prefixed)
+                if form is not None:
+                    latest[relation] = form
+                    rows = form.read(records, places, offset)
+            if form is None or rows is None:
+                place += 1
+            else:
+                stop = place + len(rows)
+                sizes = list(map(len, records[place:stop]))
+                runs.add(form, rows, contexts[place:stop], sum(sizes), sizes[-1])
+                place = stop
+            if pipeline.full:
+                await pipeline.throttle()
 
-    async def finish(self) -> None:
-        """Send what is left, and return to the session's own settings, to write the catalog.
-
-        Raises:
-            StatementFailed: the server rejected an earlier statement.
-            TargetUnavailable
-        """
-        await self._runs.flush()
+    def finish(self) -> None:
+        """Send what is left, and return to the session's own settings, to write the catalog."""
+        self._runs.flush()
         self._settings.reset()
 
-    async def _next(self, records: Sequence[bytes], place: int, transaction: Transaction, context: ChangeContext) -> int:
-        """Send the record at ``place``, and those after it that have the same form. Returns how many there were."""
-        record = records[place]
+    async def _new_form(self, record: bytes, context: ChangeContext, *, prefixed: bool) -> Form | None:
+        """The form of a change. None: it has none, or it is no change of a row; everything is done for it."""
         tag = record[0] if record else 0
-        offset = 5 if transaction.prefixed else 1
-        if tag not in _ROWS or len(record) < offset + 4:
-            if tag not in {Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN}:
-                await self._other(record, transaction, context)
-            return 1
-        relation_id = _RELATION_ID.unpack_from(record, offset)[0]
-        if relation_id not in self._resolved:
-            await self._resolve(relation_id, tag, transaction, context)
-        mapping = self._resolved[relation_id]
+        start = 5 if prefixed else 1
+        if tag not in _ROWS or len(record) < start + 4:
+            if tag not in _IGNORED:
+                await self._other(decode(record, in_stream=prefixed), context)
+            return None
+        mapping = await self._resolve(int.from_bytes(record[start : start + 4]), tag, context)
         if mapping is None:
-            return 1
-        places = range(place, min(place + MOST_ROWS, len(records)))
-        form = self._forms.latest(mapping, tag)
-        rows = form.read(records, places, offset) if form is not None else []
-        if not rows:
-            message = self._decoded(record, tag, transaction, context, mapping)
-            form = self._forms.of(message, mapping)
-            if form is None:
-                await (self._runs.flush() if mapping.table.watched else self._runs.flush_table(mapping))
-                self._row(message, context, mapping, len(record))
-                await self._pipeline.throttle()
-                return 1
-            del message  # a second copy of its values, which may be large
-            rows = form.read(records, places, offset)
-        if form is not None:
-            await self._runs.add(form, rows, context, list(map(len, records[place : place + len(rows)])))
-        return len(rows)
-
-    async def _other(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
-        message = decode(record, in_stream=transaction.prefixed)
-        match message:
-            case Relation():
-                self._relations.define(message)
-                self._open.pop(message.relation_id, None)
-                self._resolved.pop(message.relation_id, None)
-            case Truncate():
-                await self._runs.flush()
-                await self._truncate(message, transaction, context)
-                await self._pipeline.throttle()
-            case _:
-                raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
-
-    async def _resolve(self, relation_id: int, tag: int, transaction: Transaction, context: ChangeContext) -> None:
-        relation = self._relations.remote(relation_id)
-        wanted = await self._wanted(relation, tag, transaction, context)
-        self._resolved[relation_id] = await self._mapping(relation, tag, context) if wanted else None
-
-    async def _wanted(self, relation: Relation, tag: int, transaction: Transaction, context: ChangeContext) -> bool:
-        wanted = self._open.get(relation.relation_id)
-        if wanted is None:
-            by_name = self._gate(relation, transaction.final_lsn)
-            with _naming(relation, tag, context):
-                wanted = await self._relations.is_wanted(relation, transaction.final_lsn, by_name=by_name)
-            if not wanted:
-                self._skipped.add(f"{relation.namespace}.{relation.name}")
-                self._left_out.add(relation.relation_id)
-            self._open[relation.relation_id] = wanted
-        return wanted
-
-    async def _mapping(self, relation: Relation, tag: int, context: ChangeContext) -> RelationMapping:
-        with _naming(relation, tag, context):
-            mapping = await self._relations.mapping(relation)
-        self.targets.add(mapping.table.fingerprint)
-        return mapping
-
-    def _decoded(
-        self, record: bytes, tag: int, transaction: Transaction, context: ChangeContext, mapping: RelationMapping
-    ) -> Insert | Update | Delete:
+            return None
         if tag != Tag.INSERT:
             with _naming(mapping.remote, tag, context):
                 mapping.require_updatable()
-        message = decode(record, in_stream=transaction.prefixed)
+        message = decode(record, in_stream=prefixed)
         if not isinstance(message, Insert | Update | Delete):
             raise ProtocolError("a message that is no change of a row")
-        return message
+        form = self._forms.of(message, mapping)
+        if form is None:
+            if mapping.table.watched:
+                self._runs.flush()
+            else:
+                self._runs.flush_table(mapping)
+            self._row(message, context, mapping, len(record))
+        return form
+
+    async def _other(self, message: Message, context: ChangeContext) -> None:
+        match message:
+            case Relation():
+                self._relations.define(message)
+                self._resolved.pop(message.relation_id, None)
+                self._left_out.pop(message.relation_id, None)
+                self._latest.clear()
+            case Truncate():
+                self._runs.flush()
+                await self._truncate(message, context)
+            case _:
+                raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
+
+    async def _resolve(self, relation_id: int, tag: int, context: ChangeContext) -> RelationMapping | None:
+        """The relation with its target; None: its changes are left out."""
+        mapping = self._resolved.get(relation_id)
+        if mapping is not None or self._left_out.get(relation_id) is context:
+            return mapping
+        relation = self._relations.remote(relation_id)
+        by_name = self._gate(relation, context.final_lsn)
+        with _naming(relation, tag, context):
+            if not await self._relations.is_wanted(relation, context.final_lsn, by_name=by_name):
+                self._skipped.add(f"{relation.namespace}.{relation.name}")
+                self._left_out[relation_id] = context
+                return None
+            mapping = self._resolved[relation_id] = await self._relations.mapping(relation)
+        self.targets.add(mapping.table.fingerprint)
+        return mapping
 
     def _row(self, message: Insert | Update | Delete, context: ChangeContext, mapping: RelationMapping, size: int) -> None:
         """Send a change that has no form."""
@@ -234,14 +229,18 @@ class TransactionSender:
             values, kinds = values + more, kinds + more_kinds
         self._pipeline.send(statement, context, values, _formats(kinds), size)
 
-    async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
-        relations = [self._relations.remote(relation_id) for relation_id in message.relation_ids]
-        wanted = [relation for relation in relations if await self._wanted(relation, Tag.TRUNCATE, transaction, context)]
-        mappings = [await self._mapping(relation, Tag.TRUNCATE, context) for relation in wanted]
+    async def _truncate(self, message: Truncate, context: ChangeContext) -> None:
+        mappings: list[RelationMapping] = []
+        others: set[TableName] = set()
+        for relation in map(self._relations.remote, message.relation_ids):
+            mapping = await self._resolve(relation.relation_id, Tag.TRUNCATE, context)
+            if mapping is None:
+                others.add(TableName(relation.namespace, relation.name))
+            else:
+                mappings.append(mapping)
         if not mappings:
             return
         restart = TruncateOption.RESTART_IDENTITY in message.options
-        others = {TableName(relation.namespace, relation.name) for relation in relations if relation not in wanted}
         if any(not mapping.table.referenced_by.isdisjoint(others) for mapping in mappings):
             # during table synchronization, each table gets its share of the message at its own time; TRUNCATE rejects such a table alone
             self._empty(mappings, context, restart_identity=restart)

@@ -117,9 +117,9 @@ class PostgresParallelTransaction:
             try:
                 for subxid, run in self._runs(records):
                     if subxid is not None:
-                        await sender.finish()
+                        sender.finish()
                         self._set_savepoint(pipeline, subxid)
-                    await sender.send(self._piece(run))
+                    await sender.send([self._piece(run)])
                     self._count += len(run)
             except BaseException as error:
                 self._sending = None
@@ -162,7 +162,7 @@ class PostgresParallelTransaction:
             _, sender = self._sending
             self._sending = None
             async with self._open:
-                await sender.finish()
+                sender.finish()
             self._targets |= sender.targets
 
     def _piece(self, records: list[bytes]) -> Transaction:

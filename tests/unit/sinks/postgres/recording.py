@@ -159,8 +159,8 @@ async def send(
         apart=(),
         differs=differs,
     )
-    await sender.send(transaction(*messages))
-    await sender.finish()
+    await sender.send([transaction(*messages)])
+    sender.finish()
     return pipeline.sent
 
 
