@@ -219,7 +219,7 @@ class Applier:
         self.position = end_lsn
         self._committed(end_lsn, wal)
         for transaction in transactions:
-            if transaction.spilled:
+            if transaction.spool is not None:
                 await transaction.discard()
 
     async def _prepare(
