@@ -24,7 +24,11 @@ from subscriber import _cython as cython
 from subscriber.protocol.errors import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["peek_xid", "read_alike", "read_full_updates", "read_rows", "read_tuple", "relation_id"]
+__all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "read_alike", "read_full_updates", "read_rows", "read_tuple", "relation_id"]
+
+TEXT_FIELD: Final = ord("T")
+BINARY_FIELD: Final = ord("B")
+"""Kinds for :func:`read_rows`: a value with its length before it. This is an element of a binary array, and a field of COPY BINARY."""
 
 _INT16: Final = Struct(">h").unpack_from
 _UINT32: Final = Struct(">I").unpack_from
@@ -173,6 +177,7 @@ def read_rows(
         offset: the offset after tag and xid.
         header: the bytes that each must have there: relation, tuple marker, the tuple's number of columns.
         kinds: the kind of each column's values: TEXT, BINARY, or UNCHANGED. A NULL may replace a value, but not an unchanged one.
+            TEXT_FIELD and BINARY_FIELD: the values of that kind with their lengths.
         size: end after the message that brings the total to this many bytes.
 
     Returns:
@@ -203,7 +208,7 @@ def read_rows(
             row: list[bytes | None] = []
             for kind in kinds:
                 found = record[position]
-                if found == kind != UNCHANGED:
+                if found == kind | 32 != UNCHANGED:
                     start = position + 5
                     if compiled:
                         if start > end:
@@ -217,6 +222,8 @@ def read_rows(
                             return rows
                     else:
                         position = start + length_at(record, position + 1)[0]
+                    if kind != found:
+                        start -= 4
                     row.append(text[start:position])
                 elif found == (UNCHANGED if kind == UNCHANGED else NULL):
                     position += 1
@@ -275,13 +282,17 @@ def read_full_updates(
             for kind in kinds:
                 start = position
                 found = record[position]
-                if found != kind and (found != NULL or kind == UNCHANGED):
+                if found != kind | 32 and (found != NULL or kind == UNCHANGED):
                     return rows
                 position += 1 if found in _SHORT else 5 + length_at(record, position + 1)[0]
                 new.append(record[start:position])
             if position != len(record) or any(old[index] != new[index] for index in key):
                 break
-            rows.append(tuple([value[5:] if value[0] == kind != UNCHANGED else None for value, kind in zip(new, kinds, strict=True)]))
+            rows.append(
+                tuple(
+                    [None if value[0] in _SHORT else value[5 if value[0] == kind else 1 :] for value, kind in zip(new, kinds, strict=True)]
+                )
+            )
             size -= position
             if size <= 0:
                 break

@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -23,6 +24,7 @@ from subscriber._implementation import MODULES, VARIABLE, compiled_file, source_
 from subscriber.errors import ProtocolError
 from subscriber.protocol.frames import PAYLOAD
 from subscriber.protocol.messages import BINARY, TEXT, UNCHANGED, Tag
+from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.unit.transaction.publisher_model import Publisher
 
@@ -111,7 +113,7 @@ def test_both_forms_read_the_same() -> None:
         for record in records:
             expected = _outcome(lambda record=record: python.read_tuple(record, 6))  # type: ignore[misc]
             assert _outcome(lambda record=record: c.read_tuple(record, 6)) == expected  # type: ignore[misc]
-        for kinds in (bytes([TEXT] * 4), bytes([BINARY] * 4), bytes([TEXT, UNCHANGED, TEXT, BINARY])):
+        for kinds in (bytes([TEXT] * 4), bytes([BINARY] * 4), bytes([TEXT_FIELD, UNCHANGED, TEXT, BINARY_FIELD])):
             for place in range(len(records)):
                 arguments = {"tag": int(Tag.INSERT), "offset": 1, "header": _HEADER, "kinds": kinds, "size": 40}
                 rows = python.read_rows(records, range(place, len(records)), **arguments)
@@ -194,8 +196,19 @@ def test_both_forms_write_the_same_arrays() -> None:
     rng = random.Random(19)
     for _ in range(1000):
         values = [rng.choice((None, rng.randbytes(rng.randrange(5)), b'"\\', b"NULL", b"")) for _ in range(rng.randrange(1, 6))]
-        assert c.binary_array(values, 25) == python.binary_array(values, 25)
+        assert c.field_array(values, 25) == python.field_array(values, 25)
         assert c.text_array(values, b",") == python.text_array(values, b",")
+        texts = [b"%d" % rng.randint(-(2 ** rng.randrange(70)), 2 ** rng.randrange(70)), *values]
+        for size in (2, 4, 8):
+            assert [c.integer_array([text], size) for text in texts] == [_integer(text, size) for text in texts]
+
+
+def _integer(text: bytes | None, size: int) -> bytes | None:
+    if text is None:
+        return b"\xff" * 4
+    if not re.fullmatch(rb"-?[0-9]{1,18}", text) or not -(256**size) <= 2 * int(text) < 256**size:
+        return None
+    return size.to_bytes(4) + int(text).to_bytes(size, signed=True)
 
 
 def _run(form: str, code: str) -> subprocess.CompletedProcess[str]:

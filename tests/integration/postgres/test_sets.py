@@ -21,7 +21,7 @@ from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.session.statement import Statement
 from tests.conftest import Servers
 from tests.support.change_histories import TABLES, ChangeHistory
-from tests.support.database import Database, ServerAddress, fresh_database
+from tests.support.database import Database, ServerAddress, drop_database, fresh_database
 from tests.support.observation import eventually
 from tests.support.sink_postgres import UNCHANGED, Feed, Remote, opened, row
 
@@ -208,6 +208,27 @@ async def test_arrays_of_types_that_have_length_one_by_default(any_target_db: Da
             await feed.apply(remote.relation, *(remote.insert(number, value) for number in range(10)))
             assert any_target_db.fetch(f"SELECT DISTINCT v::text FROM {name}") == [(value,)]
     assert len(sent) == 2
+
+
+async def test_texts_of_sets_are_converted_to_the_encoding_of_the_target(target_db: Database, sent: Sent) -> None:
+    name = f"{target_db.name}_latin1"
+    target_db.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C'")
+    try:
+        latin1 = Database(target_db.server, name)
+        latin1.execute("CREATE TABLE t (id int PRIMARY KEY, v text, w varchar(3), c char(3), b boolean, n smallint, l text[])")
+        remote = Remote("t", "*id", "v", "w", "c", "b", "n", "l")
+        values = ("é", "ééé", "é", "t", "-7", "{é,NULL}")
+        rows = [remote.insert(number, *values) for number in range(10)]
+        async with opened(latin1) as feed:
+            await feed.apply(remote.relation, *rows, remote.insert(10, *[None] * 6))
+            assert latin1.fetch("SELECT DISTINCT v, w, c, b, n, l FROM t WHERE id < 10") == [("é", "ééé", "é  ", True, -7, ["é", None])]
+            assert latin1.value("SELECT num_nulls(v, w, c, b, n, l) FROM t WHERE id = 10") == 6
+            assert len(sent) == 1
+            with pytest.raises(TargetError, match="22001"):
+                await feed.apply(*(remote.insert(number, "é", "éééé", *values[2:]) for number in range(20, 30)))
+        latin1.close()
+    finally:
+        drop_database(target_db.server, name)
 
 
 async def test_triggers_run_with_the_planner_settings_of_the_session(target_db: Database, sent: Sent) -> None:

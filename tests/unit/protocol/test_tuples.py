@@ -119,6 +119,7 @@ def test_rows_of_one_form_are_read_as_bytes() -> None:
     records[2] = encode(Insert(7, TupleData(b"nn", [None, None])))
     assert _rows(records, b"tb") == [(b"0", b""), (b"1", b"x"), (None, None), (b"3", b"xxx")]
     assert _rows([encode(Insert(7, TupleData(b"ut", [None, b"x"]), xid)) for xid in (8, 9)], b"ut", offset=5) == [(None, b"x")] * 2
+    assert _rows(records, b"TB")[2:] == [(None, None), (b"\0\0\0\0013", b"\0\0\0\3xxx")]
     assert len(_rows(records, b"tb", size=len(records[0]) + 1)) == 2
 
 
@@ -163,6 +164,7 @@ def test_full_updates() -> None:
     good = full_update((b"1", b"a"), (b"1", b"bc"))
     assert read_full([good, full_update((b"2", None), (b"2", None))]) == [(b"1", b"bc"), (b"2", None)]
     assert read_full([full_update((b"1", b"a"), (b"1", b"u"))], b"tu") == [(b"1", None)]
+    assert read_full([good, full_update((b"2", None), (b"2", None))], b"tT") == [(b"1", b"\0\0\0\2bc"), (b"2", None)]
     for other in (
         full_update((b"1", b"a"), (b"2", b"a")),
         full_update((b"1", b"u"), (b"1", b"a")),

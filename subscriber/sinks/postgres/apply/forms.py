@@ -10,19 +10,19 @@ with a column that is GENERATED ALWAYS AS IDENTITY has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from struct import Struct
 from typing import Final
 
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
-from subscriber.protocol.tuples import read_full_updates, read_rows
-from subscriber.sinks.postgres.apply.arrays import binary_array, text_array
+from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD, read_full_updates, read_rows
+from subscriber.sinks.postgres.apply.arrays import CONVERTED, converted_array, field_array, text_array
 from subscriber.sinks.postgres.apply.change_sql import delete, insert, update
 from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, insert_set, update_set
 from subscriber.sinks.postgres.session.statement import Statement
-from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
+from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn
 
 __all__ = ["MOST_BYTES", "Form", "Forms", "Row", "require_width"]
 
@@ -34,6 +34,13 @@ MOST_BYTES: Final = 512 * 1024
 _UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
 
 Row = tuple[bytes | None, ...]
+
+_FIELDS: Final = (TEXT_FIELD, BINARY_FIELD)
+
+_TEXT_TYPE: Final = 25
+_TEXT_ARRAY: Final = 1009
+_TEXTS: Final = frozenset({_TEXT_TYPE, 1042, 1043})
+"""Types whose binary format is their text: text, character, character varying."""
 
 _EQUALS: Final = "OPERATOR(pg_catalog.=)"
 _EXACT: Final = {
@@ -61,7 +68,7 @@ class Form:
         mapping: the relation and its target.
         tag: the tag of the messages.
         header: their bytes from the relation's id to the number of columns.
-        kinds: the kind of each column's values, see :func:`read_rows`.
+        kinds: the kind of each column's values, see :func:`read_rows`. What is an element of a binary array is read with its length.
         picked: the indexes of the values that the statements need; None: all of them.
         formats: the format of each of these values; None: all are texts.
         single: makes one change.
@@ -88,6 +95,11 @@ class Form:
     row_key: Callable[[Row], object] | None
     key_kinds: bytes
     old_key: tuple[int, ...]
+    _starts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        indexes = range(len(self.kinds)) if self.picked is None else self.picked
+        self._starts = [4 if self.kinds[index] in _FIELDS else 0 for index in indexes]
 
     def read(self, records: Sequence[bytes], places: range, offset: int) -> list[Row]:
         """Read the records from the first one on that have this form. ``offset``: where a record continues after tag and xid."""
@@ -106,23 +118,26 @@ class Form:
 
     def values(self, row: Row) -> Sequence[bytes | None]:
         """The parameters of ``single``."""
-        return row if self.picked is None else [row[index] for index in self.picked]
+        values = row if self.picked is None else [row[index] for index in self.picked]
+        return [None if value is None else value[start:] for value, start in zip(values, self._starts, strict=True)]
 
-    def set_of(self, rows: Sequence[Row]) -> tuple[list[bytes | None], list[int] | None]:
+    def set_of(self, rows: Sequence[Row]) -> tuple[list[bytes | None], list[int]]:
         """The parameters of ``together``, and their formats."""
         columns = list(zip(*rows, strict=True))
         arrays: list[bytes | None] = []
+        formats: list[int] = []
         for index in self.arrays:
-            column = self.mapping.columns[index]
-            if self.kinds[index] == BINARY:
-                arrays.append(binary_array(columns[index], column.type_oid))
-            else:
-                arrays.append(text_array(columns[index], column.delimiter.encode()))
-        formats = [int(self.kinds[index] == BINARY) for index in self.arrays] if self.formats else None
+            column, values = self.mapping.columns[index], columns[index]
+            array: bytes | None = None
+            if self.kinds[index] in _FIELDS:
+                array = field_array(values, _TEXT_TYPE if column.cast else column.type_oid)
+            elif column.type_oid in CONVERTED:
+                array = converted_array(values, column.type_oid)
+            formats.append(int(array is not None))
+            arrays.append(text_array(values, column.delimiter.encode()) if array is None else array)
         if self.key is not None:
             arrays.append(b"%d" % len(rows))
-            if formats is not None:
-                formats.append(0)
+            formats.append(0)
         return arrays, formats
 
 
@@ -178,7 +193,15 @@ class Forms:
         key_kinds = bytes(kinds[index] for index, _ in mapping.key or ())
         row_key = _row_key(mapping, key_kinds)
         ordered = mapping.table.watched
-        return Form(mapping, tag, header, kinds, picked, formats, single, together, arrays, key, ordered, row_key, key_kinds, ())
+        read = bytes(_read_kind(column, kind) for column, kind in zip(mapping.columns, kinds, strict=True))
+        return Form(mapping, tag, header, read, picked, formats, single, together, arrays, key, ordered, row_key, key_kinds, ())
+
+
+def _read_kind(column: TargetColumn, kind: int) -> int:
+    """The kind by which to read values of a column: with their lengths, if that is what a binary array holds."""
+    if kind == BINARY:
+        return BINARY_FIELD
+    return TEXT_FIELD if kind == TEXT and (column.type_oid in _TEXTS or column.array == _TEXT_ARRAY) else kind
 
 
 def _row_key(mapping: RelationMapping, kinds: bytes) -> Callable[[Row], object] | None:

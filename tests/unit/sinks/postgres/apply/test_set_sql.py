@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from subscriber._implementation import source_file
 from subscriber.protocol.messages import Message
-from subscriber.sinks.postgres.apply.arrays import binary_array, text_array
+from subscriber.sinks.postgres.apply import arrays
+from subscriber.sinks.postgres.apply.arrays import converted_array, field_array, text_array
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
 from tests.support.sink_postgres import UNCHANGED, Binary, Remote
 from tests.unit.sinks.postgres.recording import EQUALS, INT4, column, send, table
 
+TEXT, JSON = 25, 114
+compiled = arrays.__file__ != source_file(arrays.__name__)
 INT4_ARRAY, TEXT_ARRAY, BOX_ARRAY = 1007, 1009, 1020
 ID = column("id", INT4, "integer", array=INT4_ARRAY)
 VALUE = column("v", array=TEXT_ARRAY)
@@ -28,11 +32,19 @@ async def test_inserts() -> None:
         'INSERT INTO "public"."t" ("id", "v", "n") OVERRIDING SYSTEM VALUE'
         " SELECT pg_catalog.unnest($1) AS c0, pg_catalog.unnest($2) AS c1, pg_catalog.unnest($3)::integer[] AS c2"
     )
-    assert sent.values[0] == b'{"0","1","2","3","4","5","6","7"}'
-    assert (sent.values[1] or b"").startswith(rb'{"\"0","\"1"')
-    assert sent.values[2] == b"{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}"
+    numbers: list[bytes | None] = [b"%d" % number for number in range(8)]
+    assert sent.values == [
+        converted_array(numbers, INT4) or text_array(numbers, b","),
+        field_array([b"\0\0\0\2" + f'"{number}'.encode() for number in range(8)], TEXT),
+        field_array([None] * 8, TEXT),
+    ]
     assert sent.statement.parameter_types == (INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY)
-    assert (sent.formats, sent.statement.together, sent.statement.finds, sent.statement.reused) == (None, True, False, True)
+    assert (sent.formats, sent.statement.together, sent.statement.finds, sent.statement.reused) == (
+        [int(compiled), 1, 1],
+        True,
+        False,
+        True,
+    )
 
 
 async def test_updates_keep_unchanged_values_and_count_the_rows() -> None:
@@ -56,7 +68,7 @@ async def test_deletes_in_binary() -> None:
         'WITH changed AS (DELETE FROM ONLY "public"."t" AS x USING (SELECT pg_catalog.unnest($1) AS c0) AS u'
         f' WHERE x."id" {EQUALS} u.c0 RETURNING 1) SELECT pg_catalog.count(*) / (pg_catalog.count(*) = $2){COUNTED}'
     )
-    assert (sent.values, sent.formats) == ([binary_array(keys, INT4), b"8"], [1, 0])
+    assert (sent.values, sent.formats) == ([field_array([b"\0\0\0\4" + key for key in keys], INT4), b"8"], [1, 0])
 
 
 @pytest.mark.parametrize(
@@ -87,4 +99,33 @@ async def test_origins_of_rows_are_reported_one_by_one() -> None:
 def test_elements_of_arrays_are_exact() -> None:
     assert text_array([b"a", None, b""], b";") == b'{"a";NULL;""}'
     assert text_array([b"NULL", b'"', b"\\", b"{,}"], b",") == rb'{"NULL","\"","\\","{,}"}'
-    assert binary_array([b"ab", None], 25).hex() == "0000000100000001000000190000000200000001" + "000000026162" + "ffffffff"
+    assert field_array([b"\0\0\0\2ab", None], 25).hex() == "0000000100000001000000190000000200000001" + "000000026162" + "ffffffff"
+
+
+async def test_a_text_that_is_no_plain_number_is_sent_as_it_is() -> None:
+    (sent,) = await send(plain(), T.relation, *(T.insert(f" {number}", "x", None) for number in range(8)))
+    assert sent.values[0] == b'{" 0"," 1"," 2"," 3"," 4"," 5"," 6"," 7"}'
+    assert sent.formats == [0, 1, 1]
+
+
+async def test_types_whose_binary_format_is_no_text() -> None:
+    target = table(columns=(ID, column("v", JSON, "json", array=199), column("n", 1700, "numeric", array=1231)), watched=False)
+    (sent,) = await send(target, T.relation, *(T.insert(number, "{}", "1") for number in range(8)))
+    assert (sent.values[1], sent.formats) == (text_array([b"{}"] * 8, b","), [int(compiled), 0, 0])
+
+
+@pytest.mark.skipif(not compiled, reason="integers are converted by the compiled core")
+@pytest.mark.parametrize(("oid", "size"), [(21, 2), (23, 4), (20, 8)])
+def test_integers_in_binary_format(oid: int, size: int) -> None:
+    greatest = min(256**size // 2, 10**18) - 1
+    numbers = [0, 1, -1, 255, -256, greatest, -greatest, -greatest - 1 if size < 8 else 0]
+    fields = [size.to_bytes(4) + number.to_bytes(size, signed=True) for number in numbers]
+    texts: list[bytes | None] = [str(number).encode() for number in numbers]
+    assert converted_array([*texts, None], oid) == field_array([*fields, None], oid)
+    for other in (b"", b"-", b"+1", b" 1", b"1_0", b"0x1", b"1.0", b"--1", str(greatest + 1).encode(), str(-greatest - 2).encode()):
+        assert converted_array([b"1", other], oid) is None
+
+
+def test_booleans_in_binary_format() -> None:
+    assert converted_array([b"t", None, b"f"], 16) == field_array([b"\0\0\0\1\1", None, b"\0\0\0\1\0"], 16)
+    assert converted_array([b"true"], 16) is None
