@@ -1,7 +1,16 @@
 """The catalog of subscriptions in a target: its tables, its logic over a few primitives, and the data that ``status`` shows."""
 
 from subscriber.catalog.definition import Definition, claimed_elsewhere
-from subscriber.catalog.interface import Catalog, OwnedCatalog
+from subscriber.catalog.interface import Catalog, CopyingCatalog, OwnedCatalog
 from subscriber.catalog.observation import ApplierObservation, Observation, TableObservation
 
-__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "OwnedCatalog", "TableObservation", "claimed_elsewhere"]
+__all__ = [
+    "ApplierObservation",
+    "Catalog",
+    "CopyingCatalog",
+    "Definition",
+    "Observation",
+    "OwnedCatalog",
+    "TableObservation",
+    "claimed_elsewhere",
+]

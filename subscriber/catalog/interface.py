@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
+from subscriber.abc import TableName
 from subscriber.catalog.definition import Definition
 
-__all__ = ["Catalog", "OwnedCatalog"]
+__all__ = ["Catalog", "CopyingCatalog", "OwnedCatalog"]
 
 
 class Catalog(Protocol):
@@ -116,6 +117,20 @@ class Catalog(Protocol):
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class CopyingCatalog(Protocol):
+    """A :class:`Catalog` of a target in which a new copy replaces the rows of a table."""
+
+    async def copy_again(self, oid: int, tables: Sequence[TableName]) -> None:
+        """Let the next run of the subscription copy these tables again. Call it under a claim.
+
+        Raises:
+            RelationError: a table is not part of the subscription. Nothing was changed.
+            TargetError: the target rejects it.
+        """
         ...
 
 

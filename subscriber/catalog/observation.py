@@ -22,12 +22,14 @@ class TableObservation:
         entry: its state, as ``pg_subscription_rel`` has it.
         worker: the latest report of its synchronization, if that runs.
         retry: the failed attempt of its synchronization, if that will be retried.
+        stopped: why the applier cannot continue it, if so.
     """
 
     table: TableName
     entry: TableEntry
     worker: WorkerActivity | None = None
     retry: Retry | None = None
+    stopped: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,7 @@ def _tables(status: SubscriptionStatus) -> list[str]:
         elif table.entry.state is TableState.DATASYNC and table.worker is not None:
             of = f" of about {table.worker.estimated_rows}" if table.worker.estimated_rows else ""
             lines.append(f"    {table.table}: {table.worker.copied_rows} rows{of}")
+    lines += [f"    {table.table}: stopped: {table.stopped}" for table in tables if table.stopped]
     lines += [f"    {table}: left out: {reason}" for table, reason in status.observation.left_out.items()]
     return lines
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from subscriber.abc import TableName
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_name_argument, add_parameters_argument, add_settings_argument, add_target_argument, lsn
 from subscriber.config import ALTERABLE, BOOLEAN, PARAMETERS, Option, Settings, parse_changes
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--drop-publication", action="append", metavar="P", help="remove this publication; may be repeated")
     forms.add_argument("--refresh", action="store_true", help="add newly published tables, and remove those no longer published")
     forms.add_argument(
+        "--copy-again", action="append", type=_table, metavar="SCHEMA.TABLE", help="copy this table again (lakes); may be repeated"
+    )
+    forms.add_argument(
         "--skip-lsn", type=_lsn_or_none, metavar="LSN", help="skip the transaction that finishes at this LSN; NONE: skip nothing"
     )
     forms.add_argument("--rename", metavar="NEW", help="new name")
@@ -50,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _lsn_or_none(text: str) -> Lsn | str:
     return "none" if text.lower() == "none" else lsn(text)
+
+
+def _table(text: str) -> TableName:
+    namespace, dot, name = text.partition(".")
+    if not (namespace and dot and name):
+        raise argparse.ArgumentTypeError(f'"{text}" is not of the form schema.table')
+    return TableName(namespace, name)
 
 
 async def _execute(args: argparse.Namespace) -> int:
@@ -80,6 +91,7 @@ def _form(args: argparse.Namespace) -> _Act:
         ("--connection", args.connection is not None, lambda found: found.set_connection(args.connection)),
         ("--rename", args.rename is not None, lambda found: found.rename(args.rename)),
         ("--owner", args.owner is not None, lambda found: found.set_owner(args.owner)),
+        ("--copy-again", args.copy_again is not None, lambda found: found.copy_again(args.copy_again)),
         ("--skip-lsn", args.skip_lsn is not None, lambda found: found.skip(None if args.skip_lsn == "none" else args.skip_lsn)),
     ]
     for form, given, act in simple:

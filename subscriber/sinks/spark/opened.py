@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from subscriber.abc import (
     ApplyStatistics,
@@ -27,7 +27,7 @@ from subscriber.errors import (
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.spark.catalog.definition import read_definition, write_definition
-from subscriber.sinks.spark.catalog.lake import Lake, LakeState, LakeTable
+from subscriber.sinks.spark.catalog.lake import Lake, with_table, without_table
 from subscriber.sinks.spark.catalog.status_files import write_status
 from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.files.file_lock import FileLock
@@ -39,8 +39,6 @@ from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["LakeSessions", "OpenedSparkSink"]
-
-_UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
 
 
 class LakeSessions:
@@ -174,7 +172,7 @@ class OpenedSparkSink:
         async with self._sessions.catalog:
             state = self.lake.state
             for table in tables:
-                state = _with_table(state, table, entry, position)
+                state = with_table(state, table, entry, position)
             await run_in_thread(lambda: self.lake.change(next_id=state.next_id, tables=state.tables, removed=state.removed))
         return {}
 
@@ -184,20 +182,10 @@ class OpenedSparkSink:
         await opened.land()
         async with self._sessions.catalog:
             state = self.lake.state
-            known = state.tables.get(table)
-            if known is None:
+            found = without_table(state, table, opened.lander.position)
+            if found is state:
                 return
-            was = state.removed.get(table)
-            if known.entry.state not in _UNFINISHED:
-                was = replace(known, position=None, until=max(opened.lander.position, known.entry.lsn or INVALID_LSN))
-            elif was is None or was.entry.state in _UNFINISHED:
-                was = replace(known, position=None)
-            else:
-                # the unfinished copy has not replaced anything
-                was = replace(was, begun=known.generation)
-            removed = {**state.removed, table: was}
-            rest = {name: other for name, other in state.tables.items() if name != table}
-            await run_in_thread(lambda: self.lake.change(tables=rest, removed=removed))
+            await run_in_thread(lambda: self.lake.change(tables=found.tables, removed=found.removed))
 
     async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
         """Change the state from SYNCDONE to READY."""
@@ -280,19 +268,3 @@ class OpenedSparkSink:
         shared = self._sessions
         copying = shared.location.copying(shared.settings)
         return made(table, lambda: shared.lake, shared.lock, shared.catalog, self.statistics, copying=copying)
-
-
-def _with_table(state: LakeState, table: TableName, entry: TableEntry, position: Lsn) -> LakeState:
-    was = state.removed.get(table)
-    removed = {name: known for name, known in state.removed.items() if name != table}
-    if was is not None and entry.state is TableState.INIT:
-        # until the copy is finished, what was landed before belongs to the removed table
-        removed[table] = was
-        added = LakeTable(id=was.id, entry=entry, generation=max(was.generation, was.begun), added=position)
-    elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
-        added = replace(was, entry=entry, until=None)
-    else:
-        # the table was never there, or no copy of it was ever finished
-        added = LakeTable(id=state.next_id, entry=entry, added=position)
-        state = replace(state, next_id=state.next_id + 1)
-    return replace(state, tables={**state.tables, table: added}, removed=removed)

@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from subscriber.abc import TwoPhaseState
-from subscriber.catalog import Catalog, Definition, OwnedCatalog
+from subscriber.abc import TableName, TwoPhaseState
+from subscriber.catalog import Catalog, CopyingCatalog, Definition, OwnedCatalog
 from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
@@ -204,6 +204,20 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         """REFRESH PUBLICATION."""
         self._require_refreshable("ALTER SUBSCRIPTION ... REFRESH", "... REFRESH", copy_data=copy_data)
         await self._refresh((), copy_data=copy_data)
+
+    async def copy_again(self, tables: Sequence[TableName]) -> None:
+        """Copy tables again, which replaces their rows. For lakes. The next run of the subscription does it."""
+        catalog: object = self._catalog
+        if not isinstance(catalog, CopyingCatalog):
+            raise ConfigurationError(
+                "in this kind of target a copy does not replace the rows of a table",
+                hint="empty the table, remove it from the publication and add it again",
+            )
+        if self.definition.two_phase is TwoPhaseState.ENABLED:
+            raise ConfigurationError(
+                "tables cannot be copied again when two_phase is enabled", hint="drop the subscription and create it again"
+            )
+        await catalog.copy_again(self.definition.oid, tables)
 
     def _require_refreshable(self, what: str, form: str, *, copy_data: bool) -> None:
         self._require_connection()

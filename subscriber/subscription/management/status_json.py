@@ -91,6 +91,7 @@ def _table(table: TableObservation) -> dict[str, Any]:
         "copied_rows": table.worker and table.worker.copied_rows,
         "estimated_rows": table.worker and table.worker.estimated_rows,
         "retry": _retry(table.retry),
+        "stopped": None if table.stopped is None else _text(table.stopped),
     }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from subscriber import (
     ConfigurationError,
@@ -254,6 +255,38 @@ async def test_disable_on_error(publisher18_db: Database, lake: Path) -> None:
         await landed(lake, publisher)
         assert_same(lake, await applied(lake), publisher, [T])
     await drop_subscription(name, target=target, settings=QUICK)
+
+
+async def test_table_changed_by_another_writer_is_copied_again(publisher18_db: Database, lake: Path) -> None:
+    publisher18_db.execute(f"{TABLES}, u; INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
+    name = await create(publisher18_db, lake)
+    async with launched(lake):
+        await landed(lake, publisher18_db)
+        before = await applied(lake)
+        DeltaTable(str(lake / before.tables[T].path)).delete()
+        publisher18_db.execute("INSERT INTO t VALUES (2, 'b'); INSERT INTO u VALUES (2, 'b')")
+        await landed(lake, publisher18_db)
+        cut = await applied(lake)
+        assert set(cut.tables) == {U}
+        assert_same(lake, cut, publisher18_db, [U])
+        found = await until(lake, lambda _: True)
+        assert {item["name"]: bool(item["stopped"]) for item in found["tables"]} == {"t": True, "u": False}
+        text = await asyncio.to_thread(subscriber, "status", f"--target=spark://{lake}")
+        assert f"    public.t: stopped: Delta table {lake}/tables/public/t was changed by another writer, in version 2 " in text.output
+        checked = await asyncio.to_thread(subscriber, "status", f"--target=spark://{lake}", "--check")
+        assert checked.status == 1, checked.output
+        assert "stopped: public.t" in checked.output
+        refused = await asyncio.to_thread(subscriber, "alter", name, f"--target=spark://{lake}", "--copy-again=public.nosuch")
+        assert 'table "public.nosuch" is not part of the subscription' in refused.errors
+        done = await asyncio.to_thread(subscriber, "alter", name, f"--target=spark://{lake}", "--copy-again=public.t")
+        assert done.status == 0, done.errors
+        publisher18_db.execute("INSERT INTO t VALUES (3, 'c')")
+        await landed(lake, publisher18_db)
+        cut = await applied(lake)
+        assert not cut.stopped
+        assert_same(lake, cut, publisher18_db, [T, U])
+        found = await until(lake, lambda _: True)
+        assert [item["stopped"] for item in found["tables"]] == [None, None]
 
 
 async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: Path) -> None:

@@ -22,12 +22,12 @@ from typing import Any, Final, Self
 
 from subscriber.abc import Position, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.errors import RelationError, TargetError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 
-__all__ = ["IDENTITY", "LANDING", "Lake", "LakeState", "LakeTable", "copy_directory"]
+__all__ = ["IDENTITY", "LANDING", "Lake", "LakeState", "LakeTable", "copy_directory", "with_table", "without_table"]
 
 IDENTITY: Final = "subscriber.json"
 CATALOG: Final = "catalog.json"
@@ -35,6 +35,7 @@ POSITION: Final = "position.json"
 LANDING: Final = "landing"
 
 _FIRST_ID: Final = 1
+_UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +205,40 @@ class Lake:
 def copy_directory(table: LakeTable) -> str:
     """The directory of a table's copy and its own batches."""
     return f"copy/{table.id}-{table.generation}"
+
+
+def without_table(state: LakeState, name: TableName, position: Lsn) -> LakeState:
+    """Remove a table. What was landed for it up to the position still belongs to it."""
+    known = state.tables.get(name)
+    if known is None:
+        return state
+    was = state.removed.get(name)
+    if known.entry.state not in _UNFINISHED:
+        was = replace(known, position=None, until=max(position, known.entry.lsn or INVALID_LSN))
+    elif was is None or was.entry.state in _UNFINISHED:
+        was = replace(known, position=None)
+    else:
+        # the unfinished copy has not replaced anything
+        was = replace(was, begun=known.generation)
+    rest = {other: table for other, table in state.tables.items() if other != name}
+    return replace(state, tables=rest, removed={**state.removed, name: was})
+
+
+def with_table(state: LakeState, table: TableName, entry: TableEntry, position: Lsn) -> LakeState:
+    """Add a table, which begins at the position. A removed one of that name keeps its number."""
+    was = state.removed.get(table)
+    removed = {name: known for name, known in state.removed.items() if name != table}
+    if was is not None and entry.state is TableState.INIT:
+        # until the copy is finished, what was landed before belongs to the removed table
+        removed[table] = was
+        added = LakeTable(id=was.id, entry=entry, generation=max(was.generation, was.begun), added=position)
+    elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
+        added = replace(was, entry=entry, until=None)
+    else:
+        # the table was never there, or no copy of it was ever finished
+        added = LakeTable(id=state.next_id, entry=entry, added=position)
+        state = replace(state, next_id=state.next_id + 1)
+    return replace(state, tables={**state.tables, table: added}, removed=removed)
 
 
 def _require_empty(storage: Storage, entries: Sequence[str]) -> None:

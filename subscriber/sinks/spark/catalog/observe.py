@@ -55,8 +55,11 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     workers = {worker.table: worker for worker in told} if running else {}
     reset = read_quietly(storage, RESET)
     definition = defined(storage, lake)
+    stopped = _stopped(storage, lake)
     tables = tuple(
-        TableObservation(table=name, entry=table.entry, worker=workers.get(name), retry=_retry(workers.get(name)))
+        TableObservation(
+            table=name, entry=table.entry, worker=workers.get(name), retry=_retry(workers.get(name)), stopped=stopped.get(name)
+        )
         for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
     )
     return [
@@ -78,6 +81,16 @@ def _observe(storage: Storage) -> Sequence[Observation]:
 
 def _retry(worker: WorkerActivity | None) -> Retry | None:
     return None if worker is None else WorkerDetails.from_json(worker.details).retry
+
+
+def _stopped(storage: Storage, lake: Lake) -> Mapping[TableName, str]:
+    try:
+        cut = read_cut(storage)
+    except TargetError:
+        return {}  # the applier's error says that
+    stops = {} if cut is None else cut.stopped
+    tables = lake.state.tables
+    return {name: stop.error for name, stop in stops.items() if name in tables and tables[name].generation == stop.generation}
 
 
 def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:

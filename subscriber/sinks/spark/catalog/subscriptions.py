@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from subscriber.abc import TwoPhaseState
+from subscriber.abc import TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.catalog.definition import require_name
 from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
@@ -34,7 +34,7 @@ from subscriber.sinks.spark.catalog.definition import (
     write_definition,
     write_generation,
 )
-from subscriber.sinks.spark.catalog.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake
+from subscriber.sinks.spark.catalog.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake, with_table, without_table
 from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.catalog.status_files import ERROR, RESET, STATUS, read_counters, write_error, write_reset
 from subscriber.sinks.spark.files.file_lock import FileLock, is_held
@@ -285,6 +285,26 @@ class LakeCatalog:
             lake.change(slot_name=None)
         storage.delete(documents)
         storage.sync([""])
+
+    async def copy_again(self, oid: int, tables: Sequence[TableName]) -> None:
+        """See :meth:`subscriber.catalog.CopyingCatalog.copy_again`."""
+        lake = await self._find()
+        if lake is None:
+            return
+        async with self._writing(lake.name):
+            await run_in_thread(lambda: self._copy_again(tables))
+
+    def _copy_again(self, tables: Sequence[TableName]) -> None:
+        lake = Lake.find(self._storage)
+        position = lake.landed() if lake is not None else None
+        if lake is None or position is None:
+            raise TargetError("the subscription has no position yet", hint="run it first")
+        state = lake.state
+        for name in tables:
+            # a copy that has begun is not begun again
+            if lake.table(name).entry.state in {TableState.SYNCDONE, TableState.READY}:
+                state = with_table(without_table(state, name, position), name, TableEntry(TableState.INIT), position)
+        lake.change(next_id=state.next_id, tables=state.tables, removed=state.removed)
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
         if await self._find() is not None:

@@ -60,11 +60,15 @@ class ChangeLog:
         self._manifests = read
         self._target_rows = target_rows
 
-    def compact(self, cut: Cut, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> None:
+    def compact(self, cut: Cut, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> Lsn:
         """Append the changes of the cut that the logs lack, if more than ``enough`` files wait. Then remove landed files.
+
+        Returns:
+            The LSN up to which the logs have all changes.
 
         Args:
             cut: the published cut.
+            since: what the last call returned.
             enough: number of files.
             is_applied: whether a table has its copy. In the cut, the same name may be the table from before it was copied again.
 
@@ -72,14 +76,14 @@ class ChangeLog:
             TargetError: the log cannot be written. Nothing is removed.
         """
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=cut.landed)
-        waiting = sum(len(manifest.files) for manifest in manifests)
+        waiting = sum(len(manifest.files) for manifest in manifests if manifest.end > since)
         state = self._lake.state
-        tables = {name: table for name, table in state.tables.items() if name in cut.tables and is_applied(name, table)}
+        tables = {name: table for name, table in state.tables.items() if _has_copy(cut, name, table, is_applied)}
         # a copy that a later copy replaced before it was applied is no longer needed either
         left = [table for name, table in state.removed.items() if table.until is not None and (name in tables or is_applied(name, table))]
         copies = [table for table in (*tables.values(), *left) if table.generation and self._storage.files(copy_directory(table))]
         if waiting <= enough and not copies:
-            return
+            return since
         for name, table in state.removed.items():
             if table.until is not None:
                 theirs = [manifest for manifest in manifests if manifest.end <= table.until]
@@ -90,7 +94,9 @@ class ChangeLog:
             self._append(name, table, [manifest for manifest in manifests if manifest.end > since], cut.landed)
         for table in copies:
             self._storage.remove_directory(copy_directory(table))
-        removable = manifests[:-1] if manifests else []
+        # the last one remains, and those that a stopped table still needs
+        first = next((manifest.end for manifest in manifests if manifest.end > cut.needed), manifests[-1].end if manifests else INVALID_LSN)
+        removable = [manifest for manifest in manifests if manifest.end < first]
         for manifest in removable:
             # the manifest first: files that no manifest names are ignored
             self._storage.delete([manifest_name(LANDING, manifest.end)])
@@ -98,7 +104,8 @@ class ChangeLog:
         if manifests:
             # files of an applier that was killed between the two deletions
             ends = [(file.name, batch_end(file.name)) for file in self._storage.files(LANDING)]
-            self._storage.delete(f"{LANDING}/{name}" for name, end in ends if end is not None and end < manifests[-1].end)
+            self._storage.delete(f"{LANDING}/{name}" for name, end in ends if end is not None and end < first)
+        return cut.landed
 
     def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
         directory = table_directory("log", name, table.id)
@@ -223,6 +230,13 @@ class ChangeLog:
             pending.discard()
             raise
         return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+
+
+def _has_copy(cut: Cut, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool]) -> bool:
+    stop = cut.stopped.get(name)
+    if stop is not None and stop.last is not None:
+        return stop.generation == table.generation  # even if another program has removed the table
+    return (stop is not None or name in cut.tables) and is_applied(name, table)
 
 
 def _in_the_table(name: TableName, table: LakeTable, copied: TableCopy, file: DataFile) -> LandedFile:

@@ -9,6 +9,8 @@ The round commits each table, and publishes one cut of all of them (``snapshots.
 * A table that is still being synchronized is not part of it. Its first commit takes its copy, its own batches, and what the apply worker
   landed since. The table is not published until the cut has reached the LSN at which it was handed over.
 * Landed files are removed once the cut is published and the change log has them (``change_log.py``).
+* A table that cannot be continued (:class:`TableStopped`) leaves the cut, and the others continue. Its landed changes are kept for the
+  grace time. Within it, the table continues once the reason is gone; later it must be copied again.
 
 A lake has only one applier. It has its own lock, besides the subscriber's.
 """
@@ -18,8 +20,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow.compute as pc
@@ -28,7 +30,7 @@ from subscriber.abc import TableName, TableState
 from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, forget_cuts, read_cut, restore_cut, write_cut
+from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, StoppedTable, forget_cuts, read_cut, restore_cut, write_cut
 from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.file_lock import FileLock
@@ -51,8 +53,9 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta, commit_note, with_added
 from subscriber.sinks.spark.tables.foreign_commits import (
     COPY_AGAIN,
-    copied_version,
+    TableStopped,
     copy_application,
+    first_version,
     require_no_foreign_changes,
     require_published_version,
 )
@@ -121,6 +124,7 @@ class Applier:
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
         self._next_look = 0.0
+        self._logged = INVALID_LSN
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
         # the cut that was published at the last look, and the cuts that this applier tried to publish since. Empty: unknown
         self._mine: tuple[Cut | None, ...] = ()
@@ -185,7 +189,7 @@ class Applier:
         # in the catalog before anything is landed for it, so this round knows every table that has rows among them
         position = self._lake().position
         cut = self._require_alone()
-        manifests = self._manifests(cut)
+        kept, manifests = self._manifests(cut)
         lake = self._lake()
         known = position.lsn if position is not None else INVALID_LSN
         tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
@@ -196,22 +200,25 @@ class Applier:
         self._next_look = time.monotonic() + _LOOK_SECONDS
         for name, table in [*tables.items(), *((name, table) for name, table, _ in left)]:
             self._delta(name, table).load()
-        self._require_ours(lake, tables, cut)
-        taken = self._taken(lake, tables, manifests)
+        stopped = self._stops(lake, tables, cut, kept[0].previous if kept else None)
+        going = {name: table for name, table in tables.items() if name not in stopped}
+        taken = self._taken(lake, going, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
         end = landed
         if len(taken) == len(manifests):
             end = max(end, known, cut.lsn if cut is not None else INVALID_LSN)
-        works = [self._work(lake, name, table, taken, end) for name, table in tables.items()]
-        for name, table, until in left:
-            works.append(self._work(lake, name, table, [manifest for manifest in taken if manifest.end <= until], min(end, until)))
-        waiting = [work for work in works if work is not None]
+        waiting: list[TableRound] = []
+        for name, table, until in [*((name, table, end) for name, table in going.items()), *left]:
+            with _stopping(name, stopped):
+                work = self._work(lake, name, table, [manifest for manifest in (*kept, *taken) if manifest.end <= until], min(end, until))
+                waiting += [work] if work is not None else []
         if waiting:
             self._apply(waiting)
             self._storage.remove_directory(ROUND_DIRECTORY)
             # MERGE INTO may have continued from a commit that another writer made in the meantime
-            self._require_ours(lake, tables, cut)
-        published = self._cut(lake, tables, end, landed)
+            stopped |= self._stops(lake, {name: table for name, table in tables.items() if name not in stopped}, cut)
+        continued = self._cut(lake, {name: table for name, table in tables.items() if name not in stopped}, end, landed)
+        published = replace(continued, stopped=self._stopped(tables, stopped, cut))
         if published != cut:
             self._require_alone()
             if published not in self._mine:
@@ -224,7 +231,7 @@ class Applier:
                 forget_cuts(self._storage, self._settings.cuts)
         self._status.tell(self.missing)
         self._seen = seen if len(taken) == len(manifests) else None
-        changed = bool(waiting) or cut is None or published.tables != cut.tables or bool(taken)
+        changed = bool(waiting) or cut is None or (published.tables, published.stopped) != (cut.tables, cut.stopped) or bool(taken)
         return published if changed else None
 
     def _lake(self) -> Lake:
@@ -247,7 +254,8 @@ class Applier:
             return
         log = ChangeLog(self._storage, lake, self._logs, read=self._read, target_rows=self._settings.target_rows)
         with arrow_errors(self._storage.what("log")):
-            log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
+            enough = 0 if now else self._settings.log_files
+            self._logged = log.compact(cut, self._logged, enough, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
             # if the published version of a table is the newest one, its files are not removed
             published = {table.path: table.version for table in cut.tables.values()}
@@ -257,21 +265,41 @@ class Applier:
                 _log.info("removed %d files that are no longer needed", count)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
 
-    def _require_ours(self, lake: Lake, tables: Mapping[TableName, LakeTable], cut: Cut | None) -> None:
+    # --- other writers
+
+    def _stops(
+        self, lake: Lake, tables: Mapping[TableName, LakeTable], cut: Cut | None, kept: Lsn | None = None
+    ) -> dict[TableName, TableStopped]:
+        """The tables that cannot be continued. For stopped ones, landed changes after ``kept`` are kept."""
+        found: dict[TableName, TableStopped] = {}
         for name, table in tables.items():
-            known = cut.tables.get(name) if cut is not None else None
-            delta = self._delta(name, table)
-            if cut is None or known is None or known.path != delta.directory:
-                if delta.directory in self._copied:
-                    self._require_ours_since(lake, table, delta, self._copied[delta.directory])
-                continue
-            self._copied.pop(delta.directory, None)
-            applied = delta.applied(_application(lake, table))
-            # a copy that was made since replaces what was there, with all later changes to it
-            if not (table.generation and (applied is None or applied > cut.lsn)):
-                require_published_version(delta, known, applied)
-            if delta.is_there and not (table.generation and applied is None):
-                self._require_ours_since(lake, table, delta, known.version)
+            with _stopping(name, found):
+                stop = cut.stopped.get(name) if cut is not None else None
+                if stop is not None and stop.generation == table.generation:
+                    if not stop.kept:
+                        raise TableStopped(stop.error)
+                    if kept is not None and kept > stop.lsn:
+                        raise TableStopped(f'landed changes of table "{name}" from {stop.lsn} to {kept} are gone', hint=COPY_AGAIN)
+                    self._require_ours(lake, name, table, cut, stop.last)
+                else:
+                    self._require_ours(lake, name, table, cut, cut.tables.get(name) if cut is not None else None)
+        return found
+
+    def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, cut: Cut | None, known: CutTable | None) -> None:
+        delta, application = self._delta(name, table), _application(lake, table)
+        applied = delta.applied(application)
+        if cut is None or known is None or known.path != delta.directory:
+            if applied is not None and delta.directory not in self._copied:
+                self._copied[delta.directory] = first_version(delta, application)
+            if delta.directory in self._copied:
+                self._require_ours_since(lake, table, delta, self._copied[delta.directory])
+            return
+        self._copied.pop(delta.directory, None)
+        # a copy that was made since replaces what was there, with all later changes to it
+        if not (table.generation and (applied is None or applied > cut.lsn)):
+            require_published_version(delta, known, applied)
+        if delta.is_there and not (table.generation and applied is None):
+            self._require_ours_since(lake, table, delta, known.version)
 
     def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
         # applications begin with this prefix for every number that the table of this name ever had
@@ -285,11 +313,15 @@ class Applier:
 
     # --- what waits
 
-    def _manifests(self, cut: Cut | None) -> list[Manifest]:
+    def _manifests(self, cut: Cut | None) -> tuple[list[Manifest], list[Manifest]]:
+        """Those up to the cut that are kept for stopped tables, and those after it."""
         landed = cut.landed if cut is not None else INVALID_LSN
         found = read_manifests(self._storage, LANDING, landed, anchor=landed, read=self._read)
-        check_files(self._storage, LANDING, found)
-        return found
+        kept: list[Manifest] = []
+        if cut is not None and cut.needed < landed:
+            kept = read_manifests(self._storage, LANDING, cut.needed, read=self._read, until=landed)
+        check_files(self._storage, LANDING, [*kept, *found])
+        return kept, found
 
     def _taken(self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest]) -> list[Manifest]:
         reached = [(self._delta(name, table).applied(_application(lake, table)), table.entry.lsn) for name, table in tables.items()]
@@ -376,7 +408,7 @@ class Applier:
         truncated = pc.any(pc.equal(changes["_op"], "t")).as_py() or False
         found = self._row_identity.look(before, schema, described, work.after, truncated=truncated)
         if found.lost is not None and table.until is None:
-            raise TargetError(found.lost, hint=COPY_AGAIN)
+            raise TableStopped(found.lost, hint=COPY_AGAIN)
         declared = known, DeclaredColumns(source.reached, source.schemas[-1], found.doubtful)
         plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
         return TableRound(name, application, delta, source, work, plan, overwrite, declared)
@@ -393,7 +425,7 @@ class Applier:
             note = commit_note("copy", copied.lsn)
             delta.commit(copied.base, (), copy_application(application), copied.lsn, note=note, overwrite=copied.schema.current)
         # no cut has the table yet, so its commits are checked from this version on
-        self._copied[delta.directory] = copied_version(delta, application)
+        self._copied[delta.directory] = first_version(delta, application)
         self._require_ours_since(lake, table, delta, self._copied[delta.directory])
         return True
 
@@ -425,7 +457,7 @@ class Applier:
             self.missing.add(done.missing)
             _log.debug('table "%s" is at %s', work.name, work.source.reached)
 
-    def _cut(self, lake: Lake, tables: dict[TableName, LakeTable], end: Lsn, landed: Lsn) -> Cut:
+    def _cut(self, lake: Lake, tables: Mapping[TableName, LakeTable], end: Lsn, landed: Lsn) -> Cut:
         found: dict[TableName, CutTable] = {}
         for name, table in tables.items():
             delta = self._delta(name, table)
@@ -434,6 +466,37 @@ class Applier:
                 delta.make_durable()
                 found[name] = CutTable(delta.directory, delta.version, applied)
         return Cut(end, landed, found)
+
+    def _stopped(
+        self, tables: Mapping[TableName, LakeTable], stopped: Mapping[TableName, TableStopped], cut: Cut | None
+    ) -> dict[TableName, StoppedTable]:
+        found: dict[TableName, StoppedTable] = {}
+        for name, error in stopped.items():
+            table, now = tables.get(name), time.time()
+            if table is None:
+                continue  # a removed table, which is in no cut
+            stop = cut.stopped.get(name) if cut is not None else None
+            if stop is None or stop.generation != table.generation:
+                last = cut.tables.get(name) if cut is not None else None
+                if last is not None and last.path != self._delta(name, table).directory:
+                    last = None
+                lsn = (last.applied if last is not None else None) or table.entry.lsn or table.added
+                stop = StoppedTable(last=last, generation=table.generation, lsn=lsn, kept=True, since=now, error="")
+                _log.error('table "%s" left the published snapshot: %s', name, error.one_line())
+            told = error.one_line()
+            if stop.kept and now > stop.since + self._settings.grace_hours * 3600:
+                stop = replace(stop, kept=False)
+                told = f"{told}; changes of more than {self._settings.grace_hours} hours are not kept: {COPY_AGAIN}"
+            found[name] = replace(stop, error=told)
+        return found
+
+
+@contextlib.contextmanager
+def _stopping(name: TableName, stopped: dict[TableName, TableStopped]) -> Iterator[None]:
+    try:
+        yield
+    except TableStopped as error:
+        stopped[name] = error
 
 
 def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:

@@ -8,7 +8,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LakeTable
 from subscriber.sinks.spark.copy.copy_document import read_copy
@@ -19,6 +18,7 @@ from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.pipeline.plan import TableWork, plan_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
+from subscriber.sinks.spark.tables.foreign_commits import COPY_AGAIN, TableStopped
 
 __all__ = ["PendingChanges", "copied_changes", "read_work"]
 
@@ -73,9 +73,7 @@ def copied_changes(storage: Storage, directory: str, table: LakeTable) -> Pendin
     copied = read_copy(storage, directory) if table.generation else None
     if copied is None:
         if table.generation:
-            raise TargetError(
-                f"the copy in {storage.what(directory)} is gone", hint="restore it from a backup, or start over in a new directory"
-            )
+            raise TableStopped(f"the copy in {storage.what(directory)} is gone", hint=f"restore it from a backup, or {COPY_AGAIN}")
         return PendingChanges(table.added)
     source = PendingChanges(copied.lsn)
     source.describe(copied.schema)

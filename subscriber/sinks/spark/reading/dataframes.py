@@ -70,6 +70,11 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     found = cut if cut is not None else cut_of(target, as_of_lsn)
     namespace, dot, name = table.partition(".")
     where = found.tables.get(TableName(namespace, name)) if dot else None
+    stop = found.stopped.get(TableName(namespace, name))
+    if stop is not None:
+        raise TargetError(
+            f'table "{table}" is not in the cut at {found.lsn}: {stop.error}', hint="read a cut from before that, with as_of_lsn"
+        )
     if where is None:
         raise TargetError(
             f'table "{table}" is not in the cut at {found.lsn}',

@@ -94,9 +94,11 @@ class LakeDelta:
             TargetError: it cannot be read.
         """
         with self._translated():
-            if self._table is not None:
+            if not DeltaTable.is_deltatable(self.uri):
+                self._table = None
+            elif self._table is not None:
                 self._table.update_incremental()
-            elif DeltaTable.is_deltatable(self.uri):
+            else:
                 self._table, self._durable = DeltaTable(self.uri), -1
         return self._table is not None
 

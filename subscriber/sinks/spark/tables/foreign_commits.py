@@ -26,15 +26,20 @@ from subscriber.sinks.spark.tables.delta import LakeDelta, changes_rows, has, la
 
 __all__ = [
     "COPY_AGAIN",
-    "copied_version",
+    "TableStopped",
     "copy_application",
+    "first_version",
     "require_no_foreign_changes",
     "require_no_foreign_log_changes",
     "require_published_version",
 ]
 
-COPY_AGAIN: Final = "remove it from the publication and add it again, which copies it again"
+COPY_AGAIN: Final = "copy it again: subscriber alter … --copy-again; or remove it from the publication and add it again"
 """A hint for error messages."""
+
+
+class TableStopped(TargetError):
+    """One table cannot be continued. The others can."""
 
 
 def copy_application(application: str) -> str:
@@ -51,7 +56,7 @@ def require_published_version(delta: LakeDelta, published: CutTable, applied: Ls
         applied: the LSN of the table.
 
     Raises:
-        TargetError: it is not there. Landed files of the lost commits may already be removed, so continuing would lose changes.
+        TableStopped: it is not there. Landed files of the lost commits may already be removed, so continuing would lose changes.
     """
     found = None
     if not delta.is_there:
@@ -61,7 +66,7 @@ def require_published_version(delta: LakeDelta, published: CutTable, applied: Ls
     elif published.applied is not None and (applied is None or applied < published.applied):
         found = f"a commit up to {published.applied} is not in its log"
     if found is not None:
-        raise TargetError(
+        raise TableStopped(
             f"Delta table {delta.uri} has lost version {published.version}, which was published: {found}",
             hint=f"restore it from a backup, or {COPY_AGAIN}",
         )
@@ -77,7 +82,7 @@ def require_no_foreign_changes(delta: LakeDelta, since: int, prefix: str, applic
         application: the application that commits the table now. The application of a new copy replaces everything before it.
 
     Raises:
-        TargetError: a change was not undone.
+        TableStopped: a change was not undone.
     """
     ours: list[int] = []
     foreign: list[int] = []
@@ -102,9 +107,9 @@ def require_no_foreign_changes(delta: LakeDelta, since: int, prefix: str, applic
         behind = next((one for one in ours if one > version), None)
         told = f"Delta table {delta.uri} was changed by another writer, in version {version}{what}"
         if behind is None:
-            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {version - 1}; or {COPY_AGAIN}")
+            raise TableStopped(told, hint=f"RESTORE TABLE … TO VERSION AS OF {version - 1}; or {COPY_AGAIN}")
         # restored to the version before, the table would lack the rows of our commit, but still state its LSN
-        raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_AGAIN)
+        raise TableStopped(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_AGAIN)
 
 
 def _runs(versions: Sequence[int], ours: Sequence[int]) -> Iterable[list[int]]:
@@ -127,13 +132,16 @@ def _changed(delta: LakeDelta, run: Sequence[int]) -> tuple[int, str] | None:
     return None
 
 
-def copied_version(delta: LakeDelta, application: str) -> int:
-    """The version in which a copy by executors was added to the table; or the last version that the log no longer has."""
+def first_version(delta: LakeDelta, application: str) -> int:
+    """The first version of a copy or of its changes; or the last version that the log no longer has."""
+    ours, found = {application, copy_application(application)}, -1
     for version in range(delta.version, -1, -1):
-        actions = delta.actions(version)
-        if actions is None or any(action.get("txn", {}).get("appId") == copy_application(application) for action in actions):
-            return version
-    return -1
+        commit = delta.actions(version)
+        if commit is None:
+            return version if found < 0 else found
+        if any(action.get("txn", {}).get("appId") in ours for action in commit):
+            found = version
+    return found
 
 
 def require_no_foreign_log_changes(log: LakeDelta, prefix: str) -> None:

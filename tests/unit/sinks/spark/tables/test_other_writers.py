@@ -12,18 +12,22 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
+from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Insert, Update
+from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
+from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.pipeline import applier as applier_module
-from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.reading.dataframes import read_table
 from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta
 from tests.unit.sinks.spark.model import NAMES, RELATIONS, Publisher, read
-from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, storage
-from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, rows, start
-from tests.unit.sinks.spark.stream import batch, begun, make, row
+from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, stop_of, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows, start
+from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row
 
 
 def maintain(path: Path, dice: random.Random) -> None:
@@ -189,10 +193,9 @@ async def test_column_dropped_by_another_writer_is_reported(tmp_path: Path) -> N
     commit(tmp_path, {"metaData": {**before, "schemaString": json.dumps(fields)}})
     await land(sink, 300, Insert(5, row("2", "b")))
     await sink.close()
-    with pytest.raises(TargetError, match=r"another writer, in version 2 \(column \"note\"\)"):
-        work.run_round()
+    stop_of(work, r"another writer, in version 2 \(column \"note\"\)")
     commit(tmp_path, {"metaData": {**before, "schemaString": there}})
-    all_rounds(work)
+    all_rounds(applier(tmp_path))
     assert rows(tmp_path) == [(1, "a"), (2, "b")]
 
 
@@ -214,3 +217,111 @@ async def test_history_says_what_was_done_up_to_which_lsn(tmp_path: Path) -> Non
         "tables": [{"subscriber": "apply", "lsn": "0/12C", "after": "0/C8"}, {"subscriber": "apply", "lsn": "0/C8"}],
         "log": [{"subscriber": "append", "lsn": "0/12C"}],
     }
+
+
+OTHER = Relation(6, "public", "other", "d", (Column("id", 23, -1, True), Column("note", 25, -1, False)))
+OTHER_NAME = TableName("public", "other")
+
+
+async def two_tables(path: Path) -> OpenedSparkSink:
+    """Two tables, with a row each at 200. Another writer deletes that of one of them, and both get a row at 300."""
+    sink = await begun(make(path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    all_rounds(applier(path))
+    DeltaTable(str(path / "tables/public/t")).delete()
+    await land(sink, 300, Insert(5, row("2", "b")), Insert(6, row("2", "b")))
+    return sink
+
+
+async def test_table_whose_rows_others_changed_leaves_the_cut_alone(tmp_path: Path) -> None:
+    sink = await two_tables(tmp_path)
+    work = applier(tmp_path)
+    assert "RESTORE TABLE … TO VERSION AS OF 1" in stop_of(work, "was changed by another writer, in version 2 ")
+    await land(sink, 400, Insert(5, row("3", "c")), Insert(6, row("3", "c")))
+    await sink.close()
+    cut = all_rounds(work)
+    work.tidy(now=True)
+    assert (cut.lsn, cut.stopped[TABLE].lsn, cut.stopped[TABLE].last) == (400, 200, CutTable("tables/public/t", 1, Lsn(200)))
+    assert [item["id"] for item in DeltaTable(str(tmp_path / cut.tables[OTHER_NAME].path)).to_pyarrow_table().to_pylist()] == [1, 2, 3]
+    assert DeltaTable(str(tmp_path / "tables/public/t")).version() == 2
+    # the log has all changes; the landed ones are kept for the table
+    assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["_lsn"].to_pylist()) == [200, 300, 400]
+    assert {file.name for file in (tmp_path / "landing").glob("*.json")} == {f"{300:020d}.json", f"{400:020d}.json"}
+    with pytest.raises(TargetError, match=r"not in the cut at 0/190: .* was changed by another writer"):
+        read_table(None, str(tmp_path), "public.t")  # type: ignore[arg-type]
+    # it continues once its rows are there again
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    work = applier(tmp_path)
+    cut = all_rounds(work)
+    assert not cut.stopped
+    assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c")]
+    work.tidy(now=True)
+    assert {file.name for file in (tmp_path / "landing").glob("*.json")} == {f"{400:020d}.json"}
+    assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["_lsn"].to_pylist()) == [200, 300, 400]
+
+
+async def test_changes_of_a_stopped_table_are_not_kept_without_end(tmp_path: Path) -> None:
+    sink = await two_tables(tmp_path)
+    hasty = ApplierSettings(grace_hours=0)
+    work = applier(tmp_path, hasty)
+    for end in (400, 500):
+        all_rounds(work)
+        work.tidy(now=True)
+        await land(sink, end, Insert(5, row(str(end), "c")), Insert(6, row(str(end), "c")))
+    assert "changes of more than 0 hours are not kept: copy it again" in stop_of(applier(tmp_path, hasty), "another writer")
+    work.tidy(now=True)
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    stop_of(applier(tmp_path), "are not kept: copy it again")
+    # a new copy ends the stop
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"7\tseven\n", 600)
+    await land(sink, 700, Insert(5, row("8", "eight")))
+    await sink.close()
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert rows(tmp_path) == [(7, "seven"), (8, "eight")]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -> None:
+    dice, publisher = random.Random(seed), Publisher(seed)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    broken: dict[str, int] = {}
+    cut: Cut | None = None
+    history: dict[int, dict[str, Any]] = {}
+
+    def between() -> None:
+        if dice.random() < 0.15:
+            raise Killed
+
+    for _ in range(12):
+        await sink.apply(batch(publisher.transaction(dice.randrange(5, 40))))
+        await sink.advance(Lsn(publisher.end))
+        history[publisher.end] = publisher.rows()
+        name = dice.choice(NAMES).name
+        uri = str(tmp_path / "tables/public" / name)
+        if name in broken and dice.random() < 0.7:
+            DeltaTable(uri).restore(broken.pop(name))
+        elif name not in broken and DeltaTable.is_deltatable(uri) and DeltaTable(uri).count() and dice.random() < 0.7:
+            broken[name] = DeltaTable(uri).version()
+            DeltaTable(uri).delete()
+        while True:
+            work = Applier(storage(tmp_path), Maintained(tmp_path, between), SMALL)
+            try:
+                cut = all_rounds(work)
+                work.tidy(now=dice.random() < 0.5)
+                break
+            except Killed:
+                continue
+        assert cut is not None
+        assert {name.name for name in cut.stopped} == set(broken)
+        expected = history[int(cut.lsn)]
+        assert read(tmp_path, cut) == {name: rows for name, rows in expected.items() if name not in broken}
+    for name, version in broken.items():
+        DeltaTable(str(tmp_path / "tables/public" / name)).restore(version)
+    await sink.close()
+    work = applier(tmp_path)
+    cut = all_rounds(work)
+    assert read(tmp_path, cut) == publisher.rows()
+    work.tidy(now=True)
+    assert len(list((tmp_path / "landing").glob("*.json"))) == 1
