@@ -23,7 +23,7 @@ MATRIX ?= 13 14 15 16 17
 QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/postgres/test_apply.py \
 	tests/integration/publisher/test_stream.py tests/native/test_changes.py tests/integration/consumer/test_transactions.py
 
-# of `make bench`: sqlite, mariadb, spark or postgres; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
+# of `make bench`: sqlite, mariadb, spark, landing or postgres; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
 SINK ?= sqlite
 ROWS ?= $(if $(filter spark,$(SINK)),1000000,0)
 SIZE ?= 0
@@ -54,6 +54,7 @@ help:
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
 	@echo 'make bench SINK=postgres  beside a native subscription and pg_recvlogical: WORKLOAD=inserts,single for some workloads,'
 	@echo '                        ROWS=100000 for a quick look (default: 1000000), VERSION=15, JSON=FILE'
+	@echo 'make bench SINK=landing   landing in a lake beside pg_recvlogical, with the same variables'
 	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars)'
 	@echo 'make bench-copy SINK=sqlite  the initial copy of a table (or SINK=mariadb) beside a script with executemany'
 	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version,'
@@ -141,10 +142,11 @@ benchmark-parallel: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb) $(if $(filter spark,$(SINK)),$(VENV)/.spark)
 	$(PIP) install --constraint constraints.txt --group bench
-	$(BENCH_$(or $(filter spark postgres,$(SINK)),sinks))
+	$(BENCH_$(or $(filter spark postgres landing,$(SINK)),sinks))
 
 BENCH_sinks = $(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE)
 BENCH_spark = $(BIN)/python -m tests.benchmark.spark $(ROWS)
+BENCH_landing = $(BENCH_postgres) --landing
 BENCH_postgres = $(if $(filter-out 16 18,$(VERSION)),$(BIN)/python -m subscriber.testing.download $(VERSION) &&) \
 	$(BIN)/python -m tests.benchmark.postgres --version $(VERSION) --rows $(ROWS) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
 	$(if $(JSON),--json $(JSON)) $(if $(DOCS),--svg docs/reference/benchmarks.svg)

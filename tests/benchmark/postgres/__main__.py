@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from subscriber import __version__
+from tests.benchmark.postgres.contenders import Limit, Native, Ours
 from tests.benchmark.postgres.figures import Timing
+from tests.benchmark.postgres.landing import LakeBed, Landing, lake_bed
 from tests.benchmark.postgres.latency import ROWS, measure_commands, measure_latency
 from tests.benchmark.postgres.measuring import measure_copy, measure_stream
 from tests.benchmark.postgres.report import LIMIT, Report, Result
@@ -30,16 +32,18 @@ def _tell(line: str) -> None:
 
 def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.postgres")
+    parser.add_argument("--landing", action="store_true", help="the target is a lake, in which changes are landed and not applied")
     parser.add_argument("--version", type=int, default=18, help="of publisher and target")
-    parser.add_argument("--workload", default=",".join(NAMES), help=f"some of {', '.join(NAMES)}")
+    parser.add_argument("--workload", help=f"some of {', '.join(NAMES)}; of landing, the first {len(STREAMS) - 1}")
     parser.add_argument("--scale", type=float, default=1.0, help="of all sizes")
     parser.add_argument("--rows", type=int, default=0, help="the scale, as the number of rows of the workload inserts")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--svg", type=Path, help="write a chart of the wall times to this file")
     arguments = parser.parse_args(given)
-    arguments.workload = arguments.workload.split(",")
-    if unknown := set(arguments.workload) - set(NAMES):
+    names = [name for name in STREAMS if name != START] if arguments.landing else NAMES
+    arguments.workload = arguments.workload.split(",") if arguments.workload else names
+    if unknown := set(arguments.workload) - set(names):
         parser.error(f"unknown workload: {', '.join(sorted(unknown))}")
     if arguments.rows:
         arguments.scale = arguments.rows / STREAMS["inserts"].size
@@ -56,7 +60,8 @@ def _measure(place: Bed, name: str, scale: float, rounds: int) -> tuple[list[Res
             return [Result(name, copy.title, copy.tables * rows, measure_copy(place, copy, rows, rounds, _tell))], []
         stream = STREAMS[name]
         size = max(int(stream.size * scale), 1)
-        samples = measure_stream(place, stream, size, rounds, _tell)
+        ours = [Landing] if isinstance(place, LakeBed) else [Native, Ours]
+        samples = measure_stream(place, stream, size, rounds, _tell, readers=[Limit, *ours])
         if name == START:
             firsts = {who: [run.startup + run.wall for run in runs] for who, runs in samples.items() if who != LIMIT}
             timings = [Timing.of("command to first row", who, seconds) for who, seconds in firsts.items()]
@@ -83,7 +88,7 @@ def main(given: list[str] | None = None) -> Report:
     results: list[Result] = []
     timings: list[Timing] = []
     report = Report(about, results, timings)
-    with bed(arguments.version) as place:
+    with (lake_bed if arguments.landing else bed)(arguments.version) as place:
         for name in arguments.workload:
             _tell(name)
             found, times = _measure(place, name, arguments.scale, arguments.rounds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tests.benchmark.postgres.contenders import Contender, Limit, Native, Ours, streaming
@@ -23,7 +23,9 @@ _WORK_MEM_KB: Final = 65_536
 Tell = Callable[[str], None]
 
 
-def measure_stream(bed: Bed, stream: Stream, size: int, rounds: int, tell: Tell) -> dict[str, list[Sample]]:
+def measure_stream(
+    bed: Bed, stream: Stream, size: int, rounds: int, tell: Tell, *, readers: Sequence[type[Contender]]
+) -> dict[str, list[Sample]]:
     """Write a workload, and let each reader read it in each round."""
     bed.create(stream.setup.replace("{n}", str(size)))
     if stream.streamed:
@@ -36,7 +38,7 @@ def measure_stream(bed: Bed, stream: Stream, size: int, rounds: int, tell: Tell)
         bed.copy_slot(BASE, reader.slot)
         return _run(reader(bed, mode), f"SELECT active FROM pg_replication_slots WHERE slot_name = '{reader.slot}'")
 
-    return _take_turns([Limit, Native, Ours], rounds, run, tell)
+    return _take_turns([*readers], rounds, run, tell)
 
 
 def define_subscription(bed: Bed, mode: str) -> None:

@@ -43,10 +43,11 @@ class Result:
         medians = self.medians()
         return medians[OURS].wall / medians[other].wall if other in medians else None
 
-    def cpu_ratio(self) -> float:
+    def cpu_ratio(self) -> float | None:
         """Processor time of subscriber and target, ours beside native's."""
-        ours, native = (self.medians()[name] for name in (OURS, NATIVE))
-        return (ours.subscriber + ours.target) / max(native.subscriber, 0.01)
+        medians = self.medians()
+        ours, native = medians[OURS], medians.get(NATIVE)
+        return (ours.subscriber + ours.target) / max(native.subscriber, 0.01) if native else None
 
 
 class Report:

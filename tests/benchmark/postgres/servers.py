@@ -17,14 +17,14 @@ from tests.benchmark.postgres.workloads import Copy, Stream
 from tests.benchmark.tables import make
 from tests.support.database import Database, ServerAddress, drop_database
 
-__all__ = ["CLIENTS_VERSION", "END", "Bed", "bed"]
+__all__ = ["CLIENTS_VERSION", "END", "SETTINGS", "Bed", "bed"]
 
 CLIENTS_VERSION: Final = 18
 """Of ``pgbench`` and ``pg_recvlogical``: the servers of some versions come without them, and these read from older servers."""
 
 END: Final = "bench_end"
 """The table that gets a row after all others."""
-_SETTINGS: Final = {
+SETTINGS: Final = {
     "logical_decoding_work_mem": "64MB",
     "shared_buffers": "256MB",
     "max_wal_size": "32GB",
@@ -165,7 +165,7 @@ class Bed:
 @contextlib.contextmanager
 def bed(version: int) -> Iterator[Bed]:
     """Two servers of a major version."""
-    with EmbeddedServer.create(version, settings=_SETTINGS) as publisher, EmbeddedServer.create(version, settings=_SETTINGS) as target:
+    with EmbeddedServer.create(version, settings=SETTINGS) as publisher, EmbeddedServer.create(version, settings=SETTINGS) as target:
         place = Bed(publisher, target)
         yield place
         place.close()
