@@ -35,7 +35,8 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import first_manifest
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
-from subscriber.sinks.spark.landing.writer import LandingWriter, TableIds, encode_transaction
+from subscriber.sinks.spark.landing.row_encoder import TableIds, TransactionEncoder
+from subscriber.sinks.spark.landing.writer import LandingWriter, encode
 from subscriber.transaction.model import PreparedTransaction
 
 __all__ = ["LandingStream"]
@@ -259,9 +260,14 @@ class LandingStream:
             else:
                 batch = await run_in_thread(lambda: self._files.begin(transaction.xid, gid))
                 try:
-                    await encode_transaction(
-                        transaction, gate, batch, described=self.lander.described, table_ids=self._table_ids, statistics=self._statistics
+                    encoder = TransactionEncoder(
+                        batch,
+                        described=self.lander.described,
+                        gate=gate,
+                        table_ids=self._table_ids,
+                        statistics=self._statistics,
                     )
+                    await encode(encoder, transaction)
                 except BaseException:
                     batch.discard()
                     raise

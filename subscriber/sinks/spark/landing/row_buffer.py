@@ -1,12 +1,14 @@
-"""Collects rows of one table until they become Arrow columns: lists of raw values, one for each row, with its operation."""
+"""Collects rows of one table until they become Arrow columns: raw values, and runs of rows with the same operation and transaction."""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from subscriber.errors import ApplyError
 from subscriber.protocol.lsn import Lsn, kept_in_years
@@ -14,10 +16,31 @@ from subscriber.sinks.spark.schema.arrow_values import NotText, to_arrow
 from subscriber.sinks.spark.schema.table_schema import META, TableSchema
 from subscriber.transaction.model import Transaction
 
-__all__ = ["RowBuffer", "special_column", "typed_columns"]
+__all__ = ["Row", "RowBuffer", "Stamp", "special_column", "typed_columns"]
 
 _EPOCH_OFFSET: Final = 946_684_800_000_000
 """Microseconds from 1970 to 2000."""
+
+
+Row = Sequence[bytes | None]
+
+
+class Stamp(NamedTuple):
+    """The transaction of rows: end LSN, finish LSN (for ALTER SUBSCRIPTION … SKIP), xid, commit time in microseconds since 2000."""
+
+    end_lsn: Lsn
+    final_lsn: Lsn
+    xid: int
+    time: int
+
+    @classmethod
+    def of(cls, transaction: Transaction) -> Stamp:
+        return cls(transaction.end_lsn, transaction.final_lsn, transaction.xid, kept_in_years(transaction.commit_time))
+
+
+_Run = tuple[int, int, int, Stamp, str, bool, list[str] | None]
+"""Rows that differ only in their values: the number of the buffer's rows up to its end, their size, the difference between their numbers in
+the transaction and in the buffer; and what all of them have: transaction, operation, whether moved, unchanged columns."""
 
 
 class RowBuffer:
@@ -29,7 +52,7 @@ class RowBuffer:
         size: approximate size of their values in bytes.
     """
 
-    __slots__ = ("_finals", "_lsns", "_moved", "_ops", "_rows", "_seqs", "_times", "_unchanged", "_xids", "schema", "size", "table_id")
+    __slots__ = ("_rows", "_runs", "schema", "size", "table_id")
 
     def __init__(self, table_id: int, schema: TableSchema) -> None:
         self.table_id = table_id
@@ -38,49 +61,30 @@ class RowBuffer:
 
     def clear(self) -> None:
         self.size = 0
-        self._rows: list[Sequence[bytes | None]] = []
-        self._ops: list[str] = []
-        self._lsns: list[int] = []
-        self._seqs: list[int] = []
-        self._xids: list[int] = []
-        self._times: list[int] = []
-        self._moved: list[bool] = []
-        self._unchanged: list[list[str] | None] = []
-        # end LSN to finish LSN of transactions; ALTER SUBSCRIPTION … SKIP takes the latter
-        self._finals: dict[int, Lsn] = {}
+        self._rows: list[Row] = []
+        self._runs: list[_Run] = []
 
-    def truncate(self, count: int, size: int) -> None:
-        """Keep only the first ``count`` rows, of ``size`` bytes."""
-        self.size = size
-        columns: tuple[list[Any], ...] = (
-            self._rows, self._ops, self._lsns, self._seqs, self._xids, self._times, self._moved, self._unchanged
-        )  # fmt: skip
-        for column in columns:
-            del column[count:]
+    def remove(self, stamp: Stamp) -> None:
+        """Remove the rows of the latest transaction, if it is this one."""
+        runs = self._runs
+        while runs and runs[-1][3] is stamp:
+            self.size -= runs.pop()[1]
+        del self._rows[runs[-1][0] if runs else 0 :]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def append(
-        self,
-        op: str,
-        transaction: Transaction,
-        seq: int,
-        values: Sequence[bytes | None],
-        *,
-        moved: bool = False,
-        unchanged: list[str] | None = None,
+        self, op: str, stamp: Stamp, seq: int, rows: Sequence[Row], size: int, *, moved: bool = False, unchanged: list[str] | None = None
     ) -> None:
-        """Add a row. See :mod:`subscriber.sinks.spark.schema.table_schema` for the meaning of the parts."""
-        self._ops.append(op)
-        self._rows.append(values)
-        self._lsns.append(transaction.end_lsn)
-        self._finals[transaction.end_lsn] = transaction.final_lsn
-        self._seqs.append(seq)
-        self._xids.append(transaction.xid)
-        self._times.append(kept_in_years(transaction.commit_time) + _EPOCH_OFFSET)
-        self._moved.append(moved)
-        self._unchanged.append(unchanged)
+        """Add rows of ``size`` bytes, with numbers from ``seq`` on.
+
+        See :mod:`subscriber.sinks.spark.schema.table_schema` for the meaning of the parts.
+        """
+        before = len(self._rows)
+        self._rows += rows
+        self._runs.append((len(self._rows), size, seq - before, stamp, op, moved, unchanged))
+        self.size += size
 
     def to_arrow(self) -> pa.RecordBatch:
         """Convert all rows.
@@ -88,26 +92,24 @@ class RowBuffer:
         Raises:
             ApplyError: a text is not UTF-8. The error names the transaction.
         """
-        meta = [
-            self._ops,
-            pa.array(self._lsns, pa.int64()),
-            pa.array(self._seqs, pa.int64()),
-            pa.array(self._xids, pa.int64()),
-            pa.array(self._times, pa.timestamp("us", "UTC")),
-            self._moved,
-            self._unchanged,
-        ]
-        arrays = [pa.array(values, field.type) for values, field in zip(meta, META, strict=False)]
+        ends, _, shifts, stamps, ops, moved, unchanged = zip(*self._runs, strict=True)
+        lsns, _, xids, times = zip(*stamps, strict=True)
+        numbers = pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), pa.array(range(len(ends)), pa.int32()))
+        run = pc.run_end_decode(numbers)
+        since_1970 = [time + _EPOCH_OFFSET for time in times]
+        meta = (ops, lsns, shifts, xids, since_1970, moved, unchanged)
+        arrays = [pa.array(values, field.type).take(run) for values, field in zip(meta, META, strict=False)]
+        arrays[2] = pc.add(arrays[2], pa.array(range(len(self)), pa.int64()))
         try:
             columns, specials = typed_columns(self.schema, self._rows)
         except ApplyError as error:
             row = next(row for row, values in enumerate(self._rows) if not all(map(_is_text, values)))
-            where = f"in transaction {self._xids[row]}, finished at {self._finals[self._lsns[row]]}"
-            raise ApplyError(f"{error} {where}", hint=error.hint) from None
+            stamp = stamps[bisect_right(ends, row)]
+            raise ApplyError(f"{error} in transaction {stamp.xid}, finished at {stamp.final_lsn}", hint=error.hint) from None
         return pa.RecordBatch.from_arrays([*arrays, special_column(specials, len(self)), *columns], schema=self.schema.landing)
 
 
-def typed_columns(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -> tuple[list[pa.Array], dict[int, dict[str, str]]]:
+def typed_columns(schema: TableSchema, rows: Sequence[Row]) -> tuple[list[pa.Array], dict[int, dict[str, str]]]:
     """Cast the columns of rows.
 
     Returns:
@@ -116,7 +118,7 @@ def typed_columns(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -
     Raises:
         ApplyError: a text is not UTF-8.
     """
-    values: Sequence[Sequence[bytes | None]] = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
+    values: Sequence[Row] = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
     arrays: list[pa.Array] = []
     specials: dict[int, dict[str, str]] = {}
     for column, texts in zip(schema.columns, values, strict=True):

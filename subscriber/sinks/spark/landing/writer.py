@@ -6,24 +6,23 @@ One call at a time. Disk I/O and casts of columns run in a thread, so that the e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
 
-from subscriber.abc import ApplyStatistics, Batch, RelationGate
+from subscriber.abc import ApplyStatistics, Batch
 from subscriber.errors import SubscriberError
-from subscriber.protocol.lsn import Lsn, kept_in_years
-from subscriber.protocol.messages import Relation
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import Manifest
-from subscriber.sinks.spark.landing.row_buffer import RowBuffer
-from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TransactionEncoder
+from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TableIds, TransactionEncoder
 from subscriber.sinks.spark.landing.zone import LandingZone, OpenBatch
-from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.transaction.model import Transaction
 
-__all__ = ["LandingWriter", "encode_transaction"]
+__all__ = ["LandingWriter", "encode"]
 
-TableIds = Callable[[Relation], int | None]
-"""Gives the lake's number of a relation's table, or None."""
+_FEW: Final = 500
+"""Number of records below which the event loop encodes them itself, because a thread would cost more."""
 
 
 class LandingWriter:
@@ -66,32 +65,68 @@ class LandingWriter:
             ProtocolError, TargetError, ConfigurationError: nothing of this transaction remains. If :attr:`lost` is set, everything that was
                 collected is lost.
         """
-        for transaction in batch.transactions:
-            await self.take_transaction(transaction, batch.gate)
-
-    async def take_transaction(self, transaction: Transaction, gate: RelationGate) -> None:
-        """Take one transaction, like :meth:`take`."""
-        if transaction.end_lsn <= self.position:
+        # in the order of their ends: those before the position are the first ones
+        new = [transaction for transaction in batch.transactions if transaction.end_lsn > self.position]
+        for transaction in batch.transactions[: len(batch.transactions) - len(new)]:
             await self.described.learn(transaction)
             await transaction.discard()
+        if not new:
             return
         if self._batch is None:
             self._batch, self._begin = self.zone.begin(), self.position
             self.gathered = asyncio.get_running_loop().time()
-        mark = self._batch.mark()
+        encoder = TransactionEncoder(
+            self._batch, described=self.described, gate=batch.gate, table_ids=self._table_ids, statistics=self._statistics
+        )
+        for held, group in groupby(new, lambda transaction: transaction.spool is None):
+            transactions = list(group)
+            if not held:
+                for transaction in transactions:
+                    await self._take_spooled(transaction, encoder)
+            elif sum([len(transaction.records) for transaction in transactions]) < _FEW:
+                self._take_held(transactions, encoder)
+            else:
+                await run_in_thread(lambda some=transactions: self._take_held(some, encoder))  # type: ignore[misc]
+
+    def _take_held(self, transactions: Sequence[Transaction], encoder: TransactionEncoder) -> None:
+        """Take transactions whose records are in memory."""
+        batch = encoder.batch
+        unchecked = 0
+        for transaction in transactions:
+            records, spilled = transaction.records, batch.spilled
+            encoder.begin(transaction)
+            try:
+                encoder.add(records)
+                unchecked += len(records)
+                if unchecked >= _FEW:
+                    batch.spill()
+                    unchecked = 0
+            except BaseException as error:
+                self._undo(error, encoder, spilled)
+                raise
+            self._count(encoder)
+
+    async def _take_spooled(self, transaction: Transaction, encoder: TransactionEncoder) -> None:
+        spilled = encoder.batch.spilled
         try:
-            await encode_transaction(
-                transaction, gate, self._batch, described=self.described, table_ids=self._table_ids, statistics=self._statistics
-            )
+            await encode(encoder, transaction)
         except BaseException as error:
-            if not isinstance(error, SubscriberError) or not self._batch.roll_back(mark):
-                self.forget()
+            self._undo(error, encoder, spilled)
             raise
-        self._transactions += 1
-        self._commit_time = kept_in_years(transaction.commit_time)
-        self.position = transaction.end_lsn
-        self._statistics.transactions += 1
+        self._count(encoder)
         await transaction.discard()
+
+    def _undo(self, error: BaseException, encoder: TransactionEncoder, spilled: int) -> None:
+        """Remove the rows of the transaction that failed; all rows, if some of it were written or the error may be of all."""
+        if not isinstance(error, SubscriberError) or not encoder.batch.roll_back(encoder.stamp, spilled):
+            self.forget()
+
+    def _count(self, encoder: TransactionEncoder) -> None:
+        stamp = encoder.stamp
+        self._transactions += 1
+        self._commit_time = stamp.time
+        self.position = stamp.end_lsn
+        self._statistics.transactions += 1
 
     async def land(self) -> Manifest | None:
         """Make everything that was collected durable. None if it has no rows.
@@ -117,41 +152,18 @@ class LandingWriter:
         self._batch, self.gathered, self._transactions = None, None, 0
 
 
-async def encode_transaction(
-    transaction: Transaction,
-    gate: RelationGate,
-    batch: OpenBatch,
-    *,
-    described: DescribedRelations,
-    table_ids: TableIds,
-    statistics: ApplyStatistics,
-) -> None:
-    """Encode a transaction's rows into a batch.
+async def encode(encoder: TransactionEncoder, transaction: Transaction) -> None:
+    """Encode the rows of a transaction whose records may be in a spool.
 
     Raises:
         ProtocolError, ConfigurationError: the transaction cannot be encoded.
         TargetError: its rows cannot be written.
     """
+    encoder.begin(transaction)
 
-    def buffer(relation: Relation, schema: TableSchema) -> RowBuffer | None:
-        table_id = table_ids(relation)
-        return None if table_id is None else batch.buffer(table_id, schema)
-
-    encoder = TransactionEncoder(transaction, described, gate, buffer, statistics)
-
-    def add(records: list[bytes]) -> None:
+    def add(records: Sequence[bytes]) -> None:
         encoder.add(records)
-        batch.spill()
+        encoder.batch.spill()
 
     async for chunk in transaction.chunks():
-        if len(chunk) < _FEW and transaction.spool is None:
-            encoder.add(chunk)
-        else:
-            await run_in_thread(lambda records=list(chunk): add(records))  # type: ignore[misc]
-    if batch.size > _FEW_BYTES:
-        await run_in_thread(batch.spill)
-
-
-_FEW = 500
-"""Number of records below which the event loop encodes them itself, because a thread would cost more."""
-_FEW_BYTES = 32 * 1024**2
+        await run_in_thread(lambda records=list(chunk): add(records))  # type: ignore[misc]

@@ -26,7 +26,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import TEMPORARY, PendingFile, Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, check_files, manifest_name, read_manifests
-from subscriber.sinks.spark.landing.row_buffer import RowBuffer
+from subscriber.sinks.spark.landing.row_buffer import RowBuffer, Stamp
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["LandingZone", "OpenBatch", "ParquetFile", "batch_end", "write_file"]
@@ -105,23 +105,19 @@ class _Part:
     file: ParquetFile | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchMark:
-    """A state of a batch: how often rows had been written, and rows and bytes of each part's buffer."""
-
-    spilled: int
-    parts: dict[int, list[tuple[int, int]]]
-
-
 class OpenBatch:
-    """A batch that is being written."""
+    """A batch that is being written.
+
+    Attributes:
+        spilled: how often rows were written.
+    """
 
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self._directory = directory
         self._parts: dict[int, list[_Part]] = {}
         self._made = 0
-        self._spilled = 0
+        self.spilled = 0
 
     def buffer(self, table_id: int, schema: TableSchema) -> RowBuffer:
         """The buffer for the next rows of a table. A new schema begins a new file, so that rows stay in order over a table's files."""
@@ -140,20 +136,13 @@ class OpenBatch:
         """Whether there is no row."""
         return not any(part.file is not None or len(part.buffer) for parts in self._parts.values() for part in parts)
 
-    def mark(self) -> BatchMark:
-        """A mark for :meth:`roll_back`."""
-        parts = {table_id: [(len(part.buffer), part.buffer.size) for part in parts] for table_id, parts in self._parts.items()}
-        return BatchMark(self._spilled, parts)
-
-    def roll_back(self, mark: BatchMark) -> bool:
-        """Remove the rows added since a mark. False if some of them were written, which cannot be undone."""
-        if mark.spilled != self._spilled:
+    def roll_back(self, stamp: Stamp, spilled: int) -> bool:
+        """Remove the rows of the latest transaction. ``spilled`` is from before it. False if some were written, which cannot be undone."""
+        if self.spilled != spilled:
             return False
-        for table_id, parts in self._parts.items():
-            kept = mark.parts.get(table_id, [])
-            del parts[len(kept) :]
-            for part, (count, size) in zip(parts, kept, strict=True):
-                part.buffer.truncate(count, size)
+        for parts in self._parts.values():
+            for part in parts:
+                part.buffer.remove(stamp)
         return True
 
     def spill(self, limit: int = _SPILL_BYTES) -> None:
@@ -177,7 +166,7 @@ class OpenBatch:
             part.file = ParquetFile(self._storage, f"{self._directory}/{self._made}.parquet", part.buffer.schema.landing)
         part.file.write(rows)
         part.buffer.clear()
-        self._spilled += 1
+        self.spilled += 1
 
     def finish(self, prefix: str) -> list[LandedFile]:
         """Write everything, and rename the files to names that begin with ``prefix``. They are durable once the directory is synced.
