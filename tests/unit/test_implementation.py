@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.unit.transaction.publisher_model import Publisher
 
+EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _HEADER = struct.pack(">IcH", 16384, b"N", 4)
 _OLD_HEADER = _HEADER.replace(b"N", b"O")
 _FUZZ = os.environ.get("SUBSCRIBER_FUZZ", "")
@@ -200,15 +202,37 @@ def test_both_forms_write_the_same_arrays() -> None:
         assert c.text_array(values, b",") == python.text_array(values, b",")
         texts = [b"%d" % rng.randint(-(2 ** rng.randrange(70)), 2 ** rng.randrange(70)), *values]
         for size in (2, 4, 8):
-            assert [c.integer_array([text], size) for text in texts] == [_integer(text, size) for text in texts]
+            oid = {2: 21, 4: 23, 8: 20}[size]
+            assert [c.converted_array([text], oid) for text in texts] == [_integer(text, size, oid) for text in texts]
 
 
-def _integer(text: bytes | None, size: int) -> bytes | None:
+def _integer(text: bytes | None, size: int, oid: int) -> bytes | None:
+    header = struct.pack(">iiIii", 1, text is None, oid, 1, 1)
     if text is None:
-        return b"\xff" * 4
+        return header + b"\xff" * 4
     if not re.fullmatch(rb"-?[0-9]{1,18}", text) or not -(256**size) <= 2 * int(text) < 256**size:
         return None
-    return size.to_bytes(4) + int(text).to_bytes(size, signed=True)
+    return header + size.to_bytes(4) + int(text).to_bytes(size, signed=True)
+
+
+def test_dates_and_times_are_converted() -> None:
+    _, c = _forms("subscriber.sinks.postgres.apply.arrays")
+    rng = random.Random(20)
+    for _ in range(1000):
+        zone = timezone(timedelta(seconds=rng.choice((0, 3600, -12600, 2712, -2712))))
+        time = (datetime(1001, 1, 1, tzinfo=UTC) + timedelta(microseconds=rng.randrange(8990 * 365 * 86_400_000_000))).astimezone(zone)
+        time = time.replace(microsecond=rng.choice((0, time.microsecond, 120_000)))
+        seconds, _, rest = str(time).partition(".")
+        text = f"{seconds}.{rest[:6].rstrip('0')}{rest[6:]}" if rest else seconds
+        without_zone = re.sub("[+-][0-9:]*$", "", text)
+        for oid, size, written, number in (
+            (1082, 4, text[:10], (time.date() - EPOCH.date()).days),
+            (1114, 8, without_zone, (time.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)),
+            (1184, 8, text, (time - EPOCH) // timedelta(microseconds=1)),
+        ):
+            found = c.converted_array([written.encode()], oid)
+            assert found is not None
+            assert found[20:] == size.to_bytes(4) + number.to_bytes(size, signed=True)
 
 
 def _run(form: str, code: str) -> subprocess.CompletedProcess[str]:

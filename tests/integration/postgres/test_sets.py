@@ -231,6 +231,26 @@ async def test_texts_of_sets_are_converted_to_the_encoding_of_the_target(target_
         drop_database(target_db.server, name)
 
 
+async def test_dates_and_times_of_sets(target_db: Database, sent: Sent) -> None:
+    moments = "SELECT g, timestamptz '1001-01-01' + g * interval '177 days 12:34:56.789012' FROM generate_series(0, 999) AS g"
+    unusual = "VALUES (1000, 'infinity'::timestamptz), (1001, '0044-03-15 BC'), (1002, '25001-01-01'), (1003, NULL)"
+    target_db.execute(f"CREATE TABLE s AS SELECT id, m::date AS d, m::timestamp AS t, m FROM ({moments} UNION ALL {unusual}) AS x(id, m)")
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, d date, t timestamp(3), m timestamptz)")
+    zones = ("UTC", "Asia/Kolkata", "Europe/London", "America/St_Johns")
+    remote = Remote("t", "*id", "d", "t", "m")
+    async with opened(target_db) as feed:
+        await feed.apply(remote.relation)
+        for number, zone in enumerate(zones):
+            target_db.execute(f"SET timezone = '{zone}'")
+            rows = target_db.fetch(f"SELECT id, d::text, t::text, m::text FROM s WHERE id % 4 = {number} ORDER BY id")
+            await feed.apply(*(remote.insert(*row) for row in rows))
+    assert (
+        target_db.value("SELECT count(*) FROM s JOIN t USING (id) WHERE (s.d, s.t::timestamp(3), s.m) IS NOT DISTINCT FROM (t.d, t.t, t.m)")
+        == 1004
+    )
+    assert len(sent) == 4
+
+
 async def test_triggers_run_with_the_planner_settings_of_the_session(target_db: Database, sent: Sent) -> None:
     target_db.execute("""
         CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 9);

@@ -1,10 +1,12 @@
 """Write array parameters. The server reads each element by the input or receive function of its own type, as it reads a single value.
 
 A binary array is faster for both sides than a text. Besides values in binary format, it can hold some values that the publisher sends as
-texts: the binary format of ``text`` is the same, and integers and booleans are converted here (:data:`CONVERTED`). A conversion accepts
-only what the type's output function writes. For any other value it gives None, and the text is sent.
+texts: the binary format of ``text`` is the same, and values of the types in :data:`CONVERTED` are converted here. A conversion accepts only
+what the type's output function writes in the usual case. If there is any other value, the result is None, and the texts are sent.
 
-Source: PostgreSQL manual, Arrays, Array Input and Output Syntax; ``array_recv`` in arrayfuncs.c.
+Integers, dates and times are converted by the compiled form only: in Python, the conversion takes longer than to send the text.
+
+Source: PostgreSQL manual, Arrays, Array Input and Output Syntax; ``array_recv`` in arrayfuncs.c; ``timestamptz_recv`` in timestamp.c.
 """
 
 from __future__ import annotations
@@ -15,15 +17,20 @@ from typing import Final
 
 from subscriber import _cython as cython
 
-__all__ = ["CONVERTED", "boolean_array", "converted_array", "field_array", "integer_array", "text_array"]
+__all__ = ["CONVERTED", "converted_array", "field_array", "text_array"]
 
-CONVERTED: Final = {16: 1, 20: 8, 21: 2, 23: 4}
-"""The types whose texts are converted: boolean, bigint, smallint, integer; the size of a value in binary format."""
+_BOOL: Final = 16
+_DATE: Final = 1082
+_TIMESTAMPTZ: Final = 1184
+CONVERTED: Final = {_BOOL: 1, 20: 8, 21: 2, 23: 4, _DATE: 4, 1114: 8, _TIMESTAMPTZ: 8}
+"""boolean, bigint, smallint, integer, date, timestamp, timestamp with time zone; the size of a value in binary format."""
 
 _HEADER: Final = Struct(">iiIii").pack
 _NULL: Final = b"\xff\xff\xff\xff"
+_TIMES: Final = (1114, _TIMESTAMPTZ)
+_EPOCH: Final = 730426
+"""The day 2000-01-01, if day 1 is March 1 of the year 0."""
 _BOOLEAN: Final = {b"t": b"\0\0\0\1\1", b"f": b"\0\0\0\1\0", None: _NULL}
-_DIGITS: Final = 18
 
 
 def text_array(values: Sequence[bytes | None], delimiter: bytes) -> bytes:
@@ -47,33 +54,32 @@ def field_array(fields: Sequence[bytes | None], element_type: int) -> bytes:
 
 
 def converted_array(values: Sequence[bytes | None], element_type: int) -> bytes | None:
-    """A one-dimensional array in binary format of values in text format; None: a value is not as the type writes it.
+    """A one-dimensional array in binary format of values in text format; None: there is a value that is not converted.
 
     Args:
         values: texts.
         element_type: one of :data:`CONVERTED`.
     """
-    size = CONVERTED[element_type]
-    body = boolean_array(values) if size == 1 else integer_array(values, size)
+    body = _boolean_elements(values) if element_type == _BOOL else _number_elements(values, element_type)
     return None if body is None else _HEADER(1, None in values, element_type, len(values), 1) + body
 
 
-def boolean_array(values: Sequence[bytes | None]) -> bytes | None:
-    """The elements of a binary array of booleans; None: a value is neither ``t`` nor ``f``."""
+def _boolean_elements(values: Sequence[bytes | None]) -> bytes | None:
     try:
         return b"".join([_BOOLEAN[value] for value in values])
     except KeyError:
         return None
 
 
-def integer_array(values: Sequence[bytes | None], size: int) -> bytes | None:
-    """The elements of a binary array of integers of ``size`` bytes; None: a value is no decimal number of at most 18 digits that fits.
-
-    In Python, the conversion takes longer than the text: there it is always None.
-    """
+def _number_elements(values: Sequence[bytes | None], element_type: int) -> bytes | None:
+    """Convert integers of at most 18 digits, dates, and times. A date is a number of days since 2000, a time of microseconds."""
     if not cython.compiled:
         return None
-    width: cython.Py_ssize_t = size
+    width: cython.Py_ssize_t = CONVERTED[element_type]
+    date: cython.Py_ssize_t = element_type == _DATE
+    time: cython.Py_ssize_t = not date and element_type in _TIMES
+    zone: cython.Py_ssize_t = element_type == _TIMESTAMPTZ
+    epoch: cython.Py_ssize_t = _EPOCH
     value: bytes | None
     text: cython.p_char
     position: cython.Py_ssize_t = 0
@@ -82,6 +88,11 @@ def integer_array(values: Sequence[bytes | None], size: int) -> bytes | None:
     length: cython.Py_ssize_t
     number: cython.Py_ssize_t
     digit: cython.Py_ssize_t
+    year: cython.Py_ssize_t
+    month: cython.Py_ssize_t
+    day: cython.Py_ssize_t
+    seconds: cython.Py_ssize_t
+    unit: cython.Py_ssize_t
     limit: cython.Py_ssize_t = 1
     limit = limit << (8 * width - 1) if width < 8 else 10**18
     body: bytearray = bytearray(len(values) * (4 + width))
@@ -93,19 +104,94 @@ def integer_array(values: Sequence[bytes | None], size: int) -> bytes | None:
             continue
         text = value
         length = len(value)
-        first = 1 if length and text[0] == 45 else 0
-        if not 0 < length - first <= _DIGITS:
-            return None
-        number = 0
-        for place in range(first, length):
-            digit = text[place] - 48
-            if digit < 0 or digit > 9:
+        if date or time:
+            # 2000-01-31, 2000-01-31 12:34:56[.123456][+01[:23[:45]]]
+            if length < 19 if time else length != 10:
                 return None
-            number = number * 10 + digit
-        if number >= limit + first:
-            return None
-        if first:
-            number = -number
+            for place in range(19 if time else 10):
+                digit = text[place]
+                if place == 4 or place == 7:  # noqa: PLR1714 - faster
+                    if digit != 45:
+                        return None
+                elif place == 10:
+                    if digit != 32:
+                        return None
+                elif place == 13 or place == 16:  # noqa: PLR1714
+                    if digit != 58:
+                        return None
+                elif digit < 48 or digit > 57:
+                    return None
+            year = text[0] * 1000 + text[1] * 100 + text[2] * 10 + text[3] - 48 * 1111
+            month = text[5] * 10 + text[6] - 48 * 11
+            day = text[8] * 10 + text[9] - 48 * 11
+            if year < 1000 or month < 1 or month > 12 or day < 1:
+                return None
+            if month == 2:
+                if day > 28 + (year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)):
+                    return None
+            elif day > 31 - (month == 4 or month == 6 or month == 9 or month == 11):  # noqa: PLR1714
+                return None
+            # years that begin in March, so that the leap day is the last one
+            if month < 3:
+                year -= 1
+                month += 12
+            number = 365 * year + year // 4 - year // 100 + year // 400 + (153 * (month - 3) + 2) // 5 + day - epoch
+            if time:
+                seconds = (text[11] * 10 + text[12] - 48 * 11) * 3600
+                day = text[14] * 10 + text[15] - 48 * 11
+                month = text[17] * 10 + text[18] - 48 * 11
+                if seconds > 23 * 3600 or day > 59 or month > 59:
+                    return None
+                number = (number * 86400 + seconds + day * 60 + month) * 1_000_000
+                place = 19
+                if place < length and text[place] == 46:
+                    unit = 1_000_000
+                    place += 1
+                    while place < length and 48 <= text[place] <= 57:
+                        unit //= 10
+                        number += (text[place] - 48) * unit
+                        place += 1
+                    if unit < 1 or place == 20:
+                        return None
+                if zone:
+                    if place >= length or (text[place] != 43 and text[place] != 45):
+                        return None
+                    first = text[place] == 45
+                    seconds = 0
+                    unit = 3600
+                    while True:
+                        if place + 3 > length or unit < 1:
+                            return None
+                        day = text[place + 1] - 48
+                        month = text[place + 2] - 48
+                        if day < 0 or day > 5 or month < 0 or month > 9:
+                            return None
+                        seconds += (day * 10 + month) * unit
+                        unit //= 60
+                        place += 3
+                        if place == length:
+                            break
+                        if text[place] != 58:
+                            return None
+                    if seconds >= 16 * 3600:
+                        return None
+                    number += seconds * 1_000_000 if first else -seconds * 1_000_000
+                if place != length:
+                    return None
+        else:
+            first = 1 if length and text[0] == 45 else 0
+            if not 0 < length - first <= 18:
+                return None
+            number = 0
+            for place in range(first, length):
+                digit = text[place] - 48
+                if digit < 0 or digit > 9:
+                    return None
+                number = number * 10 + digit
+            if number >= limit + first:
+                return None
+            if first:
+                number = -number
         body[position + 3] = width
         position += 4 + width
         for place in range(1, width + 1):

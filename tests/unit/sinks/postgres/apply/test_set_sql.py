@@ -12,7 +12,7 @@ from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
 from tests.support.sink_postgres import UNCHANGED, Binary, Remote
 from tests.unit.sinks.postgres.recording import EQUALS, INT4, column, send, table
 
-TEXT, JSON = 25, 114
+TEXT, JSON, DATE, TIMESTAMP, TIMESTAMPTZ = 25, 114, 1082, 1114, 1184
 compiled = arrays.__file__ != source_file(arrays.__name__)
 INT4_ARRAY, TEXT_ARRAY, BOX_ARRAY = 1007, 1009, 1020
 ID = column("id", INT4, "integer", array=INT4_ARRAY)
@@ -124,6 +124,25 @@ def test_integers_in_binary_format(oid: int, size: int) -> None:
     assert converted_array([*texts, None], oid) == field_array([*fields, None], oid)
     for other in (b"", b"-", b"+1", b" 1", b"1_0", b"0x1", b"1.0", b"--1", str(greatest + 1).encode(), str(-greatest - 2).encode()):
         assert converted_array([b"1", other], oid) is None
+
+
+@pytest.mark.skipif(not compiled, reason="dates and times are converted by the compiled core")
+@pytest.mark.parametrize(
+    ("oid", "text"),
+    [
+        *((DATE, text) for text in ("infinity", "0044-03-15 BC", "10000-01-01", "0999-01-01", "2023-02-29", "1900-02-29", "2024-04-31")),
+        *((DATE, text) for text in ("2024-13-01", "2024-00-01", "2024-01-00", "2024/01/01", "2024-01-01 ", "2024-01-1", "")),
+        *((TIMESTAMP, f"2024-01-01 {text}") for text in ("24:00:00", "00:60:00", "00:00:60", "00:00:00.", "00:00:00.1234567", "00:00:0x")),
+        *((TIMESTAMP, text) for text in ("infinity", "2024-01-01T00:00:00", "2024-01-01 00:00:00+00", "2024-01-01", "2024-01-01 00.00:00")),
+        *(
+            (TIMESTAMPTZ, f"2024-01-01 00:00:00{text}")
+            for text in ("", " UTC", "Z", "+", "+1", "+16", "+01:60", "+01:00:00:00", "+01x", "+1:0")
+        ),
+        (TIMESTAMPTZ, "2024-01-01 00:00:00+00 BC"),
+    ],
+)
+def test_dates_and_times_that_are_sent_as_texts(oid: int, text: str) -> None:
+    assert converted_array([text.encode()], oid) is None
 
 
 def test_booleans_in_binary_format() -> None:
