@@ -24,7 +24,7 @@ from subscriber import _cython as cython
 from subscriber.protocol.errors import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "read_alike", "read_full_updates", "read_rows", "read_tuple", "relation_id"]
+__all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "read_alike", "read_rows", "read_tuple", "relation_id"]
 
 TEXT_FIELD: Final = ord("T")
 BINARY_FIELD: Final = ord("B")
@@ -32,8 +32,6 @@ BINARY_FIELD: Final = ord("B")
 
 _INT16: Final = Struct(">h").unpack_from
 _UINT32: Final = Struct(">I").unpack_from
-_SHORT: Final = (NULL, UNCHANGED)
-_SENT: Final = (TEXT, NULL, BINARY)
 _NO_VALUE: Final = (ValueError, ArithmeticError, LookupError, StructError)
 
 
@@ -166,28 +164,29 @@ def read_alike(
 
 
 def read_rows(
-    records: Sequence[bytes], places: range, *, tag: int, offset: int, header: bytes, kinds: bytes, size: int
+    records: Sequence[bytes], places: range, *, tag: int, offset: int, parts: Sequence[tuple[bytes, bytes]], size: int
 ) -> list[tuple[bytes | None, ...]]:
     """Read raw messages that differ only in their values, as :func:`read_alike` does, but keep the values as bytes.
+
+    Both are hot loops: converting the rows of this function afterwards would take half as long again as :func:`read_alike`.
 
     Args:
         records: messages.
         places: which of them to read, consecutive.
         tag: the tag that each must have.
         offset: the offset after tag and xid.
-        header: the bytes that each must have there: relation, tuple marker, the tuple's number of columns.
-        kinds: the kind of each column's values: TEXT, BINARY, or UNCHANGED. A NULL may replace a value, but not an unchanged one.
-            TEXT_FIELD and BINARY_FIELD: the values of that kind with their lengths.
+        parts: one tuple of the message, or the old and the new one. For each: the bytes before its first column (relation, tuple marker,
+            number of columns), and the kind of each column's values: TEXT, BINARY, or UNCHANGED. A NULL may replace a value, but not an
+            unchanged one. TEXT_FIELD and BINARY_FIELD: the values of that kind with their lengths.
         size: end after the message that brings the total to this many bytes.
 
     Returns:
-        The values, with None for NULL and for unchanged ones.
+        The values of all parts, with None for NULL and for unchanged ones.
     """
     compiled = cython.compiled
     length_at = _UINT32
     rows: list[tuple[bytes | None, ...]] = []
     add_row = rows.append
-    first: cython.Py_ssize_t = offset + len(header)
     left: cython.Py_ssize_t = size
     position: cython.Py_ssize_t
     start: cython.Py_ssize_t
@@ -196,105 +195,52 @@ def read_rows(
     kind: cython.Py_ssize_t
     found: cython.Py_ssize_t
     record: bytes
+    head: bytes
+    kinds: bytes
     text: cython.p_char
     try:
         for place in places:
             record = records[place]
-            if record[offset:first] != header or record[0] != tag:
+            if record[0] != tag:
                 break
-            position = first
+            position = offset
             end = len(record)
             text = record
             row: list[bytes | None] = []
-            for kind in kinds:
-                found = record[position]
-                if found == kind | 32 != UNCHANGED:
-                    start = position + 5
-                    if compiled:
-                        if start > end:
-                            return rows
-                        length = record[position + 1]
-                        length = length << 8 | record[position + 2]
-                        length = length << 8 | record[position + 3]
-                        position = start + (length << 8 | record[position + 4])
-                        # a slice of a C string is not limited by its end
-                        if position > end:
-                            return rows
-                    else:
-                        position = start + length_at(record, position + 1)[0]
-                    if kind != found:
-                        start -= 4
-                    row.append(text[start:position])
-                elif found == (UNCHANGED if kind == UNCHANGED else NULL):
-                    position += 1
-                    row.append(None)
-                else:
+            for head, kinds in parts:
+                start = position + len(head)
+                if record[position:start] != head:
                     return rows
+                position = start
+                for kind in kinds:
+                    found = record[position]
+                    if found == kind | 32 != UNCHANGED:
+                        start = position + 5
+                        if compiled:
+                            if start > end:
+                                return rows
+                            length = record[position + 1]
+                            length = length << 8 | record[position + 2]
+                            length = length << 8 | record[position + 3]
+                            position = start + (length << 8 | record[position + 4])
+                            # a slice of a C string is not limited by its end
+                            if position > end:
+                                return rows
+                        else:
+                            position = start + length_at(record, position + 1)[0]
+                        if kind != found:
+                            start -= 4
+                        row.append(text[start:position])
+                    elif found == (UNCHANGED if kind == UNCHANGED else NULL):
+                        position += 1
+                        row.append(None)
+                    else:
+                        return rows
             if position != end:
                 break
             add_row(tuple(row))
             left -= position
             if left <= 0:
-                break
-    except (IndexError, StructError):
-        pass
-    return rows
-
-
-def read_full_updates(
-    records: Sequence[bytes], places: range, *, tag: int, offset: int, header: bytes, kinds: bytes, size: int, key: Sequence[int]
-) -> list[tuple[bytes | None, ...]]:
-    """Read raw Update messages with a whole old row (REPLICA IDENTITY FULL), as :func:`read_rows` does. Returns the new rows.
-
-    Args:
-        records: messages.
-        places: which of them to read, consecutive.
-        tag: the tag that each must have.
-        offset: the offset after tag and xid.
-        header: the bytes that each must have there: relation, tuple marker, the old row's number of columns.
-        kinds: the kind of each value of the new row, as for :func:`read_rows`.
-        size: end after the message that brings the total to this many bytes.
-        key: indexes of columns. Reading ends at the first message in which the old and the new row differ in one of them.
-    """
-    length_at = _UINT32
-    rows: list[tuple[bytes | None, ...]] = []
-    first = offset + len(header)
-    middle = b"N" + header[-2:]
-    width = len(kinds)
-    try:
-        for place in places:
-            record = records[place]
-            if record[offset:first] != header or record[0] != tag:
-                break
-            position = first
-            old: list[bytes] = []
-            for _ in range(width):
-                start = position
-                found = record[position]
-                if found not in _SENT:
-                    return rows
-                position += 1 if found == NULL else 5 + length_at(record, position + 1)[0]
-                old.append(record[start:position])
-            if record[position : position + 3] != middle:
-                break
-            new: list[bytes] = []
-            position += 3
-            for kind in kinds:
-                start = position
-                found = record[position]
-                if found != kind | 32 and (found != NULL or kind == UNCHANGED):
-                    return rows
-                position += 1 if found in _SHORT else 5 + length_at(record, position + 1)[0]
-                new.append(record[start:position])
-            if position != len(record) or any(old[index] != new[index] for index in key):
-                break
-            rows.append(
-                tuple(
-                    [None if value[0] in _SHORT else value[5 if value[0] == kind else 1 :] for value, kind in zip(new, kinds, strict=True)]
-                )
-            )
-            size -= position
-            if size <= 0:
                 break
     except (IndexError, StructError):
         pass

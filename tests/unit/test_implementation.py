@@ -117,7 +117,7 @@ def test_both_forms_read_the_same() -> None:
             assert _outcome(lambda record=record: c.read_tuple(record, 6)) == expected  # type: ignore[misc]
         for kinds in (bytes([TEXT] * 4), bytes([BINARY] * 4), bytes([TEXT_FIELD, UNCHANGED, TEXT, BINARY_FIELD])):
             for place in range(len(records)):
-                arguments = {"tag": int(Tag.INSERT), "offset": 1, "header": _HEADER, "kinds": kinds, "size": 40}
+                arguments = {"tag": int(Tag.INSERT), "offset": 1, "parts": ((_HEADER, kinds),), "size": 40}
                 rows = python.read_rows(records, range(place, len(records)), **arguments)
                 assert c.read_rows(records, range(place, len(records)), **arguments) == rows
                 read += len(rows)
@@ -132,9 +132,10 @@ def test_both_forms_read_the_same_full_updates() -> None:
     for records in _histories(_full_update):
         for kinds in (bytes([TEXT] * 4), bytes([TEXT, UNCHANGED, TEXT, BINARY])):
             for place in range(len(records)):
-                arguments = {"tag": int(Tag.UPDATE), "offset": 1, "header": _OLD_HEADER, "kinds": kinds, "size": 99, "key": (0,)}
-                rows = python.read_full_updates(records, range(place, len(records)), **arguments)
-                assert c.read_full_updates(records, range(place, len(records)), **arguments) == rows
+                parts = (_OLD_HEADER, bytes([TEXT] * 4)), (b"N" + _HEADER[-2:], kinds)
+                arguments = {"tag": int(Tag.UPDATE), "offset": 1, "parts": parts, "size": 99}
+                rows = python.read_rows(records, range(place, len(records)), **arguments)
+                assert c.read_rows(records, range(place, len(records)), **arguments) == rows
                 read += len(rows)
     assert read > _PAYLOADS // 200
 

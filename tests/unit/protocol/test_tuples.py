@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from subscriber.errors import ProtocolError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import BINARY, TEXT, Insert, Relation, StreamAbort, StreamStart, Tag, TupleData
-from subscriber.protocol.tuples import peek_xid, read_alike, read_full_updates, read_rows, read_tuple, relation_id
+from subscriber.protocol.tuples import peek_xid, read_alike, read_rows, read_tuple, relation_id
 from tests.unit.protocol.strategies import tuples, uint32
 
 HEADER = 6  # tag, relation id, 'N'
@@ -110,8 +110,8 @@ def test_reading_ends_at_a_truncated_message() -> None:
 
 
 def _rows(records: list[bytes], kinds: bytes = b"tt", offset: int = 1, size: int = 10**6) -> list[tuple[bytes | None, ...]]:
-    header = bytes.fromhex("00000007 4e 0002")
-    return read_rows(records, range(len(records)), tag=Tag.INSERT, offset=offset, header=header, kinds=kinds, size=size)
+    parts = ((bytes.fromhex("00000007 4e 0002"), kinds),)
+    return read_rows(records, range(len(records)), tag=Tag.INSERT, offset=offset, parts=parts, size=size)
 
 
 def test_rows_of_one_form_are_read_as_bytes() -> None:
@@ -157,16 +157,16 @@ def _column(value: bytes | None) -> bytes:
 
 
 def read_full(records: list[bytes], kinds: bytes = b"tt") -> list[tuple[bytes | None, ...]]:
-    return read_full_updates(records, range(len(records)), tag=Tag.UPDATE, offset=1, header=FULL_HEADER, kinds=kinds, size=10**6, key=[0])
+    parts = ((FULL_HEADER, b"tt"), (b"N\0\2", kinds))
+    return read_rows(records, range(len(records)), tag=Tag.UPDATE, offset=1, parts=parts, size=10**6)
 
 
 def test_full_updates() -> None:
     good = full_update((b"1", b"a"), (b"1", b"bc"))
-    assert read_full([good, full_update((b"2", None), (b"2", None))]) == [(b"1", b"bc"), (b"2", None)]
-    assert read_full([full_update((b"1", b"a"), (b"1", b"u"))], b"tu") == [(b"1", None)]
-    assert read_full([good, full_update((b"2", None), (b"2", None))], b"tT") == [(b"1", b"\0\0\0\2bc"), (b"2", None)]
+    assert read_full([good, full_update((b"2", None), (b"3", None))]) == [(b"1", b"a", b"1", b"bc"), (b"2", None, b"3", None)]
+    assert read_full([full_update((b"1", b"a"), (b"1", b"u"))], b"tu") == [(b"1", b"a", b"1", None)]
+    assert read_full([good], b"tT") == [(b"1", b"a", b"1", b"\0\0\0\2bc")]
     for other in (
-        full_update((b"1", b"a"), (b"2", b"a")),
         full_update((b"1", b"u"), (b"1", b"a")),
         full_update((b"1", b"a"), (b"1", b"u")),
         good + b"x",
@@ -175,5 +175,5 @@ def test_full_updates() -> None:
         good.replace(b"t", b"x", 1),
         good.replace(b"O", b"K"),
     ):
-        assert read_full([good, other, good]) == [(b"1", b"bc")]
+        assert read_full([good, other, good]) == [(b"1", b"a", b"1", b"bc")]
     assert not any(read_full([good[:length]]) for length in range(len(good)))

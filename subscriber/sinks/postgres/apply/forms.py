@@ -17,7 +17,7 @@ from typing import Final
 
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
-from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD, read_full_updates, read_rows
+from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD, read_rows
 from subscriber.sinks.postgres.apply.arrays import CONVERTED, converted_array, field_array, text_array
 from subscriber.sinks.postgres.apply.change_sql import delete, insert, update
 from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, insert_set, update_set
@@ -34,6 +34,7 @@ MOST_BYTES: Final = 512 * 1024
 _UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
 
 Row = tuple[bytes | None, ...]
+_Parts = tuple[tuple[bytes, bytes], ...]
 
 _FIELDS: Final = (TEXT_FIELD, BINARY_FIELD)
 
@@ -67,8 +68,9 @@ class Form:
     Attributes:
         mapping: the relation and its target.
         tag: the tag of the messages.
-        header: their bytes from the relation's id to the number of columns.
-        kinds: the kind of each column's values, see :func:`read_rows`. What is an element of a binary array is read with its length.
+        parts: how to read them, see :func:`read_rows`. What is an element of a binary array is read with its length. After a whole old row,
+            the new row has the same key.
+        kinds: the kind of each column's values: those of the last part.
         picked: the indexes of the values that the statements need; None: all of them.
         formats: the format of each of these values; None: all are texts.
         single: makes one change.
@@ -78,12 +80,11 @@ class Form:
         ordered: the change must be made after all earlier changes, and before all later ones.
         row_key: returns the only key that the change touches, see :func:`_row_key`; None: the change must keep its place in its table.
         key_kinds: the kinds of the values of ``row_key``.
-        old_key: for an UPDATE that sends the whole old row: the indexes of the key. Their values are those of the new row.
     """
 
     mapping: RelationMapping
     tag: int
-    header: bytes
+    parts: _Parts
     kinds: bytes
     picked: tuple[int, ...] | None
     formats: list[int] | None
@@ -94,7 +95,6 @@ class Form:
     ordered: bool
     row_key: Callable[[Row], object] | None
     key_kinds: bytes
-    old_key: tuple[int, ...]
     _starts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,18 +103,17 @@ class Form:
 
     def read(self, records: Sequence[bytes], places: range, offset: int) -> list[Row]:
         """Read the records from the first one on that have this form. ``offset``: where a record continues after tag and xid."""
-        if self.old_key:
-            return read_full_updates(
-                records,
-                places,
-                tag=self.tag,
-                offset=offset,
-                header=self.header,
-                kinds=self.kinds,
-                size=MOST_BYTES,
-                key=self.old_key,
-            )
-        return read_rows(records, places, tag=self.tag, offset=offset, header=self.header, kinds=self.kinds, size=MOST_BYTES)
+        rows = read_rows(records, places, tag=self.tag, offset=offset, parts=self.parts, size=MOST_BYTES)
+        if len(self.parts) == 1 or self.key is None:
+            return rows
+        width = len(self.kinds)
+        same: list[Row] = []
+        for row in rows:
+            new = row[width:]
+            if self.key(row) != self.key(new):
+                break
+            same.append(new)
+        return same
 
     def values(self, row: Row) -> Sequence[bytes | None]:
         """The parameters of ``single``."""
@@ -146,7 +145,7 @@ class Forms:
 
     def __init__(self, origin: int | None) -> None:
         self._origin = origin
-        self._forms: dict[tuple[RelationMapping, int, bytes, bytes], Form] = {}
+        self._forms: dict[tuple[RelationMapping, int, _Parts], Form] = {}
 
     def of(self, message: Insert | Update | Delete, mapping: RelationMapping) -> Form | None:
         """The form of a change; None: it has none.
@@ -155,6 +154,7 @@ class Forms:
             ProtocolError: the row has another number of columns than the relation.
         """
         marker = b"N"
+        old_kinds = b""
         picked = None
         match message:
             case Insert(new=row):
@@ -167,6 +167,7 @@ class Forms:
                 require_width(mapping, row)
                 if UNCHANGED in old.kinds or any(old.values[i] != row.values[i] or old.kinds[i] != row.kinds[i] for i, _ in mapping.key):
                     return None
+                old_kinds = old.kinds
             case Delete(key=key, old=old) if (found := key or old) is not None and mapping.key is not None:
                 row = found
                 tag, marker = Tag.DELETE, b"K" if key is not None else b"O"
@@ -175,16 +176,16 @@ class Forms:
                 return None
         require_width(mapping, row)
         usual = BINARY if BINARY in row.kinds else TEXT
-        kinds = row.kinds.replace(bytes([NULL]), bytes([usual]))
-        form = self._forms.get((mapping, tag, marker, kinds))
+        kinds, old_kinds = (each.replace(bytes([NULL]), bytes([usual])) for each in (row.kinds, old_kinds))
+        header = _HEADER(message.relation_id, marker, len(kinds))
+        parts = ((header, old_kinds), (b"N" + header[5:], kinds)) if old_kinds else ((header, kinds),)
+        form = self._forms.get((mapping, tag, parts))
         if form is None:
-            header = _HEADER(message.relation_id, marker, len(kinds))
-            form = self._forms[mapping, tag, marker, kinds] = self._new(mapping, tag, header, kinds, picked)
-            if tag == Tag.UPDATE and marker == b"O":
-                form.old_key = tuple(index for index, _ in mapping.key or ())
+            form = self._forms[mapping, tag, parts] = self._new(mapping, tag, parts, picked)
         return form
 
-    def _new(self, mapping: RelationMapping, tag: int, header: bytes, kinds: bytes, picked: tuple[int, ...] | None) -> Form:
+    def _new(self, mapping: RelationMapping, tag: int, parts: _Parts, picked: tuple[int, ...] | None) -> Form:
+        kinds = parts[-1][1]
         formats = [int(kinds[index] == BINARY) for index in picked or range(len(kinds))] if BINARY in kinds else None
         single = _single(mapping, tag, kinds, self._origin)
         arrays = tuple(index for index, kind in enumerate(kinds) if kind != UNCHANGED) if picked is None else picked
@@ -193,8 +194,12 @@ class Forms:
         key_kinds = bytes(kinds[index] for index, _ in mapping.key or ())
         row_key = _row_key(mapping, key_kinds)
         ordered = mapping.table.watched
-        read = bytes(_read_kind(column, kind) for column, kind in zip(mapping.columns, kinds, strict=True))
-        return Form(mapping, tag, header, read, picked, formats, single, together, arrays, key, ordered, row_key, key_kinds, ())
+        read = tuple((header, _read_kinds(mapping, each)) for header, each in parts)
+        return Form(mapping, tag, read, read[-1][1], picked, formats, single, together, arrays, key, ordered, row_key, key_kinds)
+
+
+def _read_kinds(mapping: RelationMapping, kinds: bytes) -> bytes:
+    return bytes(_read_kind(column, kind) for column, kind in zip(mapping.columns, kinds, strict=True))
 
 
 def _read_kind(column: TargetColumn, kind: int) -> int:

@@ -146,9 +146,8 @@ class TransactionEncoder:
             record = records[place]
             form = forms.get(record[:1] + record[offset:stop])
             if form is not None:
-                rows = read_rows(
-                    records, range(place, count), tag=form.tag, offset=offset, header=form.header, kinds=form.kinds, size=_NO_LIMIT
-                )
+                parts = ((form.header, form.kinds),)
+                rows = read_rows(records, range(place, count), tag=form.tag, offset=offset, parts=parts, size=_NO_LIMIT)
                 if rows:
                     end = place + len(rows)
                     self._append_run(form, rows, sum(map(len, records[place:end])))

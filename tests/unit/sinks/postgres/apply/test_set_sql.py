@@ -148,3 +148,15 @@ def test_dates_and_times_that_are_sent_as_texts(oid: int, text: str) -> None:
 def test_booleans_in_binary_format() -> None:
     assert converted_array([b"t", None, b"f"], 16) == field_array([b"\0\0\0\1\1", None, b"\0\0\0\1\0"], 16)
     assert converted_array([b"true"], 16) is None
+
+
+async def test_full_updates_are_one_set_up_to_a_change_of_the_key() -> None:
+    full = Remote("t", "id", "v", "n", identity="f")
+    same = [full.update(number, UNCHANGED, "{1}", old=(number, None if number > 4 else "old", None)) for number in range(8)]
+    other = full.update(9, UNCHANGED, "{1}", old=(8, "old", None))
+    together, moved = [each for each in await send(plain(), full.relation, *same, other) if each.statement.message_type]
+    assert together.statement.together
+    assert together.sql.count("unnest") == 2
+    assert together.values[2] == b"8"
+    assert not moved.statement.together
+    assert moved.values == [b"9", None, b"{1}", b"8"]
