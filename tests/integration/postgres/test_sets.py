@@ -385,9 +385,10 @@ async def test_key_with_another_collation_than_its_column(target_db: Database, s
         await feed.apply(remote.relation, remote.update(1, 1), remote.delete(2, None))
         await feed.apply(*(remote.update(number, 1) for number in range(3, 20)))
         assert len(sent) == 1
-        assert target_db.fetch("SELECT count(*), sum(v) FROM t") == [(99, 18)]
     target_db.wait("SELECT n_tup_upd + n_tup_del FROM pg_stat_user_tables WHERE relname = 't'", 19)
     assert target_db.value("SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables WHERE relname = 't'") < 30
+    # afterwards: it reads rows, too
+    assert target_db.fetch("SELECT count(*), sum(v) FROM t") == [(99, 18)]
 
 
 async def test_changes_of_several_tables_become_one_set_per_table_and_kind(target_db: Database, sent: Sent) -> None:
