@@ -32,14 +32,14 @@ class ApplyOptions:
     """Options of the applier of a lake.
 
     Attributes:
-        engine: ``rewrite`` or ``merge`` run on Spark; ``auto`` is ``merge`` if the session has Delta's extension, else ``rewrite``;
-            ``local`` runs in threads.
+        engine: ``local`` runs in threads, ``spark`` on executors. None: ``spark`` if an option for Spark is given, or under spark-submit,
+            else ``local``.
         master, conf, packages: for Spark, see :func:`subscriber.sinks.spark.session.spark_session.spark_session`.
         target_rows: rows that a file should have.
         once: end when nothing is waiting.
     """
 
-    engine: str = "auto"
+    engine: str | None = None
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     packages: str | None = None

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("engine", ["rewrite", "merge"])
-async def test_landed_batches_are_applied_while_landing_continues(tmp_path: Path, delta: SparkSession, engine: str) -> None:
-    sink = await begun(make(tmp_path, f"?batch_delay=1ms&apply={engine}"))
+async def test_landed_batches_are_applied_while_landing_continues(tmp_path: Path, delta: SparkSession) -> None:
+    sink = await begun(make(tmp_path, "?batch_delay=1ms&apply=spark"))
     for end in (200, 300):
         described = [RELATION] if end == 200 else []
         await sink.apply(batch(transaction(end, *described, Insert(5, row(str(end), "a", None)))))

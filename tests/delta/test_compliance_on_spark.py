@@ -1,4 +1,4 @@
-"""The compliance suite over lakes that Spark keeps: engines ``rewrite`` and ``merge``."""
+"""The compliance suite over lakes that Spark keeps: engine ``spark``, with units and with MERGE INTO."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.sinks.lakes import LakeTarget
 
 
-@pytest.fixture(params=["rewrite", "merge"])
+@pytest.fixture(params=["units", "merge"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTarget:
     path = tmp_path / "lake"
-    spark = request.getfixturevalue("spark" if request.param == "rewrite" else "delta")
+    spark = request.getfixturevalue("spark" if request.param == "units" else "delta")
 
-    def engine(storage: Storage) -> Engine:
-        from subscriber.sinks.spark.pipeline.engines import RewriteEngine
-        from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
+    def engine(_: Storage) -> Engine:
+        from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 
-        location = Location(path=str(path))
-        return RewriteEngine(spark, location) if request.param == "rewrite" else MergeEngine(spark, location, storage)
+        return SparkEngine(spark, Location(path=str(path)), large_unit=8 if request.param == "units" else 0)
 
     return LakeTarget(path, engine)
 

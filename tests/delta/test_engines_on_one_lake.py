@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -30,17 +29,12 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 
 def engine_of(name: str, spark: SparkSession, path: Path) -> Engine:
-    from subscriber.sinks.spark.pipeline.engines import RewriteEngine
-    from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
+    """Engine ``local``; or ``spark``, whose units rewrite files, or which merges all tables."""
+    from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 
-    location = Location(path=str(path))
-    match name:
-        case "merge":
-            return MergeEngine(spark, location, storage(path))
-        case "rewrite":
-            return RewriteEngine(spark, location)
-        case _:
-            return LocalEngine(storage(path))
+    if name == "local":
+        return LocalEngine(storage(path))
+    return SparkEngine(spark, Location(path=str(path)), large_unit=0 if name == "merge" else 8)
 
 
 def operations(path: Path, cut: Cut, name: str) -> Counter[str]:
@@ -81,13 +75,7 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_engines_take_turns_and_the_rows_are_the_publishers(
-    tmp_path: Path, delta: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from subscriber.sinks.spark.pipeline import merge_engine as merge_into
-
-    if seed:  # as of large tables: Spark looks for the rows that changes touch
-        monkeypatch.setattr(merge_into, "_READ_HERE", -1)
+async def test_engines_take_turns_and_the_rows_are_the_publishers(tmp_path: Path, delta: SparkSession, seed: int) -> None:
     delta.conf.set("spark.sql.session.timeZone", "UTC")
     publisher = Publisher(seed)
     dice = random.Random(seed)
@@ -98,7 +86,7 @@ async def test_engines_take_turns_and_the_rows_are_the_publishers(
         for _ in range(dice.randrange(1, 4)):
             await sink.apply(batch(publisher.transaction(dice.randrange(5, 40))))
             await sink.advance(Lsn(publisher.end))
-        name = "merge" if number % 2 else dice.choice(["rewrite", "local"])
+        name = "merge" if number % 2 else dice.choice(["units", "local"])
         # a new one each time: nothing is known but what the tables say
         work = Applier(storage(tmp_path), engine_of(name, delta, tmp_path), ApplierSettings(target_rows=120, log_files=10))
         cut = all_rounds(work)
@@ -182,50 +170,6 @@ async def test_columns_come_and_go_and_change_their_types_under_merge(tmp_path: 
     ]
 
 
-def overlapping(path: Path) -> list[int]:
-    """How many rows each group of files has whose ranges of keys overlap."""
-    actions = DeltaTable(str(path / "tables/public/t")).get_add_actions(flatten=True)
-    files = sorted(zip(*(actions.column(name).to_pylist() for name in ("min.id", "max.id", "num_records")), strict=True))
-    found: list[int] = []
-    last: int | None = None
-    for least, greatest, count in files:
-        if last is not None and least <= last:
-            found[-1] += count
-            last = max(last, greatest)
-        else:
-            found.append(count)
-            last = greatest
-    return found
-
-
-async def test_what_recent_keys_are_merged_into_does_not_grow_for_ever(tmp_path: Path, delta: SparkSession) -> None:
-    target = 80
-    sink = await begun(make(tmp_path))
-    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=target))
-    values = dict.fromkeys(range(target), "a")
-    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in values))))
-    end, cut = 300, None
-    for number in range(13):
-        # the last transaction brings more than a file should have
-        new = range(len(values), len(values) + (5 * target if number == 12 else 8))
-        changed = range(new.start - 4, new.start)
-        values |= dict.fromkeys(changed, "b") | dict.fromkeys(new, "a")
-        changes: list[Message] = [Update(5, None, None, row(str(n), "b", None)) for n in changed]
-        changes += (Insert(5, row(str(n), "a", None)) for n in new)
-        await sink.apply(batch(transaction(end, *changes)))
-        await sink.advance(Lsn(end))
-        cut = all_rounds(work)
-        assert max(overlapping(tmp_path)) <= target * 1.5
-        end += 100
-    await sink.close()
-    assert cut is not None
-    found = operations(tmp_path, cut, "t")
-    assert 8 <= found["MERGE"] < 12, found
-    rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table(columns=["id", RELATION.columns[1].name]).to_pydict()
-    assert sorted(zip(*rows.values(), strict=True)) == sorted(values.items())
-    assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)
-
-
 async def test_merges_even_if_the_first_key_column_divides_nothing(tmp_path: Path, delta: SparkSession) -> None:
     target = 20
     tenants = Relation(5, "public", "t", "d", (Column("tenant", 23, -1, True), Column("id", 23, -1, True)))
@@ -241,26 +185,6 @@ async def test_merges_even_if_the_first_key_column_divides_nothing(tmp_path: Pat
     assert cut is not None
     assert operations(tmp_path, cut, "t")["MERGE"] == 4
     assert sorted(DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table()["id"].to_pylist()) == list(range(200))
-
-
-async def test_a_backlog_is_divided_by_its_keys(tmp_path: Path, delta: SparkSession) -> None:
-    target = 80
-    sink = await begun(make(tmp_path))
-    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=target))
-    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(target)))))
-    await sink.advance(Lsn(200))
-    all_rounds(work)
-    found: list[int] = []
-    for end, count in ((300, target // 4 - 1), (400, target // 4)):
-        await sink.apply(batch(transaction(end, *(Update(5, None, None, row(str(n), "b", None)) for n in range(count)))))
-        await sink.advance(Lsn(end))
-        cut = all_rounds(work)
-        found.append(operations(tmp_path, cut, "t")["MERGE"])
-        rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pydict()
-        assert Counter(rows[RELATION.columns[1].name]) == {"a": target - count, "b": count}
-        assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)
-    await sink.close()
-    assert found == [1, 1]
 
 
 async def test_what_others_allow_a_table_to_have_does_not_hide_rows(tmp_path: Path, delta: SparkSession) -> None:
@@ -284,15 +208,6 @@ async def test_what_others_allow_a_table_to_have_does_not_hide_rows(tmp_path: Pa
     assert operations(tmp_path, cut, "t")["MERGE"] == 2
     table = delta.read.format("delta").load(f"{tmp_path}/tables/public/t").select("id", RELATION.columns[1].name)
     assert sorted(map(tuple, table.collect())) == sorted((dict.fromkeys(range(50), "a") | {5: "again", 6: "b"}).items())
-
-
-def test_spark_knows_how_large_what_is_merged_is(tmp_path: Path, delta: SparkSession) -> None:
-    from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
-
-    engine = MergeEngine(delta, Location(path=str(tmp_path)), storage(tmp_path), ".")
-    rows = pa.table({"id": pa.array(range(1000), pa.int64()), "doc": ['{"always": "the same"}' * 500] * 1000})
-    frame: Any = engine._frame(delta.newSession(), rows)
-    assert int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) >= rows.nbytes
 
 
 @pytest.mark.parametrize(
@@ -333,7 +248,7 @@ async def test_rows_of_odd_keys_are_found_where_nothing_is_inserted(
 
 
 @pytest.mark.parametrize("type_oid", [700, 701, 1022])
-@pytest.mark.parametrize("name", ["local", "rewrite", "merge"])
+@pytest.mark.parametrize("name", ["local", "units", "merge"])
 async def test_a_key_goes_from_a_value_to_one_that_compares_equal(tmp_path: Path, delta: SparkSession, name: str, type_oid: int) -> None:
     # float4, float8, float8[]: the publisher compares the values' bytes to know whether it has to send the old key
     minus, zero, nan = ("{-0}", "{0}", "{NaN}") if type_oid == 1022 else ("-0", "0", "NaN")

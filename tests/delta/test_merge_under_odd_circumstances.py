@@ -1,4 +1,4 @@
-"""Engine ``merge`` where a user's settings, names of columns and the lake's own place are odd: what it leaves is right, or units do it."""
+"""MERGE INTO by engine ``spark`` with unusual settings of a session, names of columns, and places of the lake."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def configured(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 
 class OneTable:
-    """A lake of one table, whose rounds engine ``merge`` applies."""
+    """A lake of one table, whose rounds MERGE INTO applies."""
 
     def __init__(self, path: Path, spark: SparkSession, columns: Sequence[tuple[str, int]]) -> None:
         self.path = path

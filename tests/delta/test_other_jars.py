@@ -31,12 +31,14 @@ async def test_a_jar_that_does_not_match(publisher18_db: Database, tmp_path: Pat
     await subscription(publisher18_db, lake).run(Until())
     conf = [f"--conf={setting}" for setting in settings]
     done = await asyncio.to_thread(
-        subscriber, "spark-apply", str(lake), "--engine=merge", "--master=local[1]", "--once", *conf, timeout=500.0
+        subscriber, "spark-apply", str(lake), "--engine=spark", "--master=local[1]", "--once", *conf, timeout=500.0
     )
     if "unresolved dependency" in done.errors:
         pytest.skip("Maven is not reached")
     (line,) = [line for line in done.errors.splitlines() if line.startswith("subscriber: ")]
     assert done.status == 1
     assert line.startswith(f"subscriber: {words}"), line
-    assert line.endswith("(hint: set spark.jars.packages as docs/explanation/lake.md says, or use engine rewrite)")
+    assert line.endswith(
+        "(hint: set spark.jars.packages as docs/explanation/lake.md says, or --conf spark.sql.extensions= to do without Delta's MERGE)"
+    )
     assert not (lake / "applied.json").exists()

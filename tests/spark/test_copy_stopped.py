@@ -19,7 +19,7 @@ from tests.support.row_gates import open_transaction
 async def test_the_applier_ends_and_so_do_the_sessions_of_its_tasks(publisher18_db: Database, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
     syncing = await ordered(publisher18_db, tmp_path)
-    arguments = ["spark-apply", str(tmp_path / "lake"), "--engine=rewrite", "--master=local[2]", *ON_LOOPBACK]
+    arguments = ["spark-apply", str(tmp_path / "lake"), "--engine=spark", "--master=local[2]", *ON_LOOPBACK]
     with open_transaction(publisher18_db, LOCK), program.running(*arguments) as applier:
         await asyncio.to_thread(publisher18_db.wait, WAITS, True, 120)
         applier.send(signal.SIGTERM)

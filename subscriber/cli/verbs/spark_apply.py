@@ -22,10 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("lake", metavar="LAKE", help="the target of the subscription, spark:///path, or its directory")
     parser.add_argument(
         "--engine",
-        choices=["auto", "rewrite", "merge", "local"],
-        default="auto",
-        help="rewrite: Spark jobs, without the Delta jar; merge: MERGE INTO of the Delta jar; local: threads, without Spark "
-        "(default: merge if the session has Delta's extension, else rewrite)",
+        choices=["local", "spark"],
+        help="local: threads of this program, without Spark; spark: executors of Spark "
+        "(default: spark with --master, --conf, --py-files or spark-submit, else local)",
     )
     parser.add_argument("--master", help="as spark-submit takes it (default: what Spark's configuration says, else local[*])")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark; may be repeated")

@@ -21,7 +21,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
-from subscriber.sinks.spark.pipeline.engines import RewriteEngine
+from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.reading.dataframes import CutRows
 from subscriber.sinks.spark.session.spark_session import spark_session
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
@@ -74,7 +74,7 @@ class LakeTarget:
     async def _apply(self, spark: Any) -> None:
         while Lake.find(self._storage) is None:  # noqa: ASYNC110 -- the subscription creates it, without a notification
             await asyncio.sleep(_LOOK_SECONDS)
-        applier = Applier(self._storage, RewriteEngine(spark, self._location))
+        applier = Applier(self._storage, SparkEngine(spark, self._location))
         await asyncio.to_thread(apply_forever, applier, self._stop)
 
     async def make_tables(self, schema: str) -> None:

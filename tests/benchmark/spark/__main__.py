@@ -5,8 +5,8 @@ Measured, each three times in turns, medians given:
 * landing: a subscription into a lake beside ``pg_recvlogical`` into ``/dev/null``;
 * the initial copy, until it can be read: by executors (``copy=executors``) and by the subscriber, beside Spark's JDBC reader with four
   partitions;
-* bulk: changes a second of a backlog, of the engines ``local``, ``rewrite`` and ``merge``, beside a Structured Streaming query with
-  ``foreachBatch`` and MERGE INTO (``script.py``);
+* bulk: changes a second of a backlog, of the engines ``local`` and ``spark``, and of ``spark`` if it merges all tables (``merge``), beside
+  a Structured Streaming query with ``foreachBatch`` and MERGE INTO (``script.py``);
 * freshness: from when a batch of 1,000 changes is there to when it can be read, one every 0.5 s, with ROWS and four times as many rows;
 * cost in table size: a round of 1,000 changes with four times ROWS beside one with ROWS.
 
@@ -209,14 +209,14 @@ def in_table_size(rows: int, names: Sequence[str], directory: Path) -> None:
 def main() -> None:
     """Run it."""
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    names = sys.argv[2].split(",") if len(sys.argv) > 2 else [SCRIPT, "rewrite", MERGE, "local"]
+    names = sys.argv[2].split(",") if len(sys.argv) > 2 else [SCRIPT, "spark", MERGE, "local"]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         directory = Path(place)
         with_publisher(rows, directory)
         without_publisher(rows, names, directory, bulk=True)
-        without_publisher(rows * LARGER, [name for name in names if name in {SCRIPT, "rewrite"}], directory, bulk=False)
-        in_table_size(rows, [name for name in names if name in {"rewrite", MERGE}], directory)
+        without_publisher(rows * LARGER, [name for name in names if name in {SCRIPT, "spark"}], directory, bulk=False)
+        in_table_size(rows, [name for name in names if name in {"spark", MERGE}], directory)
     _tell(f"took {time.monotonic() - began:.0f} s")
 
 

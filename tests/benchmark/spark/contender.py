@@ -30,7 +30,8 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
-from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine, RewriteEngine
+from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
+from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.spark import read
@@ -226,12 +227,8 @@ def make(name: str, directory: Path) -> Contender:
         return Lakes(directory, None, lambda storage, _: LocalEngine(storage))
     jar = name in {"script", "merge"}
     spark = spark_session("local[2]", {**CONF, **(DELTA_CONF if jar else {})})
-    if name == "rewrite":
-        return Lakes(directory, spark, lambda _, location: RewriteEngine(spark, location))
-    if name == "merge":
-        from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
-
-        return Lakes(directory, spark, lambda storage, location: MergeEngine(spark, location, storage))
+    if name in {"spark", "merge"}:
+        return Lakes(directory, spark, lambda _, location: SparkEngine(spark, location, **({"large_unit": 0} if name == "merge" else {})))
     return Streamed(directory, spark, delta=jar)
 
 

@@ -19,7 +19,7 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
-from subscriber.sinks.spark.pipeline.engines import RewriteEngine
+from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
 from tests.benchmark.spark.changes import TABLE
@@ -121,7 +121,7 @@ async def _copied(
     running = asyncio.create_task(subscription.run())
     while not (Path(str(location)) / "subscriber.json").exists():
         await asyncio.sleep(0.01)
-    applier = Applier(storage, RewriteEngine(spark, location))
+    applier = Applier(storage, SparkEngine(spark, location))
     with Copier(storage, SparkCopyRunner(spark, location), 250_000).running():
         applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop))
         async with asyncio.timeout(_WAIT):

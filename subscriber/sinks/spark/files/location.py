@@ -9,7 +9,7 @@ Parameters follow a question mark:
                               what the applier has published, if the disk of the landing zone is not trusted
 ``batch_delay``    300ms      how long collected transactions wait for more before they are landed
 ``batch_size``     64MB       size in bytes at which a batch is landed at once
-``apply``          none       run the applier as a thread of this process: ``local``, ``rewrite``, ``merge``; ``none``: separately
+``apply``          none       run the applier as a thread of this process: ``local``, ``spark``; ``none``: separately
 ``target_rows``    250000     rows that a file of a table should have, if the applier is in this process
 ``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
 ``copy_connection``           for executors: libpq keywords and values that replace the subscriber's (host, service, passfile)
@@ -30,9 +30,9 @@ from subscriber.errors import ConfigurationError
 __all__ = ["Copying", "Location", "escape_glob", "table_directory"]
 
 Confirm = Literal["landed", "applied"]
-Apply = Literal["none", "local", "rewrite", "merge"]
+Apply = Literal["none", "local", "spark"]
 Copy = Literal["subscriber", "executors"]
-_ENGINES: Final = ("none", "local", "rewrite", "merge")
+_ENGINES: Final = ("none", "local", "spark")
 _PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)(?:\s+|$)", re.DOTALL)
 """A libpq keyword with its value."""
 _SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
@@ -159,7 +159,8 @@ def _parameters(query: str) -> dict[str, Any]:
             values[name] = cast("Confirm", text)
         elif name == "apply":
             if text not in _ENGINES:
-                raise ConfigurationError(f'unrecognized apply value: "{text}"', hint=f"one of {', '.join(_ENGINES)}")
+                hint = "these engines are now one: use apply=spark" if text in {"rewrite", "merge"} else f"one of {', '.join(_ENGINES)}"
+                raise ConfigurationError(f'unrecognized apply value: "{text}"', hint=hint)
             values[name] = cast("Apply", text)
         elif name == "target_rows":
             if not text.isdecimal() or not int(text):

@@ -13,6 +13,7 @@ import pyarrow as pa
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.fold import merge_keyed_rows, merge_whole_rows, since_truncate
+from subscriber.sinks.spark.merge.folding import fold_unit
 from subscriber.sinks.spark.merge.parquet import read_base, read_changes, write_rows
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
@@ -28,6 +29,9 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
         TargetError: a file cannot be read or written, or is damaged; or Arrow does not support an operation.
     """
     with arrow_errors(storage.what(unit.directory)):
+        if unit.folded_into is not None:
+            folded, missing = fold_unit(storage, unit, unit.folded_into)
+            return UnitResult([], missing, folded)
         return _merged(storage, unit)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from subscriber.sinks.spark.merge.key_ranges import KeyRange
 from subscriber.sinks.spark.merge.row_matching import MissingRows
@@ -10,7 +11,7 @@ from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile
 
-__all__ = ["Unit", "UnitResult"]
+__all__ = ["FoldedFile", "Unit", "UnitResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,9 @@ class Unit:
         dropped: columns that the publisher no longer has. They become NULL in all rows.
         added: columns added later: older rows have NULL there, even if the publisher has a value.
         target_rows: rows that a file should have.
+        rows: number of rows in ``base`` and of changes, if the changes were counted.
+        folded_into: a directory, relative to the lake, for the folded changes, which are written instead of files of the table. None: the
+            unit writes files of the table.
     """
 
     directory: str
@@ -40,11 +44,33 @@ class Unit:
     dropped: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     target_rows: int = 250_000
+    rows: int = 0
+    folded_into: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedFile:
+    """The folded changes of a unit, one row for each key. Without rows there is no file.
+
+    Attributes:
+        path: relative to the lake.
+        size, rows, memory: size in bytes, number of rows, and their size in memory.
+        keys: the minimum and maximum of the first key column. None if unknown.
+        known: whether the table has a row for each key that is not deleted.
+    """
+
+    path: str = ""
+    size: int = 0
+    rows: int = 0
+    memory: int = 0
+    keys: tuple[Any, Any] | None = None
+    known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """The result of a unit: new files, and counts of changes that found no row."""
+    """The result of a unit: new files of the table or folded changes, and counts of changes that found no row."""
 
     files: list[DataFile]
     missing: MissingRows
+    folded: FoldedFile | None = None

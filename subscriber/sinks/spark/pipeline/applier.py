@@ -21,6 +21,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -42,7 +43,7 @@ from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
-from subscriber.sinks.spark.pipeline.engines import Engine, TableRound
+from subscriber.sinks.spark.pipeline.engines import COMMITS_AT_ONCE, Engine, TableRound
 from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges, copied_changes, read_work
 from subscriber.sinks.spark.pipeline.plan import BaseFile, Plan, TableWork, plan_table
 from subscriber.sinks.spark.pipeline.row_identity import RowIdentityCheck, TableBefore, columns_before
@@ -441,14 +442,8 @@ class Applier:
     # --- doing and committing
 
     def _apply(self, works: Sequence[TableRound]) -> None:
-        for work in works:
-            if not work.delta.is_there:
-                work.delta.create(work.task.schema.current)
-            elif work.overwrite is None:
-                work.delta.add_columns(work.task.schema.current)
-            if work.overwrite is None:
-                work.delta.mark_added(work.task.added)
-            self._declarations.keep(work.delta.directory, work.application, *work.declared)
+        with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
+            list(pool.map(self._prepare, works))
         for work, done in zip(works, self._engine.apply(works), strict=True):
             known = self._files.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
             for file in done.files:
@@ -456,6 +451,15 @@ class Applier:
                 known[file.path] = BaseFile(file.path, file.rows, range_)
             self.missing.add(done.missing)
             _log.debug('table "%s" is at %s', work.name, work.source.reached)
+
+    def _prepare(self, work: TableRound) -> None:
+        if not work.delta.is_there:
+            work.delta.create(work.task.schema.current)
+        elif work.overwrite is None:
+            work.delta.add_columns(work.task.schema.current)
+        if work.overwrite is None:
+            work.delta.mark_added(work.task.added)
+        self._declarations.keep(work.delta.directory, work.application, *work.declared)
 
     def _cut(self, lake: Lake, tables: Mapping[TableName, LakeTable], end: Lsn, landed: Lsn) -> Cut:
         found: dict[TableName, CutTable] = {}

@@ -1,7 +1,10 @@
-"""Engines do the work of a round. All engines produce the same rows, in Delta tables that any of them can continue.
+"""Engines do the work of a round. Both engines leave the same rows in Delta tables, and may take turns on one lake.
 
-``LocalEngine`` runs units of work in threads of this process. ``RewriteEngine`` runs the units of all tables as one Spark job: executors
-rewrite the affected files with pyarrow, without a jar and without a shuffle. Engine ``merge`` is in ``merge_engine.py``.
+A round's work is divided into units (``plan.py``): some files of a table, and the changes of their range of keys. An engine runs the units
+of all tables together, then commits the tables in parallel. The driver plans and commits; only units touch rows.
+
+* ``local`` runs units in threads of this process, with pyarrow. delta-rs commits. It needs neither Spark nor Java.
+* ``spark`` runs them on executors (``spark_engine.py``).
 """
 
 from __future__ import annotations
@@ -10,30 +13,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Final
 
 import pyarrow as pa
 
 from subscriber.abc import TableName
-from subscriber.errors import SubscriberError, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges
 from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
-from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+__all__ = ["COMMITS_AT_ONCE", "Engine", "LocalEngine", "TableResult", "TableRound"]
 
-
-__all__ = ["Engine", "LocalEngine", "RewriteEngine", "TableResult", "TableRound", "UnitEngine"]
+COMMITS_AT_ONCE: Final = 8
+"""Number of tables that are committed in parallel. A commit mostly waits for the disk or the object store."""
 
 
 @dataclass(slots=True)
@@ -76,33 +75,33 @@ class TableRound:
 
 @dataclass(slots=True)
 class TableResult:
-    """The result of one table: the files that the engine wrote, if it knows them, and the changes that found no row."""
+    """The result of one table: the files that its units wrote, and the changes that found no row."""
 
     files: list[DataFile] = field(default_factory=list)
     missing: MissingRows = field(default_factory=MissingRows)
 
 
-class Engine(Protocol):
-    """Applies a round to its tables, each in one commit that contains the position."""
-
-    @property
-    def name(self) -> str:
-        """The value of the option that selects it."""
-        ...
-
-    def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
-        """Do the work, and return the result of each table.
-
-        Raises:
-            TargetError: a table failed. Tables that were committed before remain committed, and their commits say so.
-        """
-        ...
-
-
-class UnitEngine(ABC):
-    """An engine whose units write files, which the engine then commits."""
+class Engine(ABC):
+    """Applies a round to its tables, each in one commit that contains the position. See the module."""
 
     name: ClassVar[str]
+    """The value of the option that selects it."""
+
+    def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
+        """Run the units of all tables, then commit. Return the result of each table.
+
+        Raises:
+            TargetError: a table failed. Tables that were committed remain committed, and their commits say so.
+        """
+        units = [self.divide(work) for work in works]
+        results = iter(self.run([unit for of_table in units for unit in of_table]))
+        done = [[next(results) for _ in of_table] for of_table in units]
+        with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
+            return list(pool.map(self.commit, works, done))
+
+    def divide(self, work: TableRound) -> Sequence[Unit]:
+        """The units of a table."""
+        return work.plan.units
 
     @abstractmethod
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
@@ -112,23 +111,21 @@ class UnitEngine(ABC):
             TargetError: a unit failed. No commit names the files that other units wrote.
         """
 
-    def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
-        """Run the units of all tables together, then commit table by table. See :meth:`Engine.apply`."""
-        results = iter(self.run([unit for work in works for unit in work.plan.units]))
-        found: list[TableResult] = []
-        for work in works:
-            done = TableResult()
-            for _ in work.plan.units:
-                result = next(results)
-                done.files += result.files
-                done.missing.add(result.missing)
-            work.commit(done.files)
-            found.append(done)
+    def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
+        """Commit a table. ``results`` are those of its units.
+
+        Raises:
+            TargetError: the table cannot be committed.
+        """
+        found = TableResult([file for result in results for file in result.files])
+        for result in results:
+            found.missing.add(result.missing)
+        work.commit(found.files)
         return found
 
 
-class LocalEngine(UnitEngine):
-    """Runs units in threads of this process, without Spark and Java. For small lakes, and where nothing else is installed.
+class LocalEngine(Engine):
+    """Runs units in threads of this process.
 
     Args:
         storage: of the lake.
@@ -146,48 +143,3 @@ class LocalEngine(UnitEngine):
             return [merge_unit(self._storage, units[0])]
         with ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(lambda unit: merge_unit(self._storage, unit), units))
-
-
-class RewriteEngine(UnitEngine):
-    """Runs the units of all tables as one Spark job.
-
-    Args:
-        spark: a session. Its executors can access the lake at ``location``, and have this package and pyarrow.
-        location: of the lake.
-    """
-
-    name = "rewrite"
-
-    def __init__(self, spark: SparkSession, location: Location) -> None:
-        self._spark = spark
-        self._location = location
-
-    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
-        if not units:
-            return []
-        location = self._location
-
-        def work(unit: Unit) -> tuple[UnitResult | None, str | None]:
-            return run_unit(location, unit)
-
-        try:
-            # no DataFrame: only Python does the work, and planning a query would double the time
-            found = self._spark.sparkContext.parallelize(units, len(units)).map(work).collect()
-        except job_errors() as error:
-            raise job_failed(self._spark, error) from error
-        written: list[UnitResult] = []
-        for result, failure in found:
-            if result is None:
-                raise TargetError(failure or "a unit of work failed", hint="nothing of this round was published")
-            written.append(result)
-        return written
-
-
-def run_unit(location: Location, unit: Unit) -> tuple[UnitResult | None, str | None]:
-    """Run a unit on an executor. Return its result, or the error."""
-    try:
-        return merge_unit(Storage.open(location), unit), None
-    except SubscriberError as error:
-        return None, error.one_line()
-    finally:
-        forget_jars()

@@ -1,16 +1,19 @@
-"""The two SQL statements of engine ``merge``. Pure functions."""
+"""The SQL of MERGE INTO, by which engine ``spark`` applies folded changes to a table. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
-__all__ = ["merge_statement", "selected_rows"]
+__all__ = ["key_limits", "merge_statement"]
+
+_ROUNDED: Final = 10
+"""Limits of keys are rounded by at least this number of bits."""
 
 Range = tuple[Any, Any] | None
 """Minimum and maximum of the first key column."""
@@ -40,10 +43,18 @@ def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range
     return statement if known else f"{statement} WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608
 
 
-def selected_rows(uri: str, schema: TableSchema, names: Sequence[str], keys: str, range_: Range) -> str:
-    """SELECT columns of the table's rows whose keys are in the view ``keys``."""
-    columns = ", ".join(f"t.{_quoted(name)}" for name in names)
-    return f"SELECT {columns} FROM delta.{_quoted(uri)} t LEFT SEMI JOIN {keys} s ON {_same_key(schema, range_)}"  # noqa: S608 -- as above
+def key_limits(schema: TableSchema, ranges: Sequence[Range]) -> Range:
+    """The minimum and maximum of the first key column in several files, by which MERGE skips files of the table. None if unknown."""
+    known = [range_ for range_ in ranges if range_ is not None]
+    if not known or len(known) < len(ranges):
+        return None
+    low, high = min(low for low, _ in known), max(high for _, high in known)
+    type_ = schema.current.field(schema.keys[0]).type
+    if pa.types.is_date(type_):
+        return low, high
+    # rounded, because Spark compiles the statement again for other numbers, which takes longer than a few more keys
+    least, step = -(1 << (type_.bit_width - 1)), 1 << max((high - low).bit_length(), _ROUNDED)
+    return max(low // step * step, least), min((high // step + 1) * step - 1, -least - 1)
 
 
 def _same_key(schema: TableSchema, range_: Range) -> str:

@@ -80,15 +80,11 @@ class Plan:
         units: the work, in parts.
         removed: files of the table that are removed afterwards.
         cleared: whether there was a TRUNCATE among the changes.
-        growth: for each unit with ranges of keys: rows that the changes insert minus rows that they delete.
-        changes: number of changes since the last TRUNCATE. 0 if keys do not divide the table.
     """
 
     units: tuple[Unit, ...]
     removed: tuple[str, ...]
     cleared: bool
-    growth: tuple[int, ...] = ()
-    changes: int = 0
 
 
 @dataclass(slots=True)
@@ -97,7 +93,6 @@ class _Cluster:
     high: Bound
     files: list[BaseFile] = field(default_factory=list)
     changes: int = 0
-    growth: int = 0
 
     @property
     def rows(self) -> int:
@@ -121,26 +116,24 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
     gone = tuple(file.path for file in work.base)
     schema = work.schema
     if not schema.keys and len(work.stretches) <= 1:
-        return _without_key(work, base, cleared=cleared)
+        return _without_key(work, base, changes.num_rows, cleared=cleared)
     if not _is_divisible(work) or any(file.range is None for file in base):
-        return Plan((_unit(work, base, (), cleared=cleared),), gone, cleared)
+        return Plan((_unit(work, base, (), changes.num_rows, cleared=cleared),), gone, cleared)
     keys = changes[schema.keys[0]]
     clusters = _clusters(base) if base else _quantiles(keys, work.target_rows)
-    _count(clusters, changes["_op"], keys)
+    _count(clusters, keys)
     groups = _grouped(clusters, _links(clusters, changes, keys), work.target_rows, everything=work.rewrite)
     lows = [cluster.low for cluster in clusters]
     units: list[Unit] = []
     removed: list[str] = []
-    growth: list[int] = []
     for group in groups:
         ranges = tuple(
             KeyRange(None if number == 0 else lows[number], lows[number + 1] if number + 1 < len(lows) else None) for number in group
         )
         files = [file for number in group for file in clusters[number].files]
-        units.append(_unit(work, files, ranges, cleared=cleared))
+        units.append(_unit(work, files, ranges, sum(clusters[number].changes for number in group), cleared=cleared))
         removed += [file.path for file in files]
-        growth.append(sum(clusters[number].growth for number in group))
-    return Plan(tuple(units), tuple(removed) if base else gone, cleared, tuple(growth), changes.num_rows)
+    return Plan(tuple(units), tuple(removed) if base else gone, cleared)
 
 
 def _is_divisible(work: TableWork) -> bool:
@@ -151,7 +144,7 @@ def _is_divisible(work: TableWork) -> bool:
     return is_orderable(work.schema.current.field(work.schema.keys[0]).type)
 
 
-def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange], *, cleared: bool) -> Unit:
+def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange], changes: int, *, cleared: bool) -> Unit:
     return Unit(
         directory=work.directory,
         schema=work.schema,
@@ -163,14 +156,15 @@ def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange],
         dropped=work.dropped,
         added=work.added,
         target_rows=work.target_rows,
+        rows=sum(file.rows for file in base) + changes,
     )
 
 
-def _without_key(work: TableWork, base: Sequence[BaseFile], *, cleared: bool) -> Plan:
+def _without_key(work: TableWork, base: Sequence[BaseFile], changes: int, *, cleared: bool) -> Plan:
     small = [file for file in base if file.rows < work.target_rows // _SMALL]
     taken = list(base) if work.rewrite else small if len(small) >= _LOOSE_FILES else []
     removed = work.base if cleared else taken
-    return Plan((_unit(work, taken, (), cleared=cleared),), tuple(file.path for file in removed), cleared)
+    return Plan((_unit(work, taken, (), changes, cleared=cleared),), tuple(file.path for file in removed), cleared)
 
 
 def _clusters(base: Sequence[BaseFile]) -> list[_Cluster]:
@@ -190,23 +184,17 @@ def _place(lows: Sequence[Bound], key: Bound) -> int:
     return max(bisect_right(lows, key) - 1, 0)
 
 
-def _count(clusters: Sequence[_Cluster], ops: pa.ChunkedArray, keys: pa.ChunkedArray) -> None:
+def _count(clusters: Sequence[_Cluster], keys: pa.ChunkedArray) -> None:
+    """Count the changes in each cluster."""
     lows = [cluster.low for cluster in clusters]
-    counts = [_counted(lows, keys), *(_counted(lows, keys.filter(pc.equal(ops, op))) for op in ("i", "d"))]
-    for cluster, changes, inserts, deletes in zip(clusters, *counts, strict=True):
-        cluster.changes, cluster.growth = changes, inserts - deletes
-
-
-def _counted(lows: Sequence[Bound], keys: pa.ChunkedArray) -> list[int]:
-    """Count the keys in each cluster."""
     known = pc.drop_null(keys)
     known = known.take(pc.sort_indices(known))
     # the first cluster also takes the keys below it
     starts = [0, *(bisect_left(known, low, key=lambda value: rank(value.as_py())) for low in lows[1:]), len(known)]
-    counts = [end - start for start, end in pairwise(starts)]
+    for cluster, (start, end) in zip(clusters, pairwise(starts), strict=True):
+        cluster.changes = end - start
     if keys.null_count:
-        counts[_place(lows, rank(None))] += keys.null_count
-    return counts
+        clusters[_place(lows, rank(None))].changes += keys.null_count
 
 
 def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int, bool]]:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from subscriber.errors import ConfigurationError
 from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
-from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine, RewriteEngine
-from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
+from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
+from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.session.jobs import end_session
-from subscriber.sinks.spark.session.spark_session import DELTA_CONF, has_delta, require_delta_jar, spark_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from subscriber.sinks.spark.session.spark_session import applier_session, is_spark_wanted
 
 __all__ = ["apply_in_process", "apply_lake"]
 
@@ -31,7 +26,7 @@ def apply_lake(
     lake: str,
     stop: threading.Event,
     *,
-    engine: str,
+    engine: str | None,
     master: str | None,
     conf: Mapping[str, str],
     packages: str | None,
@@ -42,16 +37,16 @@ def apply_lake(
     location = Location.of(lake)
     storage = Storage.open(location)
     settings = ApplierSettings(target_rows=target_rows)
+    if engine is None:
+        engine = "spark" if master or conf or packages or is_spark_wanted() else "local"
     if engine == "local":
         with Copier(storage, LocalCopyRunner(storage), target_rows).running() as copier:
             apply_forever(Applier(storage, LocalEngine(storage), settings), stop, _tell, once=once, check=copier.check)
         return
-    spark = spark_session(master, {**(DELTA_CONF if engine == "merge" else {}), **conf}, packages=packages)
+    spark = applier_session(master, conf, packages=packages)
     try:
         with Copier(storage, SparkCopyRunner(spark, location), target_rows).running() as copier:
-            apply_forever(
-                Applier(storage, _on_spark(engine, spark, location, storage), settings), stop, _tell, once=once, check=copier.check
-            )
+            apply_forever(Applier(storage, SparkEngine(spark, location), settings), stop, _tell, once=once, check=copier.check)
     finally:
         end_session(spark)
 
@@ -77,24 +72,10 @@ def apply_in_process(location: Location, stop: threading.Event, rest_seconds: fl
     if location.apply == "local":
         runner, engine = LocalCopyRunner(storage), LocalEngine(storage)
     else:
-        spark = spark_session("local[*]", DELTA_CONF if location.apply == "merge" else {})
-        runner, engine = SparkCopyRunner(spark, location), _on_spark(location.apply, spark, location, storage)
+        spark = applier_session("local[*]")
+        runner, engine = SparkCopyRunner(spark, location), SparkEngine(spark, location)
     with Copier(storage, runner, location.target_rows).running() as copier:
         apply_forever(Applier(storage, engine, settings), stop, _tell, rest_seconds=rest_seconds, check=copier.check)
-
-
-def _on_spark(engine: str, spark: SparkSession, location: Location, storage: Storage) -> Engine:
-    if engine == "auto":
-        engine = "merge" if has_delta(spark) else "rewrite"
-    if engine == "rewrite":
-        return RewriteEngine(spark, location)
-    if not has_delta(spark):
-        raise ConfigurationError(
-            "engine merge needs a Spark session with Delta's extension, which this session does not have",
-            hint="set spark.jars.packages and the two settings beside it in docs/explanation/lake.md, or use engine rewrite",
-        )
-    require_delta_jar(spark)
-    return MergeEngine(spark, location, storage)
 
 
 def _tell(cut: Cut) -> None:

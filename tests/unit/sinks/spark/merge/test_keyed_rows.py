@@ -1,4 +1,4 @@
-"""Whether the table has a row of every key that is put: engine ``merge`` asks Delta to insert nothing then."""
+"""Whether the table has a row of every key that is put: MERGE INTO is asked to insert nothing then."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ def spark() -> Iterator[SparkSession]:
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
 async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_cut(tmp_path: Path, spark: SparkSession) -> None:
-    from subscriber.sinks.spark.pipeline.engines import RewriteEngine
+    from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
     from subscriber.spark import cut_of
     from subscriber.spark import read as read_by_spark
 
     publisher = Publisher(3)
     sink = await begun(make(tmp_path), tables=NAMES)
-    work = Applier(storage(tmp_path), RewriteEngine(spark, Location(path=str(tmp_path))), ApplierSettings(target_rows=30))
+    work = Applier(storage(tmp_path), SparkEngine(spark, Location(path=str(tmp_path))), ApplierSettings(target_rows=30))
     history: dict[int, int] = {}
     for _ in range(2):
         for _ in range(3):
@@ -79,7 +79,7 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_cut(tmp_pa
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b"])
 async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
-    from subscriber.sinks.spark.pipeline.engines import RewriteEngine
+    from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
     from subscriber.spark import read as read_by_spark
 
     publisher, lake = Publisher(4), tmp_path / name
@@ -87,7 +87,7 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
     await sink.apply(batch(publisher.transaction(20)))
     await sink.advance(Lsn(publisher.end))
     await sink.close()
-    cut = all_rounds(Applier(storage(lake), RewriteEngine(spark, Location(path=str(lake))), ApplierSettings(target_rows=30)))
+    cut = all_rounds(Applier(storage(lake), SparkEngine(spark, Location(path=str(lake))), ApplierSettings(target_rows=30)))
     assert read(lake, cut) == publisher.rows()
     assert read_by_spark(spark, f"spark://{quote(str(lake))}", "public.keyed").count() == len(publisher.keyed["keyed"])
 

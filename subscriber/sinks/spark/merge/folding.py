@@ -1,0 +1,78 @@
+"""A unit of work that folds its changes for MERGE INTO instead of rewriting files. It writes the final row of each key as a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.landing.zone import write_file
+from subscriber.sinks.spark.merge.fold import merge_keyed_rows
+from subscriber.sinks.spark.merge.keys import is_orderable
+from subscriber.sinks.spark.merge.parquet import read_base, read_changes
+from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema, folded_name
+
+__all__ = ["deleted_flag", "fold_unit"]
+
+
+def deleted_flag(schema: TableSchema) -> str:
+    """Name of the additional column of folded changes, which says whether the row is deleted."""
+    flag = "_gone"
+    while folded_name(flag) in map(folded_name, schema.current.names):
+        flag += "_"
+    return flag
+
+
+def fold_unit(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile, MissingRows]:
+    """Fold the changes of a unit, and write the result.
+
+    Args:
+        storage: of the lake.
+        unit: has a key, and one stretch of changes without TRUNCATE.
+        directory: for the file, relative to the lake.
+
+    Returns:
+        The file, and counts of changes that found no row.
+    """
+    schema = unit.schema
+    changes = read_changes(storage, unit.stretches[0].files, schema, unit.after, ranges=unit.ranges)
+    merged = merge_keyed_rows(_affected_rows(storage, unit, changes), changes, schema)
+    flag = deleted_flag(schema)
+    parts = [(merged.puts, False), (merged.gone, True)]
+    rows = pa.concat_tables([table.append_column(flag, pa.array([gone] * table.num_rows, pa.bool_())) for table, gone in parts])
+    if not rows.num_rows:
+        return FoldedFile(), merged.missing
+    path = write_file(storage, directory, rows.schema, rows.to_batches())
+    size = storage.filesystem.get_file_info(path).size
+    file = FoldedFile(path=path, size=size, rows=rows.num_rows, memory=rows.nbytes, keys=_limits(rows, schema), known=merged.known)
+    return file, merged.missing
+
+
+def _affected_rows(storage: Storage, unit: Unit, changes: pa.Table) -> pa.Table:
+    """The table's rows that changes affect: their keys, and the columns whose values some change did not send."""
+    schema = unit.schema
+    unsent = set(pc.unique(pc.list_flatten(changes["_un"])).to_pylist())
+    if not unsent and not pc.any(pc.is_in(changes["_op"], value_set=pa.array(["u", "d"]))).as_py():
+        return schema.current.empty_table()  # only new rows: no existing row is needed
+    names = [name for name in schema.current.names if name in unsent or name in schema.keys or name == SPECIAL]
+    first = schema.keys[0]
+    keys = pc.unique(changes[first]) if is_orderable(schema.current.field(first).type) else None
+    parts = [schema.current.empty_table()]
+    for path in unit.base:
+        # one file after the other, because all keys of a table may not fit into memory
+        rows = read_base(storage, unit.directory, [path], schema, names)
+        parts.append(rows if keys is None else rows.filter(pc.is_in(rows[first], value_set=keys)))
+    return pa.concat_tables(parts)
+
+
+def _limits(rows: pa.Table, schema: TableSchema) -> tuple[Any, Any] | None:
+    """The minimum and maximum of the first key column. None if unknown."""
+    column = rows[schema.keys[0]]
+    if column.null_count or not (pa.types.is_integer(column.type) or pa.types.is_date(column.type)):
+        return None
+    found = pc.min_max(column).as_py()
+    return found["min"], found["max"]

@@ -1,0 +1,216 @@
+"""Engine ``spark``: executors of Spark read, fold and write all rows; the driver plans and commits.
+
+A round is one Spark job. Its tasks run the units of all tables: a few tasks for each core, each with several units, because starting a task
+takes longer than a small unit does. There are two kinds of units:
+
+* Usually a unit rewrites its files with pyarrow, and delta-rs commits them. This needs no jar and no shuffle.
+* If a table's unit would be too large for one task, and the session has Delta's extension, its units only fold their changes
+  (``folding.py``), and Delta's own MERGE INTO applies the folded changes. MERGE accepts one source row for each key, and supports neither
+  unchanged TOASTed values nor an UPDATE whose row does not exist. So a unit reads the keys and unchanged values that it needs from the
+  table, and writes the final row of each key. MERGE's own commit contains the LSN, by Delta's settings for it.
+
+MERGE is used for tables with a key and rows. It is not used for REPLICA IDENTITY FULL (it cannot distinguish equal rows), first loads,
+TRUNCATE, new types of columns, and tables with columns of names that MERGE uses itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from subscriber.errors import SubscriberError, TargetError
+from subscriber.sinks.spark.files.location import Location, escape_glob
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge.folding import deleted_flag
+from subscriber.sinks.spark.merge.merge_unit import merge_unit
+from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
+from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
+from subscriber.sinks.spark.pipeline.merge_sql import key_limits, merge_statement
+from subscriber.sinks.spark.schema.table_schema import folded_name
+from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
+from subscriber.sinks.spark.session.spark_session import has_delta, require_delta_jar
+from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
+from subscriber.sinks.spark.tables.delta import CommitConflict
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["SparkEngine", "packed"]
+
+_TASKS_PER_CORE: Final = 3
+"""More than one, because tasks take different times; few, because starting one takes 0.1 s."""
+_UNIT_ROWS: Final = 50_000
+"""A unit without rows takes as long as rewriting this many rows."""
+_LARGE_UNIT: Final = 8
+"""As a multiple of the target. Beyond this, a unit is too large for one task."""
+_DELTAS_NAMES: Final = frozenset(
+    ("_file_name_", "_row_id_", "_row_dropped_", "_target_row_present_", "_source_row_present_", "_tmp_metadata_row_index")
+)
+"""MERGE creates columns with these names, and fails if the table has one."""
+_SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    # other types have no statistics, and a smaller range
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # the source is our own file, which does not change: MERGE need not materialize it for its second pass
+    "spark.databricks.delta.merge.materializeSource": "none",
+    # a missing or incomplete file must be an error, even if the user's other jobs ignore such files
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    # files are written and read as by pyarrow, which has only one calendar; and the row counts of files are needed
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.databricks.delta.stats.collect": "true",
+    # lists with different elements must have different texts
+    "spark.sql.legacy.castComplexTypesToString.enabled": "false",
+    # even if the table's properties allow it: pyarrow, which reads these files in the next round, has no support
+    "spark.databricks.delta.merge.deletionVectors.persistent": "false",
+    # the affected files have many rows and the source has few: avoid sorting all of them for a join
+    "spark.sql.join.preferSortMergeJoin": "false",
+}
+
+
+class SparkEngine(Engine):
+    """See the module.
+
+    Args:
+        spark: a session. Its executors can access the lake at ``location``, and have this package and pyarrow.
+        location: of the lake.
+        large_unit: as a multiple of the target, the rows of a unit above which MERGE is used.
+
+    Raises:
+        ConfigurationError: the session has Delta's extension, but not a jar that fits.
+    """
+
+    name: ClassVar[str] = "spark"
+
+    def __init__(self, spark: SparkSession, location: Location, *, large_unit: int = _LARGE_UNIT) -> None:
+        self._spark = spark
+        self._location = location
+        self._storage = Storage.open(location)
+        self._large_unit = large_unit
+        self._can_merge = has_delta(spark)
+        if self._can_merge:
+            require_delta_jar(spark)
+        self._sessions: dict[str, SparkSession] = {}
+
+    def divide(self, work: TableRound) -> Sequence[Unit]:
+        if not (self._can_merge and is_merged(work, self._large_unit)):
+            return work.plan.units
+        self._storage.make_directory(ROUND_DIRECTORY)
+        return [replace(unit, folded_into=ROUND_DIRECTORY) for unit in work.plan.units]
+
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        if not units:
+            return []
+        location = self._location
+        context = self._spark.sparkContext
+        packs = packed([unit.rows + _UNIT_ROWS for unit in units], context.defaultParallelism * _TASKS_PER_CORE)
+        tasks = [[(number, units[number]) for number in pack] for pack in packs]
+
+        def work(pack: Sequence[tuple[int, Unit]]) -> Iterator[tuple[int, UnitResult | None, str | None]]:
+            return _run_pack(location, pack)
+
+        context.setJobDescription(f"subscriber: apply changes, {len(units)} units")
+        try:
+            # no DataFrame: only Python does the work, and planning a query would double the time
+            found = context.parallelize(tasks, len(tasks)).flatMap(work).collect()
+        except job_errors() as error:
+            raise job_failed(self._spark, error) from error
+        results: dict[int, UnitResult] = {}
+        for number, result, failure in found:
+            if result is None:
+                raise TargetError(failure or "a unit of work failed", hint="nothing of this round was published")
+            results[number] = result
+        return [results[number] for number in range(len(units))]
+
+    def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
+        if not results or results[0].folded is None:
+            return super().commit(work, results)
+        found = TableResult()
+        for result in results:
+            found.missing.add(result.missing)
+        self._merge(work, [result.folded for result in results if result.folded is not None and result.folded.rows])
+        work.delta.load()
+        work.delta.make_durable()
+        if work.delta.applied(work.application) != work.source.reached:
+            # nothing had to be changed: then MERGE makes no commit
+            work.delta.commit([], [], work.application, work.source.reached, note=work.note)
+        return found
+
+    def _merge(self, work: TableRound, files: Sequence[FoldedFile]) -> None:
+        if not files:
+            return
+        schema = work.task.schema
+        limits = key_limits(schema, [file.keys for file in files])
+        known = all(file.known for file in files)
+        try:
+            session = self._session(work)
+            self._spark.sparkContext.setJobDescription(f"subscriber: MERGE INTO {work.name} to {work.source.reached}")
+            self._read(session, files).createOrReplaceTempView("changes")
+            session.sql(merge_statement(work.delta.uri, schema, "changes", deleted_flag(schema), limits, known=known))
+        except job_errors() as error:
+            if "DELTA_CONCURRENT" in str(error) or "ConcurrentModification" in str(error):
+                raise CommitConflict(work.delta.uri) from error
+            raise job_failed(self._spark, error) from error
+
+    def _session(self, work: TableRound) -> SparkSession:
+        """A session only for this table, because the ``txn`` of Delta's commit is a setting of the session."""
+        if work.application not in self._sessions:
+            self._sessions[work.application] = self._spark.newSession()
+        session = self._sessions[work.application]
+        settings = {
+            **_SETTINGS,
+            # for Delta's own bookkeeping; the default is 50 tasks for each table
+            "spark.databricks.delta.snapshotPartitions": str(max(2, min(session.sparkContext.defaultParallelism, 16))),
+            "spark.databricks.delta.write.txnAppId": work.application,
+            "spark.databricks.delta.write.txnVersion": str(int(work.source.reached)),
+            "spark.databricks.delta.commitInfo.userMetadata": work.note,
+        }
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        return session
+
+    def _read(self, session: SparkSession, files: Sequence[FoldedFile]) -> DataFrame:
+        root = str(self._storage.root) if self._storage.root is not None else self._storage.place.rstrip("/")
+        # Spark takes the size of the files for the size of the rows in memory. Then a task would hold more than fits
+        factor = sum(file.memory for file in files) / sum(file.size for file in files)
+        session.conf.set("spark.sql.sources.fileCompressionFactor", str(max(factor, 1.0)))
+        return session.read.parquet(*(escape_glob(f"{root}/{file.path}") for file in files))
+
+
+def packed(weights: Sequence[int], parts: int) -> list[list[int]]:
+    """Divide numbered units into at most ``parts`` packs of about equal weight. Return the numbers in each pack."""
+    packs: list[list[int]] = [[] for _ in range(min(parts, len(weights)))]
+    lightest = [(0, number) for number in range(len(packs))]
+    for unit in sorted(range(len(weights)), key=lambda unit: -weights[unit]):
+        weight, number = lightest[0]
+        packs[number].append(unit)
+        heapq.heapreplace(lightest, (weight + weights[unit], number))
+    return packs
+
+
+def is_merged(work: TableRound, large_unit: int) -> bool:
+    """Whether MERGE applies the changes of a table, see the module. ``large_unit``: as of :class:`SparkEngine`."""
+    task, schema = work.task, work.task.schema
+    keyed = bool(schema.keys) and not schema.full
+    plain = not task.rewrite and not work.overwrite and not work.plan.cleared and len(task.stretches) == 1
+    taken = not _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
+    rows = {file.path: file.rows for file in task.base}
+    largest = max((sum(rows[path] for path in unit.base) for unit in work.plan.units), default=0)
+    return keyed and plain and bool(task.base) and not taken and largest > task.target_rows * large_unit
+
+
+def _run_pack(location: Location, pack: Sequence[tuple[int, Unit]]) -> Iterator[tuple[int, UnitResult | None, str | None]]:
+    """Run units on an executor. Return for each its number, and its result or the error."""
+    storage = Storage.open(location)
+    try:
+        for number, unit in pack:
+            try:
+                yield number, merge_unit(storage, unit), None
+            except SubscriberError as error:
+                yield number, None, error.one_line()
+                return
+    finally:
+        forget_jars()
