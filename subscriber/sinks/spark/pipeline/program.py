@@ -15,7 +15,7 @@ from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.session.jobs import end_session
-from subscriber.sinks.spark.session.spark_session import applier_session, is_spark_wanted
+from subscriber.sinks.spark.session.spark_session import is_under_spark, spark_session
 
 __all__ = ["apply_in_process", "apply_lake"]
 
@@ -38,12 +38,12 @@ def apply_lake(
     storage = Storage.open(location)
     settings = ApplierSettings(target_rows=target_rows)
     if engine is None:
-        engine = "spark" if master or conf or packages or is_spark_wanted() else "local"
+        engine = "spark" if master or conf or packages or is_under_spark() else "local"
     if engine == "local":
         with Copier(storage, LocalCopyRunner(storage), target_rows).running() as copier:
             apply_forever(Applier(storage, LocalEngine(storage), settings), stop, _tell, once=once, check=copier.check)
         return
-    spark = applier_session(master, conf, packages=packages)
+    spark = spark_session(master, conf, packages=packages)
     try:
         with Copier(storage, SparkCopyRunner(spark, location), target_rows).running() as copier:
             apply_forever(Applier(storage, SparkEngine(spark, location), settings), stop, _tell, once=once, check=copier.check)
@@ -72,7 +72,7 @@ def apply_in_process(location: Location, stop: threading.Event, rest_seconds: fl
     if location.apply == "local":
         runner, engine = LocalCopyRunner(storage), LocalEngine(storage)
     else:
-        spark = applier_session("local[*]")
+        spark = spark_session("local[*]")
         runner, engine = SparkCopyRunner(spark, location), SparkEngine(spark, location)
     with Copier(storage, runner, location.target_rows).running() as copier:
         apply_forever(Applier(storage, engine, settings), stop, _tell, rest_seconds=rest_seconds, check=copier.check)

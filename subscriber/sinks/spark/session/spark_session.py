@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import re
 import shutil
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["DELTA_CONF", "applier_session", "has_delta", "is_spark_wanted", "jar_is_for", "require_delta_jar", "spark_session"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["DELTA_CONF", "has_delta", "is_under_spark", "jar_is_for", "require_delta_jar", "spark_session"]
 
 _CONF: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
@@ -39,8 +36,7 @@ DELTA_CONF: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""Settings for MERGE INTO in a Spark 4.1 session. The jar comes from Maven."""
-_DELTA_LINE: Final = "4.1"
+"""Settings with which a Spark 4.1 session has MERGE INTO. The jar comes from Maven."""
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -102,43 +98,15 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
     return found
 
 
-def applier_session(master: str | None, conf: Mapping[str, str] | None = None, *, packages: str | None = None) -> SparkSession:
-    """The session of the applier. A new one has Delta's jar, if there is one for this version of Spark and Maven can be reached.
-
-    An existing session, one under spark-submit, and one with ``spark.sql.extensions`` in ``conf`` are left as they are. Parameters and
-    errors are those of :func:`spark_session`.
-    """
-    conf = conf or {}
-    if is_spark_wanted() or "spark.sql.extensions" in conf or _spark_line() != _DELTA_LINE:
-        return spark_session(master, conf, packages=packages)
-    try:
-        return spark_session(master, {**DELTA_CONF, **conf}, packages=packages)
-    except TargetUnavailable as error:
-        from pyspark import SparkContext  # noqa: PLC0415 -- an extra
-
-        if SparkContext._gateway is not None or "spark.jars.packages" in conf:  # noqa: SLF001 -- Java runs, so it has its jars
-            raise
-        _log.warning("Delta's jar could not be loaded, so all tables are applied without MERGE INTO: %s", error)
-    return spark_session(master, conf, packages=packages)
-
-
-def is_spark_wanted() -> bool:
+def is_under_spark() -> bool:
     """Whether this process was started by spark-submit, or has a Spark session."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return True
-    if "pyspark" not in sys.modules:
+    if sys.modules.get("pyspark") is None:
         return False
     from pyspark import SparkContext  # noqa: PLC0415 -- an extra
 
     return SparkContext._active_spark_context is not None  # noqa: SLF001 -- a session is active only in its own thread
-
-
-def _spark_line() -> str | None:
-    try:
-        import pyspark  # noqa: PLC0415 -- an extra
-    except ModuleNotFoundError:
-        return None
-    return ".".join(pyspark.__version__.split(".")[:2])
 
 
 def _ship_all(context: SparkContext, packages: str | None) -> None:
@@ -181,7 +149,7 @@ def _private_directory() -> Path:
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _JAR: Final = re.compile(r"delta-spark_(?:(\d+\.\d+)_)?2\.\d+-(\d+)\.(\d+)\.\d+")
-_HINT: Final = "set spark.jars.packages as docs/explanation/lake.md says, or --conf spark.sql.extensions= to do without Delta's MERGE"
+_HINT: Final = "set spark.jars.packages as docs/explanation/lake.md says, or leave out spark.sql.extensions to do without MERGE INTO"
 _BEFORE_NAMES: Final = {("3", "2"): "3.5", ("3", "3"): "3.5", ("4", "0"): "4.0"}
 """The Spark version of a Delta whose jar does not have it in its name."""
 
