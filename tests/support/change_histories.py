@@ -44,6 +44,9 @@ CREATE TABLE full_key (id int PRIMARY KEY, v text);
 CREATE TABLE uniq (id int PRIMARY KEY, u int UNIQUE, v text);
 CREATE TABLE numeric_key (id numeric PRIMARY KEY, v text);
 CREATE TABLE bare (a int, b text);
+CREATE TABLE hot (id int PRIMARY KEY, n int NOT NULL, v text, c varchar(9), f char(4), num numeric(6, 2));
+CREATE INDEX ON hot (c, n);
+CREATE TABLE hot_full (LIKE hot INCLUDING INDEXES);
 
 CREATE TABLE seen (place bigint, what text, rows bigint);
 CREATE TABLE each (id int PRIMARY KEY, v text);
@@ -102,6 +105,8 @@ class _Table:
     toast: tuple[int, ...] = ()
     """Indexes of columns that may come as unchanged."""
     changes: bool = True
+    keys: int = 200
+    """The number of keys."""
     used: set[int] = field(default_factory=set)
 
 
@@ -151,6 +156,11 @@ def _arrays(rng: random.Random, _: int) -> list[object]:
     ]
 
 
+def _hot(rng: random.Random, _: int) -> list[object]:
+    missing = None if rng.random() < 0.002 else rng.randrange(1000)
+    return [missing, _text(rng), _maybe(rng, "", "é€𝄞"), _maybe(rng, "a   ", "abcd"), _maybe(rng, "9999.99", "NaN")]
+
+
 def _binary(rng: random.Random, _: int) -> list[object]:
     texts = [Binary((_text(rng) or "").encode()), None]
     return [rng.choice(texts), _maybe(rng, Binary(bytes(range(256))), Binary(b"")), _maybe(rng, Binary(rng.randbytes(4)))]
@@ -168,7 +178,9 @@ def _tables() -> list[_Table]:
     numbers = iter(range(1, 100))
 
     def remote(name: str, *columns: str, identity: str = "d") -> Remote:
-        types = {"id": 20 if name in {"plain", "bin"} else 23}
+        types: dict[str, int | tuple[int, int]] = {"id": 20 if name in {"plain", "bin"} else 23}
+        if name.startswith("hot"):
+            types |= {"n": 23, "c": (1043, 13), "f": (1042, 8), "num": (1700, (6 << 16 | 2) + 4)}
         return Remote(name, *columns, identity=identity, relation_id=next(numbers), types=types)
 
     types = ("n", "c", "p", "num", "m", "s", "pos", "arr", "texts", "nums", "b", "r", "comp", "by", "j", "bits", "ts", "span")
@@ -191,6 +203,8 @@ def _tables() -> list[_Table]:
         _Table(remote("choosy", "*id", "v"), _v),
         _Table(remote("few", "*id", "v"), _v),
         _Table(remote("numbered", "*id", "v"), _v),
+        _Table(remote("hot", "*id", "n", "v", "c", "f", "num"), _hot, toast=(2,), keys=12),
+        _Table(remote("hot_full", "id", "n", "v", "c", "f", "num", identity="f"), _hot, toast=(2,), keys=12),
     ]
 
 
@@ -256,12 +270,12 @@ class ChangeHistory:
     def _existing(self, table: _Table) -> int:
         if table.used and self._rng.random() < 0.997:
             return self._rng.choice(sorted(table.used))
-        return self._rng.randrange(200)
+        return self._rng.randrange(table.keys)
 
     def _insert(self, table: _Table) -> list[Message]:
-        number = self._rng.randrange(200)
+        number = self._rng.randrange(table.keys)
         if number in table.used and table.changes and self._rng.random() < 0.999:
-            free = set(range(250)) - table.used
+            free = set(range(table.keys + 50 if table.keys > 50 else table.keys)) - table.used
             if not free:
                 return []
             number = self._rng.choice(sorted(free))
@@ -278,7 +292,7 @@ class ChangeHistory:
                 new[0] = table.key(number + 1)
             return [table.remote.update(*new, old=old)]
         if rng.random() < 0.02:
-            other = rng.randrange(200)
+            other = rng.randrange(table.keys)
             table.used.discard(number)
             table.used.add(other)
             return [table.remote.update(*self._row(table, other), old=self._old(table, number))]

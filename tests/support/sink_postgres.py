@@ -59,7 +59,7 @@ def row(*values: object) -> TupleData:
 
 
 class Remote:
-    """A relation of the publisher. ``*`` before a column's name puts it into the replica identity. ``types``: oids; else text."""
+    """A relation of the publisher. ``*`` before a column's name puts it into the replica identity. ``types``: oid, or (oid, modifier)."""
 
     def __init__(
         self,
@@ -68,13 +68,16 @@ class Remote:
         identity: str = "d",
         relation_id: int = 4711,
         namespace: str = "public",
-        types: Mapping[str, int] = MappingProxyType({}),
+        types: Mapping[str, int | tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         self.relation_id = relation_id
         self.width = len(columns)
         full = identity == "f"
         described = tuple(
-            Column(name, types.get(name, 25), -1, key=full or column.startswith("*")) for column in columns for name in [column.lstrip("*")]
+            Column(name, *(given if isinstance(given, tuple) else (given, -1)), key=full or column.startswith("*"))
+            for column in columns
+            for name in [column.lstrip("*")]
+            for given in [types.get(name, 25)]
         )
         self.relation = Relation(relation_id, namespace, name, cast("ReplicaIdentity", identity), described)
         self.full = full

@@ -17,6 +17,7 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Delete, Message
 from subscriber.sinks.postgres.apply import runs
 from subscriber.sinks.postgres.apply.applier import Applier
+from subscriber.sinks.postgres.apply.error_reports import SetContext
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.session.statement import Statement
 from tests.conftest import Servers
@@ -29,12 +30,18 @@ _NEVER = 10**9
 BATCHES = 25
 TABLE_NAMES = (
     *("plain", "typed", "arrays", "bin", "gen_rows", "more_rows", "part_low", "part_rest", "loose", "full_key", "uniq", "numeric_key"),
-    *("bare", "seen", "each", "whole", "choosy", "few", "numbered"),
+    *("bare", "seen", "each", "whole", "choosy", "few", "numbered", "hot", "hot_full"),
 )
 
 
 class Sent(list[Statement]):
-    """The statements that were sent for sets."""
+    """The statements that were sent for sets.
+
+    Attributes:
+        omitted: number of UPDATEs that were not made.
+    """
+
+    omitted = 0
 
 
 @pytest.fixture
@@ -43,10 +50,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     found = Sent()
     send = Pipeline.send
 
-    def observed(pipeline: Pipeline, statement: Statement, *arguments: Any, **more: Any) -> None:
-        if statement.together:
+    def observed(pipeline: Pipeline, statement: Statement, context: object, *arguments: Any, **more: Any) -> None:
+        if isinstance(context, SetContext):
             found.append(statement)
-        send(pipeline, statement, *arguments, **more)
+            found.omitted += context.omitted
+        send(pipeline, statement, context, *arguments, **more)
 
     monkeypatch.setattr(Pipeline, "send", observed)
     return found
@@ -128,6 +136,7 @@ async def test_random_histories_have_the_same_result(
                 assert tried == [True], f"batch {number} was retried"
                 once += 1
     assert failed < BATCHES / 2
+    assert sent.omitted
     assert once > BATCHES / 10
     assert {statement.message_type for statement in sent} == {"INSERT", "UPDATE", "DELETE"}
     assert len(sent) > BATCHES
@@ -413,12 +422,67 @@ async def test_changes_of_several_tables_become_one_set_per_table_and_kind(targe
 
 async def test_updates_of_the_same_rows_are_made_in_turns(target_db: Database, sent: Sent) -> None:
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT g, 0 FROM generate_series(1, 10) AS g")
+    # the publisher's v is a text
     remote = Remote("t", "*id", "v", types={"id": 23})
     async with opened(target_db) as feed:
         await feed.apply(remote.relation, *(remote.update(number, value) for number in range(1, 11) for value in (1, 2, 3)))
         assert len(sent) == 3
         assert target_db.fetch("SELECT DISTINCT v FROM t") == [(3,)]
         assert feed.sink.statistics.updates == 30
+
+
+async def test_overwritten_updates_are_counted_but_not_made(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int, w text); INSERT INTO t SELECT g, 0, '' FROM generate_series(1, 9) AS g")
+    remote = Remote("t", "*id", "v", "w", types={"id": 23, "v": 23})
+    async with opened(target_db) as feed:
+        updates = [remote.update(number, value, "é") for value in (1, 2, 3) for number in range(1, 10)]
+        await feed.apply(remote.relation, *updates, remote.delete(9, None, None), remote.insert(9, 9, "new"))
+        assert (len(sent), sent.omitted) == (2, 19)
+        assert target_db.fetch("SELECT v, w, count(*) FROM t GROUP BY 1, 2 ORDER BY 1") == [(3, "é", 8), (9, "new", 1)]
+        statistics = feed.sink.statistics
+        assert (statistics.inserts, statistics.updates, statistics.deletes) == (1, 27, 1)
+        # the unchanged value is that of the update before
+        await feed.apply(*(remote.update(number, 4, value) for value in ("kept", UNCHANGED) for number in range(1, 10)))
+        assert target_db.fetch("SELECT DISTINCT v, w FROM t") == [(4, "kept")]
+        # a row is missing: each of its changes is a conflict
+        await feed.apply(*(remote.update(number, value, "") for value in (5, 6) for number in range(5, 15)), remote.delete(10, None, None))
+        assert (statistics.updates, statistics.confl_update_missing, statistics.confl_delete_missing) == (55, 10, 1)
+    target_db.wait("SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 't'", 8 + 18 + 15)
+
+
+@pytest.mark.parametrize(
+    ("table", "bad", "sqlstate"),
+    [
+        ("CREATE TABLE t (id int PRIMARY KEY, v int CHECK (v > 0))", 0, "23514"),
+        ("CREATE TABLE t (id int PRIMARY KEY, v int NOT NULL)", None, "23502"),
+        ("CREATE TABLE t (id int PRIMARY KEY, v int, w int GENERATED ALWAYS AS (1 / v) STORED)", 0, "22012"),
+        ("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE INDEX ON t ((1 / v))", 0, "22012"),
+        ("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE INDEX ON t (id) WHERE 1 / v = 0", 0, "22012"),
+        ("CREATE TABLE t (id int PRIMARY KEY, v smallint)", 40_000, "22003"),
+        ("CREATE TABLE t (id int PRIMARY KEY, v positive)", 0, "23514"),
+    ],
+)
+async def test_overwritten_update_that_the_target_rejects(target_db: Database, sent: Sent, table: str, bad: object, sqlstate: str) -> None:
+    target_db.execute("CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
+    target_db.execute(table)
+    remote = Remote("t", "*id", "v", types={"id": 23, "v": 23})
+    async with opened(target_db) as feed:
+        with pytest.raises(TargetError) as raised:
+            await feed.apply(remote.relation, remote.insert(1, 1), *(remote.update(1, value) for value in (1, 2, 3, 4, bad, 5, 6, 7, 8)))
+        assert raised.value.sqlstate == sqlstate
+
+
+async def test_table_that_becomes_checked(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1)")
+    remote = Remote("t", "*id", "v", types={"id": 23, "v": 23})
+    updates = [remote.update(1, value) for value in (1, 2, 3, 4, 0, 5, 6, 7, 8)]
+    async with opened(target_db) as feed:
+        await feed.apply(remote.relation, *updates)
+        assert sent.omitted == 8
+        target_db.execute("CREATE INDEX ON t ((1 / v))")
+        with pytest.raises(TargetError) as raised:
+            await feed.apply(*updates)
+        assert raised.value.sqlstate == "22012"
 
 
 async def test_trigger_sees_all_earlier_changes_and_no_later_ones(target_db: Database) -> None:

@@ -291,10 +291,10 @@ class Applier:
         counted = Counted()
         wal: Lsn | None = None
 
-        def completed(statement: Statement, _: object, result: PGresult) -> None:
+        def completed(statement: Statement, context: object, result: PGresult) -> None:
             nonlocal wal
             if statement.message_type:
-                counted.answer(statement, result)
+                counted.answer(statement, context, result)
             elif statement is WAL:
                 wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 

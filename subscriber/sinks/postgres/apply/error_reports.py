@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,15 +26,15 @@ _DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
 
 @dataclass(frozen=True, slots=True)
 class SetContext:
-    """The context of a statement for a set: those of its first and its last change."""
+    """The context of a statement for a set: those of its first and its last change.
+
+    Attributes:
+        omitted: number of UPDATEs that need not be made, because this set or a set of the same run overwrites or deletes their rows.
+    """
 
     first: ChangeContext
     last: ChangeContext
-
-    @classmethod
-    def of(cls, contexts: Sequence[ChangeContext]) -> SetContext:
-        """The context of a set of changes. ``contexts``: theirs."""
-        return cls(contexts[0], contexts[-1])
+    omitted: int = 0
 
     def describe(self, statement: Statement) -> str:
         """The context line. It names one transaction only if all changes are from it, because the failing one is not known."""
@@ -100,9 +99,11 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
 class Counted(apply_counters.Counted):
     """Counts from PostgreSQL's answers."""
 
-    def answer(self, statement: Statement, result: PGresult) -> None:
-        """Count changes from the server's answer."""
+    def answer(self, statement: Statement, context: object, result: PGresult) -> None:
+        """Count changes from the server's answer. ``context``: of the statement."""
         if statement.together:
+            if isinstance(context, SetContext) and context.omitted:
+                self.changes("UPDATE", statement.table, statement.identity, context.omitted, context.omitted)
             count = int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0
             self.changes(statement.message_type, statement.table, statement.identity, count, count)
         elif statement.finds:

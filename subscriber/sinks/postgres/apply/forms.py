@@ -59,6 +59,10 @@ _EXACT: Final = {
     2950: "uuid",
 }
 """Types of which the publisher sends equal values as equal bytes. None has a modifier, with which different values could become equal."""
+_ACCEPTED: Final = frozenset(_EXACT) | {700, 701, 1042, 1083, 1266, 1700}
+"""Types (further: real, double precision, character, time, numeric) whose values the target accepts if its column has the same modifier."""
+_MOST_OMITTED: Final = 1500
+"""The largest row that can be omitted: it fits into a page and into an index."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +84,7 @@ class Form:
         ordered: the change must be made after all earlier changes, and before all later ones.
         row_key: returns the only key that the change touches, see :func:`_row_key`; None: the change must keep its place in its table.
         key_kinds: the kinds of the values of ``row_key``.
+        not_null: for an UPDATE that need not be made if a later change overwrites it: the columns that reject NULL. See :meth:`accepts`.
     """
 
     mapping: RelationMapping
@@ -95,6 +100,7 @@ class Form:
     ordered: bool
     row_key: Callable[[Row], object] | None
     key_kinds: bytes
+    not_null: tuple[int, ...] | None
     _starts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +125,19 @@ class Form:
         """The parameters of ``single``."""
         values = row if self.picked is None else [row[index] for index in self.picked]
         return [None if value is None else value[start:] for value, start in zip(values, self._starts, strict=True)]
+
+    def overwrites(self, other: Form) -> bool:
+        """Whether a change of a row leaves nothing of an earlier UPDATE with this other form."""
+        return self is other or self.tag == Tag.DELETE or (self.tag == Tag.UPDATE and set(self.arrays).issuperset(other.arrays))
+
+    def accepts(self, row: Row) -> bool:
+        """Whether it is known without the target that an UPDATE with this row succeeds if it finds its row."""
+        if self.not_null is None or any(row[index] is None for index in self.not_null):
+            return False
+        values = [value for value in self.values(row) if value is not None]
+        joined = b"\0".join(values)
+        # a publisher with the encoding SQL_ASCII sends any bytes
+        return len(joined) <= _MOST_OMITTED and (joined.isascii() or _is_text(joined)) and joined.count(0) < len(values)
 
     def set_of(self, rows: Sequence[Row]) -> tuple[list[bytes | None], list[int]]:
         """The parameters of ``together``, and their formats."""
@@ -195,7 +214,8 @@ class Forms:
         row_key = _row_key(mapping, key_kinds)
         ordered = mapping.table.watched
         read = tuple((header, _read_kinds(mapping, each)) for header, each in parts)
-        return Form(mapping, tag, read, read[-1][1], picked, formats, single, together, arrays, key, ordered, row_key, key_kinds)
+        not_null = _not_null(mapping, arrays) if tag == Tag.UPDATE and formats is None and together is not None else None
+        return Form(mapping, tag, read, read[-1][1], picked, formats, single, together, arrays, key, ordered, row_key, key_kinds, not_null)
 
 
 def _read_kinds(mapping: RelationMapping, kinds: bytes) -> bytes:
@@ -221,6 +241,26 @@ def _row_key(mapping: RelationMapping, kinds: bytes) -> Callable[[Row], object] 
         if remote.type_oid != column.type_oid or _EXACT.get(column.type_oid) != column.type_name:
             return None
     return itemgetter(*(index for index, _ in mapping.key))
+
+
+def _not_null(mapping: RelationMapping, arrays: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The columns that reject NULL, if the target accepts all other values that the publisher can have; else None."""
+    table = mapping.table
+    if not table.unchecked or len(table.columns) != len(mapping.columns):
+        return None
+    for index in arrays:
+        remote, column = mapping.remote.columns[index], mapping.columns[index]
+        if column.type_oid not in _ACCEPTED or (remote.type_oid, remote.type_modifier) != (column.type_oid, column.modifier):
+            return None
+    return tuple(index for index in arrays if mapping.columns[index].not_null)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _single(mapping: RelationMapping, tag: int, kinds: bytes, origin: int | None) -> Statement:

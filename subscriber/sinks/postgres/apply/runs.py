@@ -11,6 +11,9 @@ rows.
 changes since then are of rows with other keys. This requires that different bytes are different keys, and that the table has no other
 unique index (:attr:`Form.row_key`). Otherwise a change joins only the table's latest run.
 
+*An UPDATE need not be made* if a later change of its run or of a later run overwrites or deletes its row, and the target would certainly
+accept it (:meth:`Form.accepts`). It is counted. It is made if the later change finds no row, because then the batch is applied again.
+
 *After an error* the whole batch is rolled back, and its changes are made one by one and in order (``apart`` is None).
 
 A short run is sent one statement per change. So are very large rows, and the runs of tables for which that is necessary
@@ -42,15 +45,20 @@ _LOOK_BACK: Final = 8
 
 
 class _Run:
-    """Changes of one form, in order."""
+    """Changes of one form, in order.
 
-    __slots__ = ("_keyed", "_keys", "contexts", "form", "rows", "size")
+    Attributes:
+        omitted: number of UPDATEs, of this run or of earlier ones, that need not be made because of changes of this run.
+    """
+
+    __slots__ = ("_keyed", "_keys", "contexts", "form", "omitted", "rows", "size")
 
     def __init__(self, form: Form) -> None:
         self.form = form
         self.rows: list[Row] = []
         self.contexts: list[ChangeContext] = []
         self.size = 0
+        self.omitted = 0
         self._keys: set[object] = set()
         self._keyed = 0
 
@@ -58,6 +66,12 @@ class _Run:
         self.rows += rows
         self.contexts += contexts
         self.size += size
+
+    def keep(self, places: Collection[int]) -> None:
+        """Omit the changes at all other places."""
+        self.size = self.size * len(places) // len(self.rows)
+        self.rows = [self.rows[place] for place in places]
+        self.contexts = [self.contexts[place] for place in places]
 
     def is_apart_from(self, form: Form, keys: Collection[object]) -> bool:
         """Whether no change of the run is of a row with one of these keys of another form."""
@@ -131,27 +145,35 @@ class Runs:
             tables, self._tables = self._tables, {}
             self._count = self._size = 0
             for runs in tables.values():
-                for run in runs:
-                    self._send(run)
+                self._send_runs(runs)
 
     def flush_table(self, mapping: RelationMapping) -> None:
         """Send the runs of a table."""
-        for run in self._tables.pop(mapping.table.tree, ()):
-            self._count -= len(run.rows)
-            self._size -= run.size
-            self._send(run)
+        runs = self._tables.pop(mapping.table.tree, [])
+        self._count -= sum(len(run.rows) for run in runs)
+        self._size -= sum(run.size for run in runs)
+        self._send_runs(runs)
+
+    def _send_runs(self, runs: Sequence[_Run]) -> None:
+        """Send the runs of a table."""
+        if sum(len(run.rows) for run in runs) >= _LEAST and runs[0].form.mapping.table.name not in (self._apart or ()):
+            _omit_overwritten(runs)
+        for run in runs:
+            if run.rows:
+                self._send(run)
 
     def _send(self, run: _Run) -> None:
         form, rows, contexts = run.form, run.rows, run.contexts
         table = form.mapping.table
         size = run.size // len(rows)
+        omitted = run.omitted
         if form.together is None or self._apart is None or table.name in self._apart:
             self._send_each(form, rows, contexts, size)
             return
         for places in _sets(form, rows):
             chosen = [rows[place] for place in places]
             from_transactions = [contexts[place] for place in places]
-            if len(chosen) < _LEAST:
+            if len(chosen) < _LEAST and not run.omitted:
                 self._send_each(form, chosen, from_transactions, size)
                 continue
             values, formats = form.set_of(chosen)
@@ -159,7 +181,9 @@ class Runs:
                 self._settings.find_set(table)
             else:
                 self._settings.change(table)
-            self._pipeline.send(form.together, SetContext.of(from_transactions), values, formats, size * len(chosen))
+            context = SetContext(from_transactions[0], from_transactions[-1], omitted)
+            omitted = 0
+            self._pipeline.send(form.together, context, values, formats, size * len(chosen))
 
     def _send_each(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
         self._settings.change(form.mapping.table)
@@ -181,6 +205,34 @@ def _joined(runs: Sequence[_Run], form: Form, rows: Sequence[Row]) -> _Run | Non
         if not run.is_apart_from(form, keys):
             return None
     return None
+
+
+def _omit_overwritten(runs: Sequence[_Run]) -> None:
+    """Omit the UPDATEs of a table's runs that need not be made."""
+    later: dict[object, _Run] = {}
+    known: tuple[RelationMapping, bytes] | None = None
+    for run in reversed(runs):
+        form = run.form
+        if form.row_key is None or form.together is None or known != (form.mapping, form.key_kinds):
+            # equal keys may differ in their bytes
+            later.clear()
+            known = form.mapping, form.key_kinds
+        if form.row_key is None or form.together is None:
+            continue
+        keys = list(map(form.row_key, run.rows))
+        if form.not_null is None or (len(set(keys)) == len(keys) and later.keys().isdisjoint(keys)):
+            later.update(dict.fromkeys(keys, run))
+            continue
+        kept = []
+        for place in reversed(range(len(keys))):
+            after = later.get(keys[place])
+            if after is not None and after.form.overwrites(form) and form.accepts(run.rows[place]):
+                after.omitted += 1
+            else:
+                later[keys[place]] = run
+                kept.append(place)
+        if len(kept) < len(keys):
+            run.keep(kept[::-1])
 
 
 def _sets(form: Form, rows: Sequence[Row]) -> Iterable[Sequence[int]]:

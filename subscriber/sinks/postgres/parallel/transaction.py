@@ -201,7 +201,7 @@ class PostgresParallelTransaction:
 
     def _completed(self, statement: Statement, context: object, result: PGresult) -> None:
         if statement.message_type:
-            self._counted.answer(statement, result)
+            self._counted.answer(statement, context, result)
         elif isinstance(context, _Savepoint):
             context.counted = self._counted.copy()
         elif statement is WAL:

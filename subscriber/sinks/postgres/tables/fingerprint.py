@@ -46,7 +46,7 @@ pg_catalog.hashtextextended(ROW(
     n.nspname, c.relname, c.relkind, c.relowner, c.relrowsecurity, c.relforcerowsecurity, c.relreplident, c.relchecks, c.relispartition,
     ARRAY(SELECT a.xmin FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 ORDER BY a.attnum),
     ARRAY(SELECT ROW(i.indexrelid, i.indisvalid, i.indisprimary, i.indisreplident)::text
-          FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion) ORDER BY i.indexrelid),
+          FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid ORDER BY i.indexrelid),
     CASE WHEN c.relhasrules THEN ARRAY(SELECT r.ev_enabled FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid ORDER BY r.oid) END,
     {_TRIGGERS.format("c")}, {_PARTITIONS}
 )::text COLLATE "C", 0)

@@ -53,6 +53,8 @@ class TargetColumn:
         delimiter: separates the elements of such an array.
         cast: if ``array`` is ``text[]``: the type to which an element is cast. The cast calls the input function.
         deterministic: values are equal only if their bytes are, as far as the collation decides it.
+        modifier: ``pg_attribute.atttypmod``.
+        not_null: the column rejects NULL.
     """
 
     name: str
@@ -65,6 +67,8 @@ class TargetColumn:
     delimiter: str = ","
     cast: str | None = None
     deterministic: bool = False
+    modifier: int = -1
+    not_null: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class TargetTable:
             partition is a foreign table.
         other_unique: it or a partition has a unique index or an exclusion constraint besides the key.
         tree: oid of the root of its partition tree; of itself if it is no partition.
+        unchecked: only the types of its columns and NOT NULL can reject a row: there is no CHECK constraint, no generated column, no
+            partition, and no index that computes an expression or has an operator class of an extension. The target's encoding is UTF8.
     """
 
     name: TableName
@@ -105,6 +111,7 @@ class TargetTable:
     watched: bool = True
     other_unique: bool = True
     tree: int = 0
+    unchecked: bool = False
 
     @property
     def scanned(self) -> str:

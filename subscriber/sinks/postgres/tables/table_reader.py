@@ -46,7 +46,15 @@ SELECT n.nspname::text AS namespace, c.relname::text AS name, c.oid::int8 AS oid
        CASE WHEN c.relhasrules AND c.relkind IN ('r', 'p') THEN
             (SELECT min(w.rulename::text) FROM pg_catalog.pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_enabled IN ('A', 'R')) END AS rule,
        coalesce(x.tables, '{{}}') AS referenced_by,
-       CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid) ELSE c.oid END::int8 AS tree
+       CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid) ELSE c.oid END::int8 AS tree,
+       c.relkind = 'r' AND NOT c.relispartition AND c.relchecks = 0 AND pg_catalog.current_setting('server_encoding') = 'UTF8'
+       AND EXISTS (SELECT FROM pg_catalog.pg_am m WHERE m.oid = c.relam AND m.amname = 'heap')
+       AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
+       AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i
+                       JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
+                       JOIN pg_catalog.pg_am m ON m.oid = ic.relam
+                       WHERE i.indrelid = c.oid AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL
+                             OR m.amname NOT IN ('btree', 'hash', 'brin') OR 16384 <= ANY (i.indclass::oid[]))) AS unchecked
 FROM wanted
 JOIN pg_catalog.pg_class c ON c.oid = wanted.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -71,7 +79,8 @@ _TEXT_ARRAY: Final = 1009
 # oid[] and text[] are the arrays that asyncpg knows; for another one, it would first query the catalogs about it.
 _COLUMNS: Final = f"""
 WITH RECURSIVE given AS (
-    SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attgenerated, a.attidentity
+    SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attgenerated, a.attidentity,
+           a.attnotnull
     FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ), part(root, typ, whole) AS (
@@ -129,7 +138,8 @@ SELECT g.attrelid::int8 AS relid, g.attname::text AS name, g.atttypid::int8 AS t
        CASE WHEN w.root IS NOT NULL THEN 0 WHEN t.typarray <> 0 THEN t.typarray::int8 WHEN x.cast IS NOT NULL THEN {_TEXT_ARRAY} ELSE 0 END
            AS array,
        CASE WHEN t.typarray <> 0 THEN t.typdelim::text ELSE ',' END AS delimiter, x.cast,
-       NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = g.attcollation AND NOT l.collisdeterministic) AS deterministic
+       NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = g.attcollation AND NOT l.collisdeterministic) AS deterministic,
+       g.atttypmod AS modifier, g.attnotnull AS not_null
 FROM given g
 JOIN pg_catalog.pg_type t ON t.oid = g.atttypid
 LEFT JOIN compared o ON o.root = g.atttypid
@@ -272,6 +282,7 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
         watched=any(part["watched"] for part in keys or ()) or any(column.array == 0 for column in columns),
         other_unique=any(part["other_unique"] for part in keys or ()),
         tree=row["tree"],
+        unchecked=row["unchecked"],
     )
 
 
