@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -92,8 +93,8 @@ class RowBuffer:
         Raises:
             ApplyError: a text is not UTF-8. The error names the transaction.
         """
-        ends, _, shifts, stamps, ops, moved, unchanged = zip(*self._runs, strict=True)
-        lsns, _, xids, times = zip(*stamps, strict=True)
+        ends, _, shifts, stamps, ops, moved, unchanged = (_column(self._runs, place) for place in range(7))
+        lsns, _, xids, times = (_column(stamps, place) for place in range(4))
         numbers = pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), pa.array(range(len(ends)), pa.int32()))
         run = pc.run_end_decode(numbers)
         since_1970 = [time + _EPOCH_OFFSET for time in times]
@@ -118,12 +119,11 @@ def typed_columns(schema: TableSchema, rows: Sequence[Row]) -> tuple[list[pa.Arr
     Raises:
         ApplyError: a text is not UTF-8.
     """
-    values: Sequence[Row] = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
     arrays: list[pa.Array] = []
     specials: dict[int, dict[str, str]] = {}
-    for column, texts in zip(schema.columns, values, strict=True):
+    for number, column in enumerate(schema.columns):
         try:
-            array, refused = to_arrow(texts, column.type)
+            array, refused = to_arrow(_column(rows, number), column.type)
         except NotText:
             raise ApplyError(
                 f'column "{column.name}" of table "{schema.table}" contains bytes that are not UTF-8',
@@ -133,6 +133,11 @@ def typed_columns(schema: TableSchema, rows: Sequence[Row]) -> tuple[list[pa.Arr
         for row, text in refused.items():
             specials.setdefault(row, {})[column.field] = text
     return arrays, specials
+
+
+def _column(rows: Sequence[Sequence[Any]], place: int) -> list[Any]:
+    # zip() of many rows is slower, and needs the memory of all columns
+    return list(map(itemgetter(place), rows))
 
 
 def _is_text(value: bytes | None) -> bool:

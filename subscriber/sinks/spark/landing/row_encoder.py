@@ -139,18 +139,19 @@ class TransactionEncoder:
             RelationError: an UPDATE or DELETE of a table without replica identity.
         """
         forms = self._described.forms
-        offset = 5 if self._prefixed else 1
+        prefixed = self._prefixed
+        offset = 5 if prefixed else 1
         stop = offset + _HEADER
         place, count = 0, len(records)
         while place < count:
             record = records[place]
-            form = forms.get(record[:1] + record[offset:stop])
+            form = forms.get(record[:1] + record[offset:stop] if prefixed else record[:stop])
             if form is not None:
                 parts = ((form.header, form.kinds),)
                 rows = read_rows(records, range(place, count), tag=form.tag, offset=offset, parts=parts, size=_NO_LIMIT)
                 if rows:
                     end = place + len(rows)
-                    self._append_run(form, rows, sum(map(len, records[place:end])))
+                    self._append_run(form, rows, sum([len(record) for record in records[place:end]]))
                     place = end
                     continue
             self._add(record)
@@ -216,10 +217,8 @@ class TransactionEncoder:
         return self._seq - 1
 
     def _buffer(self, relation_id: int) -> RowBuffer | None:
-        try:
+        if relation_id in self._buffers:
             return self._buffers[relation_id]
-        except KeyError:
-            pass
         relation, schema = self._described.get(relation_id)
         found: RowBuffer | None = None
         if not self._gate(relation, self.stamp.final_lsn):
