@@ -35,8 +35,12 @@ _BOOLEAN: Final = {b"t": b"\0\0\0\1\1", b"f": b"\0\0\0\1\0", None: _NULL}
 
 def text_array(values: Sequence[bytes | None], delimiter: bytes) -> bytes:
     """A one-dimensional array in text format. Every value is quoted, so an element is exactly its value."""
-    if None not in values:
+    try:
         joined = (b'"' + delimiter + b'"').join(values)  # type: ignore[arg-type]
+    except TypeError:
+        # a NULL; to search for one takes longer than to join the values
+        pass
+    else:
         if b"\\" not in joined and joined.count(b'"') == 2 * (len(values) - 1):
             return b'{"' + joined + b'"}'
     return b"{" + delimiter.join([b"NULL" if value is None else _quoted(value) for value in values]) + b"}"
@@ -48,9 +52,13 @@ def _quoted(value: bytes) -> bytes:
 
 def field_array(fields: Sequence[bytes | None], element_type: int) -> bytes:
     """A one-dimensional array in binary format. Each value has its length before it, as four bytes."""
-    nulls = None in fields
-    parts = [_NULL if field is None else field for field in fields] if nulls else fields
-    return _HEADER(1, nulls, element_type, len(fields), 1) + b"".join(parts)  # type: ignore[arg-type]
+    nulls = False
+    try:
+        body = b"".join(fields)  # type: ignore[arg-type]
+    except TypeError:
+        nulls = True
+        body = b"".join([_NULL if field is None else field for field in fields])
+    return _HEADER(1, nulls, element_type, len(fields), 1) + body
 
 
 def converted_array(values: Sequence[bytes | None], element_type: int) -> bytes | None:
@@ -61,7 +69,10 @@ def converted_array(values: Sequence[bytes | None], element_type: int) -> bytes 
         element_type: one of :data:`CONVERTED`.
     """
     body = _boolean_elements(values) if element_type == _BOOL else _number_elements(values, element_type)
-    return None if body is None else _HEADER(1, None in values, element_type, len(values), 1) + body
+    if body is None:
+        return None
+    nulls = len(body) < len(values) * (4 + CONVERTED[element_type])
+    return _HEADER(1, nulls, element_type, len(values), 1) + body
 
 
 def _boolean_elements(values: Sequence[bytes | None]) -> bytes | None:
