@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +70,8 @@ _ATTEMPTS: Final = 5
 """How often a round is planned before it fails, if other writers commit to its tables in the meantime."""
 _LOOK_SECONDS: Final = 10.0
 """Interval of looking for commits of other writers while nothing is landed."""
+_UNREADABLE: Final = re.compile("feature|protocol|unsupported", re.IGNORECASE)
+"""In delta-rs' errors about tables that it cannot read."""
 _FORGET_EVERY: Final = 100
 _UNANSWERED: Final = 16
 _FIRST_SWEEP_SECONDS: Final = 60.0
@@ -126,6 +129,7 @@ class Applier:
         self._published = 0
         self._next_look = 0.0
         self._logged = INVALID_LSN
+        self._refused: dict[tuple[str, str, int], TableStopped] = {}  # by commits, until the table has another version
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
         # the cut that was published at the last look, and the cuts that this applier tried to publish since. Empty: unknown
         self._mine: tuple[Cut | None, ...] = ()
@@ -179,11 +183,19 @@ class Applier:
         Raises:
             TargetError, DataLossError: nothing of this round is published.
         """
-        for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(CommitConflict):
+        attempts = 0
+        while True:
+            try:
                 return self._round()
-            _log.info("another writer committed to a table in the meantime: the round is planned again")
-        return self._round()
+            except CommitConflict:
+                attempts += 1
+                if attempts == _ATTEMPTS:
+                    raise
+                _log.info("another writer committed to a table in the meantime: the round is planned again")
+            except TableStopped as error:
+                if error.refused is None:
+                    raise
+                self._refused[error.refused] = error
 
     def _round(self) -> Cut | None:
         # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a table is
@@ -199,9 +211,12 @@ class Applier:
         if cut is not None and not manifests and known <= cut.lsn and seen == self._seen and time.monotonic() < self._next_look:
             return None
         self._next_look = time.monotonic() + _LOOK_SECONDS
+        stopped: dict[TableName, TableStopped] = {}
         for name, table in [*tables.items(), *((name, table) for name, table, _ in left)]:
-            self._delta(name, table).load()
-        stopped = self._stops(lake, tables, cut, kept[0].previous if kept else None)
+            with _stopping(name, stopped):
+                self._load(name, table)
+        loaded = {name: table for name, table in tables.items() if name not in stopped}
+        stopped |= self._stops(lake, loaded, cut, kept[0].previous if kept else None)
         going = {name: table for name, table in tables.items() if name not in stopped}
         taken = self._taken(lake, going, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
@@ -260,7 +275,8 @@ class Applier:
         if time.monotonic() >= self._next_sweep:
             # if the published version of a table is the newest one, its files are not removed
             published = {table.path: table.version for table in cut.tables.values()}
-            known = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
+            stopped = {self._delta(name, table).directory for name, table in lake.state.tables.items() if name in cut.stopped}
+            known = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.directory not in stopped and delta.load()]
             tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
                 _log.info("removed %d files that are no longer needed", count)
@@ -289,6 +305,8 @@ class Applier:
     def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, cut: Cut | None, known: CutTable | None) -> None:
         delta, application = self._delta(name, table), _application(lake, table)
         applied = delta.applied(application)
+        if delta.is_there and (refused := self._refused.get((delta.directory, application, delta.version))) is not None:
+            raise refused
         if cut is None or known is None or known.path != delta.directory:
             if applied is not None and delta.directory not in self._copied:
                 self._copied[delta.directory] = first_version(delta, application)
@@ -343,6 +361,15 @@ class Applier:
     def _delta(self, name: TableName, table: LakeTable) -> LakeDelta:
         directory = table_directory("tables", name, table.id)
         return self._deltas.setdefault(directory, LakeDelta(self._storage, directory))
+
+    def _load(self, name: TableName, table: LakeTable) -> None:
+        delta = self._delta(name, table)
+        try:
+            delta.load()
+        except TargetError as error:
+            if _UNREADABLE.search(str(error)):
+                raise TableStopped(f"{error}", hint=f"remove the feature from the table, or {COPY_AGAIN}") from error
+            raise
 
     # --- one table
 
@@ -407,12 +434,28 @@ class Applier:
                 doubtful=known.doubtful if known is not None else frozenset(),
             )
         truncated = pc.any(pc.equal(changes["_op"], "t")).as_py() or False
-        found = self._row_identity.look(before, schema, described, work.after, truncated=truncated)
-        if found.lost is not None and table.until is None:
-            raise TableStopped(found.lost, hint=COPY_AGAIN)
-        declared = known, DeclaredColumns(source.reached, source.schemas[-1], found.doubtful)
+        identity = self._row_identity.look(before, schema, described, work.after, truncated=truncated)
+        if identity.lost is not None and table.until is None:
+            raise TableStopped(identity.lost, hint=COPY_AGAIN)
+        declared = known, DeclaredColumns(source.reached, source.schemas[-1], identity.doubtful)
         plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
-        return TableRound(name, application, delta, source, work, plan, overwrite, declared)
+        found = TableRound(name, application, delta, source, work, plan, overwrite, declared)
+        self._require_writable(found)
+        return found
+
+    def _require_writable(self, work: TableRound) -> None:
+        if not work.delta.is_there:
+            return
+        reason = self._engine.refuses(work)
+        new = set(work.task.schema.current.names) - set(work.delta.schema.names) or set(work.task.added) - work.delta.added
+        if reason is None and (new or work.overwrite is not None):
+            # delta-rs changes the columns for all engines
+            reason = work.delta.unwritable(columns=True)
+        if reason is not None:
+            raise TableStopped(
+                f"Delta table {work.delta.uri} has what engine {self._engine.name} cannot write: {reason}",
+                hint="remove that from the table (ALTER TABLE … DROP FEATURE or UNSET TBLPROPERTIES), or let Spark with Delta's jar apply",
+            )
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
         """Whether the table begins with files that executors wrote. If so, add them to the table with the first commit of its copy."""

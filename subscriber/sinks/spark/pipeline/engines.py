@@ -28,6 +28,7 @@ from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
+from subscriber.sinks.spark.tables.foreign_commits import TableStopped
 
 __all__ = ["COMMITS_AT_ONCE", "Engine", "LocalEngine", "TableResult", "TableRound"]
 
@@ -63,8 +64,13 @@ class TableRound:
         """Commit the files of the units to the table.
 
         Raises:
-            TargetError: another writer changed the table in the meantime.
+            CommitConflict: another writer changed the table in the meantime.
+            TableStopped: rows violate a constraint of the table.
         """
+        if (reason := self.delta.violated(files)) is not None:
+            stop = TableStopped(f"Delta table {self.delta.uri}: {reason}", hint="drop the constraint")
+            stop.refused = self.delta.directory, self.application, self.delta.version
+            raise stop
         self.delta.commit(files, self.plan.removed, self.application, self.source.reached, note=self.note, overwrite=self.overwrite)
 
     @property
@@ -102,6 +108,10 @@ class Engine(ABC):
     def divide(self, work: TableRound) -> Sequence[Unit]:
         """The units of a table."""
         return work.plan.units
+
+    def refuses(self, work: TableRound) -> str | None:
+        """What prevents this engine from writing the table. None: nothing."""
+        return work.delta.unwritable(columns=False) if work.delta.is_there else None
 
     @abstractmethod
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:

@@ -33,6 +33,7 @@ from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_fai
 from subscriber.sinks.spark.session.spark_session import has_delta, require_delta_jar
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.delta import CommitConflict
+from subscriber.sinks.spark.tables.table_features import DELETION_VECTORS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,8 +96,18 @@ class SparkEngine(Engine):
             require_delta_jar(spark)
         self._sessions: dict[str, SparkSession] = {}
 
+    def _merges(self, work: TableRound) -> bool:
+        """Whether MERGE applies the changes. Delta itself writes all features, delta-rs does not."""
+        only_delta = work.delta.is_there and work.delta.unwritable(columns=False) is not None
+        return self._can_merge and is_merged(work, 0 if only_delta else self._large_unit)
+
+    def refuses(self, work: TableRound) -> str | None:
+        reason = super().refuses(work)
+        # units cannot read such files either
+        return None if reason != DELETION_VECTORS and self._merges(work) else reason
+
     def divide(self, work: TableRound) -> Sequence[Unit]:
-        if not (self._can_merge and is_merged(work, self._large_unit)):
+        if not self._merges(work):
             return work.plan.units
         self._storage.make_directory(ROUND_DIRECTORY)
         return [replace(unit, folded_into=ROUND_DIRECTORY) for unit in work.plan.units]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,6 +29,7 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.data_file import DataFile
+from subscriber.sinks.spark.tables.table_features import unwritable, violated
 
 __all__ = ["CommitConflict", "FileRanges", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
 
@@ -232,6 +233,16 @@ class LakeDelta:
             found = self.at(version).transaction_version(application)
         return None if found is None else Lsn(found)
 
+    def unwritable(self, *, columns: bool) -> str | None:
+        """What prevents commits by delta-rs, see :func:`subscriber.sinks.spark.tables.table_features.unwritable`."""
+        with self._translated():
+            return unwritable(self._there, columns=columns)
+
+    def violated(self, added: Sequence[DataFile]) -> str | None:
+        """The constraint that rows of new files violate. See :func:`subscriber.sinks.spark.tables.table_features.violated`."""
+        with self._translated():
+            return violated(self._there, [(f"{self.uri}/{quote(file.path)}", file.size, file.stats) for file in added])
+
     def add_columns(self, schema: pa.Schema) -> None:
         """Add the missing columns of ``schema`` in a separate commit. They are in :attr:`added` from then on."""
         there = set(self.schema.names)
@@ -276,8 +287,11 @@ class LakeDelta:
         """
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, not same_rows, file.stats) for file in added]
-        if overwrite is None:
-            actions += [RemoveAction(path, not same_rows, now) for path in removed]
+        if overwrite is None and removed:
+            # readers of the change data feed need the sizes
+            there = self._actions()
+            sizes = dict(zip(there["path"].to_pylist(), there["size_bytes"].to_pylist(), strict=True))
+            actions += [RemoveAction(path, not same_rows, now, sizes.get(path), {}) for path in removed]
         schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
         if overwrite is not None:
             self._take_types(overwrite)

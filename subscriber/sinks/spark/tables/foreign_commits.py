@@ -39,7 +39,13 @@ COPY_AGAIN: Final = "copy it again: subscriber alter … --copy-again; or remove
 
 
 class TableStopped(TargetError):
-    """One table cannot be continued. The others can."""
+    """One table cannot be continued. The others can.
+
+    Attributes:
+        refused: directory, application and version of the table, if this was found when it was committed.
+    """
+
+    refused: tuple[str, str, int] | None = None
 
 
 def copy_application(application: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
@@ -326,3 +328,100 @@ async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -
     assert read(tmp_path, cut) == publisher.rows()
     work.tidy(now=True)
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
+
+
+def protocol(*features: str) -> dict[str, Any]:
+    return {"protocol": {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly", "invariants", *features]}}
+
+
+def reader_protocol(*features: str) -> dict[str, Any]:
+    return {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "writerFeatures": [*features], "readerFeatures": [*features]}}
+
+
+@pytest.mark.parametrize(
+    ("actions", "reason"),
+    [
+        ([protocol("clustering", "domainMetadata")], 'table feature "clustering"'),
+        ([protocol("domainMetadata", "rowTracking")], 'table feature "domainMetadata"'),
+        ([{"configuration": {"delta.appendOnly": "true"}}], "property delta.appendOnly"),
+        ([reader_protocol("vacuumProtocolCheck")], 'table feature "vacuumProtocolCheck"'),
+    ],
+)
+async def test_feature_that_cannot_be_written_stops_its_table_alone(tmp_path: Path, actions: list[dict[str, Any]], reason: str) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    all_rounds(applier(tmp_path))
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    metadata: dict[str, Any] = {
+        "id": table.metadata().id,
+        "format": {"provider": "parquet", "options": {}},
+        "partitionColumns": [],
+        "schemaString": table.schema().to_json(),
+    }
+    commit(tmp_path, *(action if "protocol" in action else {"metaData": {**metadata, **action}} for action in actions))
+    await land(sink, 300, Update(5, None, None, row("1", "b")), Insert(6, row("2", "b")))
+    await sink.close()
+    work = applier(tmp_path)
+    assert "DROP FEATURE" in stop_of(work, f"public/t has what engine local cannot write: {reason}")
+    cut = all_rounds(work)
+    assert cut.lsn == 300
+    assert set(cut.tables) == {OTHER_NAME}
+    commit(tmp_path, protocol(), {"metaData": {**metadata, "configuration": {}}})
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert rows(tmp_path) == [(1, "b")]
+
+
+async def test_constraints_of_other_writers_are_checked(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    all_rounds(applier(tmp_path))
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    table.alter.add_constraint({"small": "id < 10"})
+    await land(sink, 300, Insert(5, row("2", "b")))
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
+    await land(sink, 400, Insert(5, row("11", "c")), Insert(6, row("2", "b")))
+    work = applier(tmp_path)
+    reason = stop_of(work, r'public/t: 1 rows violate CHECK constraint "small"')
+    assert "drop the constraint" in reason
+    assert set(all_rounds(work).tables) == {OTHER_NAME}
+    await land(sink, 500, Insert(5, row("3", "d")), Insert(6, row("3", "c")))
+    await sink.close()
+    assert all_rounds(work).lsn == 500
+    table.update_incremental()
+    table.alter.drop_constraint("small")
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert sorted(rows(tmp_path)) == [(1, "a"), (2, "b"), (3, "d"), (11, "c")]
+
+
+async def test_change_data_feed_of_a_table_gives_its_changes(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")))
+    uri = str(tmp_path / "tables/public/t")
+    DeltaTable(uri).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    since = DeltaTable(uri).version() + 1
+    await land(sink, 300, Update(5, None, None, row("1", "c")), Insert(5, row("3", "d")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "c"), (2, "b"), (3, "d")]
+    found = Counter[tuple[int, str]]()
+    for item in pa.table(DeltaTable(uri).load_cdf(starting_version=since).read_all()).to_pylist():
+        found[item["id"], item["note"]] += 1 if item["_change_type"] in {"insert", "update_postimage"} else -1
+    # unchanged rows of a rewritten file are deleted and inserted
+    assert {key: count for key, count in found.items() if count} == {(1, "a"): -1, (1, "c"): 1, (3, "d"): 1}
+
+
+async def test_table_that_cannot_be_read_stops_alone(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    work = applier(tmp_path)
+    all_rounds(work)
+    commit(tmp_path, {"protocol": {"minReaderVersion": 99, "minWriterVersion": 99}})
+    await land(sink, 300, Insert(5, row("2", "b")), Insert(6, row("2", "b")))
+    await sink.close()
+    stop_of(work, r"Delta table .*/tables/public/t: .*Unsupported minimum reader version 99")
+    work._next_sweep = 0.0
+    work.tidy(now=True)
+    assert set(all_rounds(applier(tmp_path)).tables) == {OTHER_NAME}
+    max((tmp_path / "tables/public/t/_delta_log").glob("0*.json")).unlink()
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert sorted(rows(tmp_path)) == [(1, "a"), (2, "b")]

@@ -1,0 +1,91 @@
+"""Features of Delta tables that other writers may enable, and that delta-rs cannot write, or does not check.
+
+Source: Delta protocol, Valid Feature Names in Table Features, and the writer requirements of each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, QueryBuilder, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+__all__ = ["DELETION_VECTORS", "unwritable", "violated"]
+
+_WRITABLE: Final = frozenset(
+    (
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+    )
+)
+DELETION_VECTORS: Final = "files with deletion vectors"
+_COMPUTED: Final = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
+_CONSTRAINT: Final = "delta.constraints."
+_PHYSICAL: Final = "delta.columnMapping.physicalName"
+
+
+def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
+    """What prevents delta-rs from writing a table. None: nothing.
+
+    Args:
+        table: the table.
+        columns: whether its columns are changed.
+    """
+    protocol, configuration = table.protocol(), table.metadata().configuration
+    if "deletionVectors" in (protocol.reader_features or ()) and pa.table(table.deletion_vectors()).num_rows:
+        return DELETION_VECTORS
+    unknown = sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _WRITABLE)
+    if unknown:
+        return f'table feature "{unknown[0]}"'
+    if configuration.get("delta.appendOnly", "").lower() == "true":
+        return "property delta.appendOnly"
+    mapping = configuration.get("delta.columnMapping.mode", "none")
+    for field in table.schema().fields:
+        if any(key in field.metadata for key in _COMPUTED):
+            return f'column "{field.name}", which is computed or has an invariant'
+        if mapping != "none" and field.metadata.get(_PHYSICAL, field.name) != field.name:
+            return f'column "{field.name}", which was renamed (column mapping)'
+    if mapping == "id" or (mapping != "none" and columns):
+        return "new columns with column mapping" if columns else "column mapping by ID"
+    return None
+
+
+def violated(table: DeltaTable, files: Iterable[tuple[str, int, str]]) -> str | None:
+    """The first CHECK constraint of a table that rows of new files violate, or that cannot be evaluated.
+
+    Args:
+        table: the table.
+        files: their full paths, sizes and statistics.
+    """
+    constraints = {
+        name.removeprefix(_CONSTRAINT): text for name, text in table.metadata().configuration.items() if name.startswith(_CONSTRAINT)
+    }
+    actions = [AddAction(path, size, {}, 0, True, stats) for path, size, stats in files]
+    if not constraints or not actions:
+        return None
+    with tempfile.TemporaryDirectory(prefix="subscriber-") as place:
+        log = str(Path(place) / "t")
+        # without the columns' metadata, such as numbers of column mapping
+        create_table_with_add_actions(log, Schema([Field(field.name, field.type) for field in table.schema().fields]), actions)
+        for name, text in constraints.items():
+            query = f"SELECT count(*) FROM t WHERE ({text}) IS NOT TRUE"  # noqa: S608 -- an expression that a writer of the table set
+            try:
+                found = pa.table(QueryBuilder().register("t", DeltaTable(log)).execute(query).read_all()).column(0)[0].as_py()
+            except DeltaError:
+                return f'CHECK constraint "{name}" cannot be evaluated'
+            if found:
+                return f'{found} rows violate CHECK constraint "{name}"'
+    return None
