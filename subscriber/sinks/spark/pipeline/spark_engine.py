@@ -1,4 +1,4 @@
-"""Engine ``spark``: executors of Spark read, fold and write all rows; the driver plans and commits.
+"""Engine ``spark``: executors of Spark fold the changes, and read and write the rows of tables; the driver plans and commits.
 
 A round is one Spark job. Its tasks run the units of all tables: a few tasks for each core, each with several units, because starting a task
 takes longer than a small unit does. There are two kinds of units:
@@ -16,6 +16,7 @@ TRUNCATE, new types of columns, and tables with columns of names that MERGE uses
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["SparkEngine", "packed"]
+
+_log = logging.getLogger(__name__)
 
 _TASKS_PER_CORE: Final = 3
 """More than one, because tasks take different times; few, because starting one takes 0.1 s."""
@@ -95,6 +98,7 @@ class SparkEngine(Engine):
         if self._can_merge:
             require_delta_jar(spark)
         self._sessions: dict[str, SparkSession] = {}
+        self._warned: set[str] = set()
 
     def _merges(self, work: TableRound) -> bool:
         """Whether MERGE applies the changes. Delta itself writes all features, delta-rs does not."""
@@ -108,6 +112,14 @@ class SparkEngine(Engine):
 
     def divide(self, work: TableRound) -> Sequence[Unit]:
         if not self._merges(work):
+            if not self._can_merge and work.application not in self._warned and is_merged(work, self._large_unit):
+                self._warned.add(work.application)
+                _log.warning(
+                    'table "%s": a task holds more than %d files in memory, because the session has no MERGE INTO'
+                    " (hint: docs/explanation/lake.md says how to give it Delta's extension)",
+                    work.name,
+                    self._large_unit,
+                )
             return work.plan.units
         self._storage.make_directory(ROUND_DIRECTORY)
         return [replace(unit, folded_into=ROUND_DIRECTORY) for unit in work.plan.units]
