@@ -85,6 +85,7 @@ class SparkEngine(Engine):
 
     Raises:
         ConfigurationError: the session has Delta's extension, but not a jar that fits.
+        SparkLost: Spark has ended.
     """
 
     name: ClassVar[str] = "spark"
@@ -94,9 +95,12 @@ class SparkEngine(Engine):
         self._location = location
         self._storage = Storage.open(location)
         self._large_unit = large_unit
-        self._can_merge = has_delta(spark)
-        if self._can_merge:
-            require_delta_jar(spark)
+        try:
+            self._can_merge = has_delta(spark)
+            if self._can_merge:
+                require_delta_jar(spark)
+        except job_errors() as error:
+            raise job_failed(spark, error) from error
         self._sessions: dict[str, SparkSession] = {}
         self._warned: set[str] = set()
 
@@ -128,15 +132,15 @@ class SparkEngine(Engine):
         if not units:
             return []
         location = self._location
-        context = self._spark.sparkContext
-        packs = packed([unit.rows + _UNIT_ROWS for unit in units], context.defaultParallelism * _TASKS_PER_CORE)
-        tasks = [[(number, units[number]) for number in pack] for pack in packs]
 
         def work(pack: Sequence[tuple[int, Unit]]) -> Iterator[tuple[int, UnitResult | None, str | None]]:
             return _run_pack(location, pack)
 
-        context.setJobDescription(f"subscriber: apply changes, {len(units)} units")
         try:
+            context = self._spark.sparkContext
+            packs = packed([unit.rows + _UNIT_ROWS for unit in units], context.defaultParallelism * _TASKS_PER_CORE)
+            tasks = [[(number, units[number]) for number in pack] for pack in packs]
+            context.setJobDescription(f"subscriber: apply changes, {len(units)} units")
             # no DataFrame: only Python does the work, and planning a query would double the time
             found = context.parallelize(tasks, len(tasks)).flatMap(work).collect()
         except job_errors() as error:
