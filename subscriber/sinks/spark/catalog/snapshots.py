@@ -34,7 +34,7 @@ class CutTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedTable:
-    """A table that the applier cannot continue.
+    """A table that the applier cannot continue. It may be a removed one that lacks landed changes.
 
     Attributes:
         last: the table in the last cut that had it. None: no cut had it.

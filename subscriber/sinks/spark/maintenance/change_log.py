@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from subscriber.abc import TableName
+from subscriber.abc import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Cut
@@ -233,6 +233,8 @@ class ChangeLog:
 
 
 def _has_copy(cut: Cut, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool]) -> bool:
+    if table.entry.state is TableState.INIT:
+        return False  # the stop, or the version in the cut, is of the removed table
     stop = cut.stopped.get(name)
     if stop is not None and stop.last is not None:
         return stop.generation == table.generation  # even if another program has removed the table

@@ -10,7 +10,8 @@ The round commits each table, and publishes one cut of all of them (``snapshots.
   landed since. The table is not published until the cut has reached the LSN at which it was handed over.
 * Landed files are removed once the cut is published and the change log has them (``change_log.py``).
 * A table that cannot be continued (:class:`TableStopped`) leaves the cut, and the others continue. Its landed changes are kept for the
-  grace time. Within it, the table continues once the reason is gone; later it must be copied again.
+  grace time. Within it, the table continues once the reason is gone; later it must be copied again. This also applies to a removed table
+  with landed changes, because it may be added again without a copy.
 
 A lake has only one applier. It has its own lock, besides the subscriber's.
 """
@@ -211,11 +212,13 @@ class Applier:
         if cut is not None and not manifests and known <= cut.lsn and seen == self._seen and time.monotonic() < self._next_look:
             return None
         self._next_look = time.monotonic() + _LOOK_SECONDS
+        left = [one for one in left if self._waits(*one, cut, manifests)]
         stopped: dict[TableName, TableStopped] = {}
-        for name, table in [*tables.items(), *((name, table) for name, table, _ in left)]:
+        all_of = tables | {name: table for name, table, _ in left}
+        for name, table in all_of.items():
             with _stopping(name, stopped):
                 self._load(name, table)
-        loaded = {name: table for name, table in tables.items() if name not in stopped}
+        loaded = {name: table for name, table in all_of.items() if name not in stopped}
         stopped |= self._stops(lake, loaded, cut, kept[0].previous if kept else None)
         going = {name: table for name, table in tables.items() if name not in stopped}
         taken = self._taken(lake, going, manifests)
@@ -224,7 +227,7 @@ class Applier:
         if len(taken) == len(manifests):
             end = max(end, known, cut.lsn if cut is not None else INVALID_LSN)
         waiting: list[TableRound] = []
-        for name, table, until in [*((name, table, end) for name, table in going.items()), *left]:
+        for name, table, until in [*((name, table, end) for name, table in going.items()), *(one for one in left if one[0] not in stopped)]:
             with _stopping(name, stopped):
                 work = self._work(lake, name, table, [manifest for manifest in (*kept, *taken) if manifest.end <= until], min(end, until))
                 waiting += [work] if work is not None else []
@@ -234,7 +237,7 @@ class Applier:
             # MERGE INTO may have continued from a commit that another writer made in the meantime
             stopped |= self._stops(lake, {name: table for name, table in tables.items() if name not in stopped}, cut)
         continued = self._cut(lake, {name: table for name, table in tables.items() if name not in stopped}, end, landed)
-        published = replace(continued, stopped=self._stopped(tables, stopped, cut))
+        published = replace(continued, stopped=self._stopped(all_of, stopped, cut))
         if published != cut:
             self._require_alone()
             if published not in self._mine:
@@ -275,7 +278,8 @@ class Applier:
         if time.monotonic() >= self._next_sweep:
             # if the published version of a table is the newest one, its files are not removed
             published = {table.path: table.version for table in cut.tables.values()}
-            stopped = {self._delta(name, table).directory for name, table in lake.state.tables.items() if name in cut.stopped}
+            names = [*lake.state.tables.items(), *lake.state.removed.items()]
+            stopped = {self._delta(name, table).directory for name, table in names if name in cut.stopped}
             known = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.directory not in stopped and delta.load()]
             tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
@@ -291,8 +295,8 @@ class Applier:
         found: dict[TableName, TableStopped] = {}
         for name, table in tables.items():
             with _stopping(name, found):
-                stop = cut.stopped.get(name) if cut is not None else None
-                if stop is not None and stop.generation == table.generation:
+                stop = _stop(cut, name, table)
+                if stop is not None:
                     if not stop.kept:
                         raise TableStopped(stop.error)
                     if kept is not None and kept > stop.lsn:
@@ -370,6 +374,12 @@ class Applier:
             if _UNREADABLE.search(str(error)):
                 raise TableStopped(f"{error}", hint=f"remove the feature from the table, or {COPY_AGAIN}") from error
             raise
+
+    def _waits(self, name: TableName, table: LakeTable, until: Lsn, cut: Cut | None, manifests: Sequence[Manifest]) -> bool:
+        """Whether a removed table is stopped, or may have changes that wait."""
+        if _stop(cut, name, table) is not None or (table.generation and self._storage.files(copy_directory(table))):
+            return True
+        return any(file.table_id == table.id for manifest in manifests if manifest.end <= until for file in manifest.files)
 
     # --- one table
 
@@ -519,17 +529,17 @@ class Applier:
     ) -> dict[TableName, StoppedTable]:
         found: dict[TableName, StoppedTable] = {}
         for name, error in stopped.items():
-            table, now = tables.get(name), time.time()
-            if table is None:
-                continue  # a removed table, which is in no cut
-            stop = cut.stopped.get(name) if cut is not None else None
-            if stop is None or stop.generation != table.generation:
+            table, now = tables[name], time.time()
+            stop = _stop(cut, name, table)
+            if stop is None:
                 last = cut.tables.get(name) if cut is not None else None
                 if last is not None and last.path != self._delta(name, table).directory:
                     last = None
-                lsn = (last.applied if last is not None else None) or table.entry.lsn or table.added
+                # every round applies all that it takes to the tables that are not stopped
+                lsn = max(table.entry.lsn or table.added, cut.landed if cut is not None else INVALID_LSN)
                 stop = StoppedTable(last=last, generation=table.generation, lsn=lsn, kept=True, since=now, error="")
-                _log.error('table "%s" left the published snapshot: %s', name, error.one_line())
+                text = 'table "%s" left the published snapshot: %s' if table.until is None else 'removed table "%s" lacks landed changes: %s'
+                _log.error(text, name, error.one_line())
             told = error.one_line()
             if stop.kept and now > stop.since + self._settings.grace_hours * 3600:
                 stop = replace(stop, kept=False)
@@ -544,6 +554,11 @@ def _stopping(name: TableName, stopped: dict[TableName, TableStopped]) -> Iterat
         yield
     except TableStopped as error:
         stopped[name] = error
+
+
+def _stop(cut: Cut | None, name: TableName, table: LakeTable) -> StoppedTable | None:
+    stop = cut.stopped.get(name) if cut is not None else None
+    return stop if stop is not None and stop.generation == table.generation else None
 
 
 def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:

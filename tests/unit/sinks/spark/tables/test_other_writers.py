@@ -425,3 +425,52 @@ async def test_table_that_cannot_be_read_stops_alone(tmp_path: Path) -> None:
     max((tmp_path / "tables/public/t/_delta_log").glob("0*.json")).unlink()
     assert not all_rounds(applier(tmp_path)).stopped
     assert sorted(rows(tmp_path)) == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["removed first", "stopped first"])
+@pytest.mark.parametrize("hours", [24, 0])
+async def test_landed_changes_of_a_stopped_table_that_was_removed_are_kept(tmp_path: Path, seen: bool, hours: int) -> None:
+    settings = ApplierSettings(grace_hours=hours)
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    all_rounds(applier(tmp_path))
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    table.alter.set_table_properties({"delta.appendOnly": "true"})
+    await land(sink, 300, Insert(5, row("2", "b")), Insert(6, row("2", "b")))
+    if seen:
+        stop_of(applier(tmp_path), "appendOnly")
+    await sink.remove_table(TABLE)
+    work = applier(tmp_path, settings)
+    for end in (350, 360, 370):
+        cut = all_rounds(work)
+        work.tidy(now=True)
+        assert set(cut.tables) == {OTHER_NAME}
+        await land(sink, end, Insert(6, row(str(end), "c")))
+    table.update_incremental()
+    table.alter.set_table_properties({"delta.appendOnly": "false"})
+    await sink.add_tables([TABLE], TableEntry(TableState.READY))
+    await land(sink, 400, KEYED, Insert(5, row("4", "d")))
+    await sink.close()
+    if not hours:
+        stop_of(applier(tmp_path), "not kept: copy it again")
+        return
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert rows(tmp_path) == [(1, "a"), (2, "b"), (4, "d")]
+
+
+async def test_removed_table_takes_its_changes_once_the_reason_of_its_stop_is_gone(tmp_path: Path) -> None:
+    sink = await two_tables(tmp_path)
+    stop_of(applier(tmp_path), "was changed by another writer")
+    await sink.remove_table(TABLE)
+    assert TABLE in all_rounds(applier(tmp_path)).stopped
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    await land(sink, 400, Insert(6, row("3", "c")))
+    await sink.close()
+    work = applier(tmp_path)
+    assert not all_rounds(work).stopped
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
+    # its rows are not checked from then on
+    DeltaTable(str(tmp_path / "tables/public/t")).delete()
+    work.tidy(now=True)
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert len(list((tmp_path / "landing").glob("*.json"))) == 1
