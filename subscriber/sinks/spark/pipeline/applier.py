@@ -194,7 +194,7 @@ class Applier:
                     raise
                 _log.info("another writer committed to a table in the meantime: the round is planned again")
             except TableStopped as error:
-                if error.refused is None:
+                if error.refused is None or error.refused in self._refused:
                     raise
                 self._refused[error.refused] = error
 
@@ -309,8 +309,6 @@ class Applier:
     def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, cut: Cut | None, known: CutTable | None) -> None:
         delta, application = self._delta(name, table), _application(lake, table)
         applied = delta.applied(application)
-        if delta.is_there and (refused := self._refused.get((delta.directory, application, delta.version))) is not None:
-            raise refused
         if cut is None or known is None or known.path != delta.directory:
             if applied is not None and delta.directory not in self._copied:
                 self._copied[delta.directory] = first_version(delta, application)
@@ -390,6 +388,8 @@ class Applier:
     def _planned(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> TableRound | None:
         delta = self._delta(name, table)
         application = _application(lake, table)
+        if delta.is_there and (refused := self._refused.get((delta.directory, application, delta.version))) is not None:
+            raise refused
         applied = delta.applied(application)
         # a copy replaces the rows of the table; a table that is not copied keeps them
         replaced = applied is None and table.generation > 0 and not self._registered(lake, table, delta)

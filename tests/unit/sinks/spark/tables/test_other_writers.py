@@ -474,3 +474,30 @@ async def test_removed_table_takes_its_changes_once_the_reason_of_its_stop_is_go
     work.tidy(now=True)
     assert not all_rounds(applier(tmp_path)).stopped
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
+
+
+async def test_round_ends_if_a_removed_table_violates_a_constraint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    work = applier(tmp_path)
+    all_rounds(work)
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    table.alter.add_constraint({"small": "id < 10"})
+    await land(sink, 300, Insert(5, row("11", "b")), Insert(6, row("2", "b")))
+    await sink.remove_table(TABLE)
+    await sink.close()
+    real, rounds = Applier._round, 0
+
+    def counted(self: Applier) -> Cut | None:
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 10
+        return real(self)
+
+    monkeypatch.setattr(Applier, "_round", counted)
+    cut = all_rounds(work)
+    assert (cut.lsn, set(cut.tables), set(cut.stopped)) == (300, {OTHER_NAME}, {TABLE})
+    table.update_incremental()
+    table.alter.drop_constraint("small")
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert rows(tmp_path) == [(1, "a"), (11, "b")]
