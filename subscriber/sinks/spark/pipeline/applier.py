@@ -217,7 +217,7 @@ class Applier:
         all_of = tables | {name: table for name, table, _ in left}
         for name, table in all_of.items():
             with _stopping(name, stopped):
-                self._load(name, table)
+                _load(self._delta(name, table))
         loaded = {name: table for name, table in all_of.items() if name not in stopped}
         stopped |= self._stops(lake, loaded, cut, kept[0].previous if kept else None)
         going = {name: table for name, table in tables.items() if name not in stopped}
@@ -280,7 +280,7 @@ class Applier:
             published = {table.path: table.version for table in cut.tables.values()}
             names = [*lake.state.tables.items(), *lake.state.removed.items()]
             stopped = {self._delta(name, table).directory for name, table in names if name in cut.stopped}
-            known = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.directory not in stopped and delta.load()]
+            known = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.directory not in stopped and _is_readable(delta)]
             tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
                 _log.info("removed %d files that are no longer needed", count)
@@ -327,10 +327,9 @@ class Applier:
         require_no_foreign_changes(delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
-        """Whether the table has been committed since its last copy."""
+        """Whether the table has been committed since its last copy. False if it cannot be read."""
         delta = self._delta(name, table)
-        delta.load()
-        return delta.applied(_application(lake, table)) is not None
+        return _is_readable(delta) and delta.applied(_application(lake, table)) is not None
 
     # --- what waits
 
@@ -363,15 +362,6 @@ class Applier:
     def _delta(self, name: TableName, table: LakeTable) -> LakeDelta:
         directory = table_directory("tables", name, table.id)
         return self._deltas.setdefault(directory, LakeDelta(self._storage, directory))
-
-    def _load(self, name: TableName, table: LakeTable) -> None:
-        delta = self._delta(name, table)
-        try:
-            delta.load()
-        except TargetError as error:
-            if _UNREADABLE.search(str(error)):
-                raise TableStopped(f"{error}", hint=f"remove the feature from the table, or {COPY_AGAIN}") from error
-            raise
 
     def _waits(self, name: TableName, table: LakeTable, until: Lsn, cut: Cut | None, manifests: Sequence[Manifest]) -> bool:
         """Whether a removed table is stopped, or may have changes that wait."""
@@ -554,6 +544,23 @@ def _stopping(name: TableName, stopped: dict[TableName, TableStopped]) -> Iterat
         yield
     except TableStopped as error:
         stopped[name] = error
+
+
+def _load(delta: LakeDelta) -> bool:
+    try:
+        return delta.load()
+    except TargetError as error:
+        if _UNREADABLE.search(str(error)):
+            raise TableStopped(f"{error}", hint=f"remove the feature from the table, or {COPY_AGAIN}") from error
+        raise
+
+
+def _is_readable(delta: LakeDelta) -> bool:
+    """Load a table. False if there is none, or if delta-rs cannot read it."""
+    try:
+        return _load(delta)
+    except TableStopped:
+        return False
 
 
 def _stop(cut: Cut | None, name: TableName, table: LakeTable) -> StoppedTable | None:

@@ -501,3 +501,25 @@ async def test_round_ends_if_a_removed_table_violates_a_constraint(tmp_path: Pat
     table.alter.drop_constraint("small")
     assert not all_rounds(applier(tmp_path)).stopped
     assert rows(tmp_path) == [(1, "a"), (11, "b")]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_removed_table_that_cannot_be_read_stops_no_other_table(tmp_path: Path, waits: bool) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    work = applier(tmp_path)
+    all_rounds(work)
+    commit(tmp_path, {"protocol": {"minReaderVersion": 99, "minWriterVersion": 99}})
+    await land(sink, 300, *([Insert(5, row("2", "b"))] if waits else []), Insert(6, row("2", "b")))
+    await sink.remove_table(TABLE)
+    await land(sink, 400, Insert(6, row("3", "c")))
+    await sink.close()
+    for _ in range(2):
+        cut = all_rounds(work)
+        assert (cut.lsn, set(cut.tables), set(cut.stopped)) == (400, {OTHER_NAME}, {TABLE} if waits else set())
+        work._next_sweep = 0.0
+        work.tidy(now=True)
+        work = applier(tmp_path)
+    max((tmp_path / "tables/public/t/_delta_log").glob("0*.json")).unlink()
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert rows(tmp_path) == ([(1, "a"), (2, "b")] if waits else [(1, "a")])
