@@ -73,6 +73,7 @@ _LOOK_SECONDS: Final = 10.0
 """Interval of looking for commits of other writers while nothing is landed."""
 _UNREADABLE: Final = re.compile("feature|protocol|unsupported", re.IGNORECASE)
 """In delta-rs' errors about tables that it cannot read."""
+_PATH: Final = re.compile(r"\S*/\S*")
 _FORGET_EVERY: Final = 100
 _UNANSWERED: Final = 16
 _FIRST_SWEEP_SECONDS: Final = 60.0
@@ -280,7 +281,8 @@ class Applier:
             published = {table.path: table.version for table in cut.tables.values()}
             names = [*lake.state.tables.items(), *lake.state.removed.items()]
             stopped = {self._delta(name, table).directory for name, table in names if name in cut.stopped}
-            known = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.directory not in stopped and _is_readable(delta)]
+            opened = (*self._deltas.values(), *self._logs.values())
+            known = [delta for delta in opened if delta.directory not in stopped and _is_readable(delta)]
             tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
                 _log.info("removed %d files that are no longer needed", count)
@@ -528,8 +530,8 @@ class Applier:
                 # every round applies all that it takes to the tables that are not stopped
                 lsn = max(table.entry.lsn or table.added, cut.landed if cut is not None else INVALID_LSN)
                 stop = StoppedTable(last=last, generation=table.generation, lsn=lsn, kept=True, since=now, error="")
-                text = 'table "%s" left the published snapshot: %s' if table.until is None else 'removed table "%s" lacks landed changes: %s'
-                _log.error(text, name, error.one_line())
+                what = 'table "%s" left the published snapshot' if table.until is None else 'removed table "%s" lacks landed changes'
+                _log.error(f"{what}: %s", name, error.one_line())
             told = error.one_line()
             if stop.kept and now > stop.since + self._settings.grace_hours * 3600:
                 stop = replace(stop, kept=False)
@@ -550,8 +552,10 @@ def _load(delta: LakeDelta) -> bool:
     try:
         return delta.load()
     except TargetError as error:
-        if _UNREADABLE.search(str(error)):
-            raise TableStopped(f"{error}", hint=f"remove the feature from the table, or {COPY_AGAIN}") from error
+        # paths in delta-rs' text may have these words too, and so may the lines of a stack trace below it
+        told = str(error.__cause__).partition("\n")[0].replace(delta.uri, "")
+        if _UNREADABLE.search(_PATH.sub("", told)):
+            raise TableStopped(f"{error}", hint="remove the feature from the table: ALTER TABLE … DROP FEATURE") from error
         raise
 
 

@@ -523,3 +523,13 @@ async def test_removed_table_that_cannot_be_read_stops_no_other_table(tmp_path: 
     max((tmp_path / "tables/public/t/_delta_log").glob("0*.json")).unlink()
     assert not all_rounds(applier(tmp_path)).stopped
     assert rows(tmp_path) == ([(1, "a"), (2, "b")] if waits else [(1, "a")])
+
+
+async def test_damaged_log_is_no_unreadable_feature_if_the_lake_has_such_a_name(tmp_path: Path) -> None:
+    lake = tmp_path / "features"
+    lake.mkdir()
+    sink, _ = await start(lake, KEYED, Insert(5, row("1", "a")))
+    await sink.close()
+    (lake / f"tables/public/t/_delta_log/{1:020d}.json").write_bytes(b"\xff{")
+    with pytest.raises(TargetError, match="Json error"):
+        applier(lake).run_round()
