@@ -102,8 +102,9 @@ def require_no_foreign_changes(delta: LakeDelta, since: int, prefix: str, applic
     def is_begun(version: int) -> bool:
         return any(delta.applied_at(version, name) is not None for name in (application, copy_application(application)))
 
-    if foreign and ours and not is_begun(since) and is_begun(delta.version):
-        copied = next(version for version in ours if is_begun(version))
+    if foreign and not is_begun(since) and is_begun(delta.version):
+        # the commit of an empty copy may have no file
+        copied = next(version for version in range(since + 1, delta.version + 1) if is_begun(version))
         foreign = [version for version in foreign if version > copied]
     for run in _runs(foreign, ours):
         changed = _changed(delta, run)

@@ -21,7 +21,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, applier, stop_of, storage
-from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, _foreign, land, rows
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, _foreign, copy, land, rows
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 
 PUBLISHED = PublishedTable(
@@ -146,3 +146,20 @@ async def test_copy_without_other_writers_is_published(tmp_path: Path) -> None:
     await sink.close()
     work.tidy(now=True)
     assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 6
+
+
+@pytest.mark.parametrize("executors", [False, True])
+async def test_empty_copy_replaces_a_table_that_another_writer_emptied(tmp_path: Path, executors: bool) -> None:
+    sink, work = await begun(make(tmp_path)), applier(tmp_path)
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")))
+    all_rounds(work)
+    DeltaTable(str(tmp_path / "tables/public/t")).delete()
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await (copied(sink, tmp_path, 600, {}) if executors else copy(sink, TABLE, b"", 600))
+    await land(sink, 700)
+    assert not all_rounds(applier(tmp_path)).stopped
+    await land(sink, 800, KEYED, Insert(5, row("8", "eight")))
+    await sink.close()
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert rows(tmp_path) == [(8, "eight")]
