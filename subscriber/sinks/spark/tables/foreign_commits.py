@@ -23,6 +23,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import CutTable
 from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.tables.delta import LakeDelta, changes_rows, has, lake_schema
+from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
 
 __all__ = [
     "COPY_AGAIN",
@@ -132,9 +133,15 @@ def _changed(delta: LakeDelta, run: Sequence[int]) -> tuple[int, str] | None:
         return rows[0], ""
     columns = [version for version in run if has(delta.actions(version) or [], "metaData")]
     if columns:
-        before, now = (lake_schema(delta.at(version)) for version in (run[0] - 1, run[-1]))
+        tables = [delta.at(version) for version in (run[0] - 1, run[-1])]
+        before, now = map(lake_schema, tables)
+        # with column mapping, a column of the same name may be another one in the files
+        stored, stored_now = (
+            {field.name: field.metadata.get(PHYSICAL_NAME, field.name) for field in table.schema().fields} for table in tables
+        )
         for field in before:
-            if field.name not in now.names or widened(field.type, now.field(field.name).type) != now.field(field.name).type:
+            is_same = stored_now.get(field.name) == stored[field.name]
+            if not is_same or widened(field.type, now.field(field.name).type) != now.field(field.name).type:
                 return columns[0], f' (column "{field.name}")'
     return None
 

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, Field, QueryBuilder, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-__all__ = ["DELETION_VECTORS", "unwritable", "violated"]
+__all__ = ["DELETION_VECTORS", "PHYSICAL_NAME", "unwritable", "violated"]
 
 _WRITABLE: Final = frozenset(
     (
@@ -34,7 +34,7 @@ _WRITABLE: Final = frozenset(
 DELETION_VECTORS: Final = "files with deletion vectors"
 _COMPUTED: Final = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _CONSTRAINT: Final = "delta.constraints."
-_PHYSICAL: Final = "delta.columnMapping.physicalName"
+PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
 
 
 def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
@@ -56,7 +56,7 @@ def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
     for field in table.schema().fields:
         if any(key in field.metadata for key in _COMPUTED):
             return f'column "{field.name}", which is computed or has an invariant'
-        if mapping != "none" and field.metadata.get(_PHYSICAL, field.name) != field.name:
+        if mapping != "none" and field.metadata.get(PHYSICAL_NAME, field.name) != field.name:
             return f'column "{field.name}", which was renamed (column mapping)'
     if mapping == "id" or (mapping != "none" and columns):
         return "new columns with column mapping" if columns else "column mapping by ID"

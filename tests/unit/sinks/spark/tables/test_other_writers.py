@@ -533,3 +533,25 @@ async def test_damaged_log_is_no_unreadable_feature_if_the_lake_has_such_a_name(
     (lake / f"tables/public/t/_delta_log/{1:020d}.json").write_bytes(b"\xff{")
     with pytest.raises(TargetError, match="Json error"):
         applier(lake).run_round()
+
+
+@pytest.mark.parametrize("how", ["swapped", "dropped and added"])
+async def test_column_of_the_same_name_that_is_another_one_in_the_files_is_reported(tmp_path: Path, how: str) -> None:
+    columns = (Column("id", 23, -1, True), Column("a", 25, -1, False), Column("b", 25, -1, False))
+    sink, work = await start(tmp_path, Relation(5, "public", "t", "d", columns), Insert(5, row("1", "aa", "bb")))
+    await sink.close()
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    schema = json.loads(table.schema().to_json())
+    stored = {"a": "b", "b": "a"} if how == "swapped" else {"a": "col-1234"}
+    for number, field in enumerate(schema["fields"]):
+        name = field["name"]
+        field["metadata"] |= {"delta.columnMapping.id": number + 4, "delta.columnMapping.physicalName": stored.get(name, name)}
+    metadata = {
+        "id": table.metadata().id,
+        "format": {"provider": "parquet", "options": {}},
+        "partitionColumns": [],
+        "schemaString": json.dumps(schema),
+        "configuration": {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "9"},
+    }
+    commit(tmp_path, {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": metadata})
+    stop_of(applier(tmp_path), r"another writer, in version 2 \(column \"a\"\)")
