@@ -16,7 +16,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TableIds, TransactionEncoder
-from subscriber.sinks.spark.landing.zone import LandingZone, OpenBatch
+from subscriber.sinks.spark.landing.zone import SPILL_BYTES, LandingZone, OpenBatch
 from subscriber.transaction.model import Transaction
 
 __all__ = ["LandingWriter", "encode"]
@@ -83,7 +83,7 @@ class LandingWriter:
             if not held:
                 for transaction in transactions:
                     await self._take_spooled(transaction, encoder)
-            elif sum([len(transaction.records) for transaction in transactions]) < _FEW:
+            elif self.size <= SPILL_BYTES and sum([len(transaction.records) for transaction in transactions]) < _FEW:
                 self._take_held(transactions, encoder)
             else:
                 await run_in_thread(lambda some=transactions: self._take_held(some, encoder))  # type: ignore[misc]
@@ -91,7 +91,8 @@ class LandingWriter:
     def _take_held(self, transactions: Sequence[Transaction], encoder: TransactionEncoder) -> None:
         """Take transactions whose records are in memory."""
         batch = encoder.batch
-        unchecked = 0
+        # rows of earlier calls with few records are not checked yet
+        unchecked = _FEW if batch.size > SPILL_BYTES else 0
         for transaction in transactions:
             records, spilled = transaction.records, batch.spilled
             encoder.begin(transaction)

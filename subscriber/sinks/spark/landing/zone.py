@@ -29,11 +29,11 @@ from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, check_
 from subscriber.sinks.spark.landing.row_buffer import RowBuffer, Stamp
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
-__all__ = ["LandingZone", "OpenBatch", "ParquetFile", "batch_end", "write_file"]
+__all__ = ["SPILL_BYTES", "LandingZone", "OpenBatch", "ParquetFile", "batch_end", "write_file"]
 
 _BATCH: Final = re.compile(r"\d+[-.].*parquet$")
 """Names of a batch's files. A table's copy is in the same directory, and does not match."""
-_SPILL_BYTES: Final = 32 * 1024**2
+SPILL_BYTES: Final = 32 * 1024**2
 """Size of the rows in memory above which they are written to disk as row groups."""
 
 
@@ -145,7 +145,7 @@ class OpenBatch:
                 part.buffer.remove(stamp)
         return True
 
-    def spill(self, limit: int = _SPILL_BYTES) -> None:
+    def spill(self, limit: int = SPILL_BYTES) -> None:
         """Write the rows in memory to files, if they are more than ``limit`` bytes.
 
         Raises:

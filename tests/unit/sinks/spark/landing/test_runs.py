@@ -17,7 +17,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, TupleData, Update
 from subscriber.sinks.spark.landing import row_encoder
 from subscriber.transaction.model import Transaction
-from tests.unit.sinks.spark.stream import TABLE, batch, begun, landed, make, run
+from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, landed, make, row, run, transaction
 
 _COLUMNS = (("id", 23, True), ("note", 25, False), ("day", 1082, False))
 _PLAIN = Relation(5, "public", "t", "d", tuple(Column(name, oid, -1, key) for name, oid, key in _COLUMNS))
@@ -102,3 +102,18 @@ def test_runs_are_landed_as_single_changes(drawn: list[tuple[list[Message], bool
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_encoder, "read_rows", lambda *_, **__: [])
         assert run(_landed(transactions)) == found
+
+
+async def test_takes_of_few_large_records_do_not_stay_in_memory(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path, "?batch_delay=1h&batch_size=1GB"))
+    text, end = "x" * 1_000_000, 200
+    for _ in range(4):
+        transactions = []
+        for _ in range(20):
+            end += 10
+            transactions.append(transaction(end, RELATION, Insert(5, row(str(end), text, None))))
+        await sink.apply(batch(*transactions))
+        assert sink._usable.lander.size < 50_000_000
+    await sink.advance(Lsn(end))
+    await sink.close()
+    assert len(landed(tmp_path)) == 80
