@@ -220,7 +220,10 @@ class Applier:
             with _stopping(name, stopped):
                 _load(self._delta(name, table))
         loaded = {name: table for name, table in all_of.items() if name not in stopped}
-        stopped |= self._stops(lake, loaded, cut, kept[0].previous if kept else None)
+        first = kept[0].previous if kept else None
+        if cut is not None and not kept and cut.needed < cut.landed:
+            first = cut.landed  # they are gone
+        stopped |= self._stops(lake, loaded, cut, first)
         going = {name: table for name, table in tables.items() if name not in stopped}
         taken = self._taken(lake, going, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)

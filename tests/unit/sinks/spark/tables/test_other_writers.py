@@ -538,7 +538,7 @@ async def test_damaged_log_is_no_unreadable_feature_if_the_lake_has_such_a_name(
 @pytest.mark.parametrize("how", ["swapped", "dropped and added"])
 async def test_column_of_the_same_name_that_is_another_one_in_the_files_is_reported(tmp_path: Path, how: str) -> None:
     columns = (Column("id", 23, -1, True), Column("a", 25, -1, False), Column("b", 25, -1, False))
-    sink, work = await start(tmp_path, Relation(5, "public", "t", "d", columns), Insert(5, row("1", "aa", "bb")))
+    sink, _ = await start(tmp_path, Relation(5, "public", "t", "d", columns), Insert(5, row("1", "aa", "bb")))
     await sink.close()
     table = DeltaTable(str(tmp_path / "tables/public/t"))
     schema = json.loads(table.schema().to_json())
@@ -555,3 +555,22 @@ async def test_column_of_the_same_name_that_is_another_one_in_the_files_is_repor
     }
     commit(tmp_path, {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": metadata})
     stop_of(applier(tmp_path), r"another writer, in version 2 \(column \"a\"\)")
+
+
+async def test_table_without_recent_changes_continues_after_restore(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER)
+    work = applier(tmp_path)
+    all_rounds(work)
+    for end in (300, 310, 320):
+        await land(sink, end, Insert(6, row(str(end), "x")))
+        all_rounds(work)
+        work.tidy(now=True)
+    DeltaTable(str(tmp_path / "tables/public/t")).delete()
+    stop_of(applier(tmp_path), "another writer")
+    await land(sink, 330, Insert(5, row("2", "b")))
+    await sink.close()
+    assert all_rounds(applier(tmp_path)).stopped[TABLE].lsn == 320
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    assert not all_rounds(applier(tmp_path)).stopped
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
