@@ -65,8 +65,6 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
         ConfigurationError: the URL or the LSN is invalid.
         TargetError: the cut does not exist, or does not have the table.
     """
-    from pyspark.sql.types import StructType  # noqa: PLC0415 -- an extra
-
     found = cut if cut is not None else cut_of(target, as_of_lsn)
     namespace, dot, name = table.partition(".")
     where = found.tables.get(TableName(namespace, name)) if dot else None
@@ -89,6 +87,8 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
         ) from error
     if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
+    from pyspark.sql.types import StructType  # noqa: PLC0415 -- an extra
+
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))
     # not the paths from Delta's library, which are URL-encoded
     files = [escape_glob(f"{delta.uri}/{path}") for path in delta.files_at(where.version)]
