@@ -117,7 +117,7 @@ def _insert_large(publisher: Database, first: int, last: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_large_values_are_held_five_times_at_most(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
-    """Copied, then streamed: libpq's two buffers, the record, its value with and without the length. The bug was that it took eight times the largest value."""
+    """Copied, then streamed: libpq's two buffers, the record, its value with and without the length. The bug was eight times the value."""
     for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
