@@ -155,7 +155,7 @@ def test_check_for_monitoring(other_replica: Replica) -> None:
         while (found := check(url, "--max-lag", "60s"))[0] != 0:
             assert time.monotonic() < deadline, found
         assert re.fullmatch(
-            rf"SUBSCRIBER OK - {pair.name} running, \d+ bytes behind, lag \d\.\d s"
+            rf"SUBSCRIBER OK - {pair.name} running, \d+ (bytes|kB|MB) behind, lag \d\.\d s"
             rf" \| '{pair.name} lag'=\d\.\d+s;;60;0 '{pair.name} behind'=\d+B;;;0\n",
             found[1],
         ), found
