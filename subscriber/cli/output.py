@@ -115,9 +115,13 @@ class Output:
     """Writes lines of data without blocking the event loop: a pipe that is not read must not stop the feedback to the publisher.
 
     The output is always UTF-8, in every locale. On a terminal, control characters are escaped; elsewhere the bytes are exact.
+
+    Args:
+        errors: how characters are written that UTF-8 cannot encode: ``surrogateescape`` writes the bytes from which they come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, errors: str = "backslashreplace") -> None:
+        self._errors = errors
         self._lines: list[str] = []
         self._size = 0
 
@@ -143,7 +147,7 @@ class Output:
         if self._lines:
             # escapes use JSON's notation, so that a line of JSON keeps its meaning
             lines = map(printable, self._lines) if sys.stdout.isatty() else self._lines
-            data = "\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
+            data = "\n".join([*lines, ""]).encode("utf-8", self._errors)
             self._lines.clear()
             self._size = 0
             await asyncio.to_thread(_write, data)

@@ -31,7 +31,7 @@ class ReceivedTransaction:
       never sent again, so store it durably first, under its ``xid`` and ``gid``. If it was rolled back before the publisher sent it, only a
       part of its changes may arrive (reorderbuffer.c, concurrent abort); its rollback follows.
     * ``commit prepared``, ``rollback prepared``: the end of a prepared transaction, without changes. A rollback may arrive for a prepare
-      that was never sent.
+      that was never sent. ``rollback`` is the message of a rollback, else None.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class ReceivedTransaction:
         acknowledge: Acknowledge,
     ) -> None:
         self.header: TransactionHeader = header(event)
+        self.rollback = event if isinstance(event, RollbackPrepared) else None
         self._transaction: Transaction | None = None
         match event:
             case Transaction():

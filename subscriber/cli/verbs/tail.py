@@ -3,6 +3,8 @@
 A transaction is acknowledged after it is written and flushed. So with ``--slot``, printed transactions are not printed again, unless the
 program or the connection ended between the two. Without ``--slot`` a temporary slot is used: it prints what is committed from now on, and
 nothing remains on the publisher.
+
+With ``--plugin``, an output plugin writes the lines. Its records are written as ``pg_recvlogical`` does, each with a line feed.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from subscriber.cli.options import add_publisher_arguments, add_settings_argumen
 from subscriber.cli.output import Output
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.consumer.plugin_stream import PluginStream
 from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
 from subscriber.consumer.transactions import TransactionStream, transactions
+from subscriber.plugins.registry import BUILTIN
 from subscriber.sinks.json_lines import JsonLines
 from subscriber.sinks.output_lines import ChangeFormat
 from subscriber.sinks.text_lines import TextLines
@@ -33,18 +37,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slot", metavar="NAME", help="a permanent slot, created if missing; tail resumes from its position; default: a temporary slot"
     )
-    parser.add_argument("--format", choices=sorted(_FORMATS), default="text", help="default: %(default)s; json: one object per line")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--format", choices=sorted(_FORMATS), default="text", help="default: %(default)s; json: one object per line")
+    form.add_argument("--plugin", metavar="NAME", help=f"an output plugin: {', '.join(sorted(BUILTIN))}, or package.module:Class")
+    parser.add_argument(
+        "-p", dest="plugin_options", action="append", default=[], metavar="name[=value]", help="an option of the plugin; may be repeated"
+    )
     parser.add_argument("--messages", action="store_true", help="print logical messages (pg_logical_emit_message) too")
     until = parser.add_mutually_exclusive_group()
     until.add_argument("--until-caught-up", action="store_true", help="end when everything that is committed at the start is printed")
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything that is committed up to this LSN is printed")
     add_settings_argument(parser)
-    parser.set_defaults(execute=execute)
+    parser.set_defaults(execute=execute, usage=parser.error)
 
 
 async def execute(args: argparse.Namespace) -> int:
     """Print until stopped, or until the requested end."""
-    stream = transactions(
+    if args.plugin is None:
+        if args.plugin_options:
+            args.usage("-p needs --plugin")
+        stream = _stream(args, messages=args.messages)
+        with clean_end(stream.stop) as ending:
+            await _print(stream, _FORMATS[args.format], Output())
+        return ending.status
+    given = (text.partition("=") for text in args.plugin_options)
+    plugin_options = {name: value if equals else None for name, equals, value in given}
+    options = SubscriptionOptions.parse(args.options)
+    async with await PluginStream.open(args.connection, args.plugin, plugin_options, options) as plugin:
+        stream = _stream(args, messages=plugin.messages)
+        with clean_end(stream.stop) as ending:
+            await _print_plugin(stream, plugin, Output("surrogateescape"))
+    return ending.status
+
+
+def _stream(args: argparse.Namespace, *, messages: bool) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
+    return transactions(
         args.connection,
         publications=args.publication,
         slot_name=args.slot,
@@ -52,11 +79,18 @@ async def execute(args: argparse.Namespace) -> int:
         settings=Settings.parse(args.settings),
         until_lsn=args.until_lsn,
         until_caught_up=args.until_caught_up,
-        messages=args.messages,
+        messages=messages,
     )
-    with clean_end(stream.stop) as ending:
-        await _print(stream, _FORMATS[args.format], Output())
-    return ending.status
+
+
+async def _print_plugin(stream: TransactionStream[ReceivedTransaction | ReceivedMessage], plugin: PluginStream, output: Output) -> None:
+    async with stream:
+        async for received in stream:
+            async for records in plugin.records(received):
+                for record in records:
+                    await output.write(record.data.decode("utf-8", "surrogateescape"))
+            await output.flush()
+            await plugin.acknowledge(received)
 
 
 async def _print(stream: TransactionStream[ReceivedTransaction | ReceivedMessage], lines: ChangeFormat, output: Output) -> None:

@@ -1,0 +1,149 @@
+"""Feed an output plugin from the stream of whole transactions, and acknowledge what the plugin has written."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from subscriber.config import SubscriptionOptions
+from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
+from subscriber.errors import ConfigurationError, PublisherError
+from subscriber.plugins.context import Record
+from subscriber.plugins.feed import PluginFeed
+from subscriber.plugins.registry import find_plugin
+from subscriber.protocol.messages import Relation
+from subscriber.transaction.changes import Change, MessageChange, TruncateChange
+from subscriber.types import TypeRegistry
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.type_reader import type_facts
+
+__all__ = ["PluginStream"]
+
+_QUERY = """
+    SELECT c.relkind,
+           (SELECT string_agg(pg_catalog.quote_ident(a.attname), ', ')
+              FROM pg_catalog.pg_attribute AS a
+             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''
+               AND NOT a.attname::text = ANY (ARRAY[{names}]::text[])),
+           EXISTS (SELECT FROM pg_catalog.pg_publication_rel AS r
+                    WHERE r.prrelid = c.oid AND pg_catalog.to_jsonb(r) ->> 'prattrs' IS NOT NULL)
+      FROM pg_catalog.pg_class AS c
+     WHERE c.oid = {oid}
+"""
+
+
+class PluginStream:
+    """A plugin and the publisher's catalog, opened by :meth:`open`. Use it as an asynchronous context manager.
+
+    Attributes:
+        feed: of the plugin.
+    """
+
+    def __init__(self, feed: PluginFeed, connection: WalReceiverConnection, written: list[Record], types: TypeRegistry) -> None:
+        self.feed = feed
+        self._connection = connection
+        self._written = written
+        self._types = types
+        self._known: set[Relation] = set()
+
+    @classmethod
+    async def open(cls, conninfo: str, name: str, plugin_options: Mapping[str, str | None], options: SubscriptionOptions) -> PluginStream:
+        """Create the plugin and call its ``startup``. Nothing is created on the publisher.
+
+        Args:
+            conninfo: connection string of the publisher.
+            name: of a built-in plugin, or ``package.module:Class``.
+            plugin_options: for the plugin.
+            options: of the stream.
+
+        Raises:
+            ConfigurationError: the plugin does not exist, lacks a callback, or refuses an option.
+            PublisherError: the publisher cannot be reached.
+        """
+        plugin = find_plugin(name)
+        connection = await WalReceiverConnection.connect(conninfo, application_name="subscriber plugin", replication=False)
+        try:
+            written: list[Record] = []
+            types = TypeRegistry()
+            feed = PluginFeed(
+                plugin,
+                name,
+                plugin_options,
+                capabilities=connection.capabilities,
+                writer=written.append,
+                types=types,
+                two_phase=options.two_phase,
+            )
+            if options.two_phase and not feed.callbacks.two_phase:
+                raise ConfigurationError(f'output plugin "{name}" has no callbacks for two-phase commit', hint="omit two_phase=true")
+            feed.start()
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(feed, connection, written, types)
+
+    async def __aenter__(self) -> PluginStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            self.feed.shutdown()
+        finally:
+            await self._connection.close()
+
+    @property
+    def messages(self) -> bool:
+        """Whether the plugin wants logical messages."""
+        return self.feed.callbacks.get("message") is not None
+
+    async def records(self, received: ReceivedTransaction | ReceivedMessage) -> AsyncIterator[Sequence[Record]]:
+        """Give one transaction or message to the plugin, and yield what it writes, in pieces.
+
+        Raises:
+            SubscriberError: the plugin failed, or needs something that pgoutput does not tell.
+        """
+        feed = self.feed
+        if isinstance(received, ReceivedMessage):
+            feed.loose_message(received.lsn, received.prefix, received.content)
+        else:
+            feed.begin(received.header)
+            async for change in received:
+                if feed.options.complete_relations:
+                    await self._describe(change)
+                feed.change(change)
+                if self._written:
+                    yield self._taken()
+            feed.end(received.header, received.rollback)
+        if self._written:
+            yield self._taken()
+
+    async def acknowledge(self, received: ReceivedTransaction | ReceivedMessage) -> None:
+        """Acknowledge everything up to here, unless the plugin holds a prepared transaction back."""
+        if not self.feed.holding:
+            await received.acknowledge()
+
+    def _taken(self) -> Sequence[Record]:
+        taken = self._written.copy()
+        self._written.clear()
+        return taken
+
+    async def _describe(self, change: Change) -> None:
+        if isinstance(change, MessageChange | TruncateChange) or change.relation in self._known:
+            return
+        await self._require_complete(change.relation)
+        self._types.add(await type_facts(self._connection, {column.type_oid for column in change.relation.columns}))
+        self._known.add(change.relation)
+
+    async def _require_complete(self, relation: Relation) -> None:
+        names = ", ".join("'" + column.name.replace("'", "''") + "'" for column in relation.columns)
+        found = await self._connection.execute(_QUERY.format(oid=relation.relation_id, names=names))
+        if not found:
+            return
+        ((kind, generated, listed),) = found
+        table = f"{relation.namespace}.{relation.name}"
+        hint = "use a publication without this, or another plugin"
+        if kind == "p":
+            raise PublisherError(f"the partition of a change of {table} is not known: the publication publishes via the root", hint=hint)
+        if generated is not None:
+            raise PublisherError(f"pgoutput does not send the generated columns {generated} of {table}", hint=hint)
+        if listed == "t":
+            raise PublisherError(f"a publication has a column list for {table}, so pgoutput may not send all columns", hint=hint)

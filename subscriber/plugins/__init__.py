@@ -1,0 +1,1 @@
+"""Output plugins: PostgreSQL's callbacks in Python, fed from pgoutput on our side of the wire."""

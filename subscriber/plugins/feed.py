@@ -1,0 +1,459 @@
+"""Feed an output plugin from pgoutput: messages become callbacks.
+
+The messages come one by one, as a walsender sends them (:meth:`PluginFeed.message`), or as whole transactions, after reassembly
+(:meth:`PluginFeed.begin`, :meth:`PluginFeed.change`, :meth:`PluginFeed.end`). Only the first way gives transactions in progress.
+
+The order of the callbacks is that of the server (reorderbuffer.c, logical.c), with what pgoutput does not tell left out:
+
+* ``begin`` is called when the message after Begin is known, because that may tell the origin of the transaction.
+* ``filter_by_origin`` is asked once for each transaction that is not streamed. The server asks for each change.
+* A transaction that ``filter_prepare`` filters is kept in memory until its end. Until then :attr:`PluginFeed.holding` is true, and nothing
+  may be acknowledged: the publisher sends a prepared transaction only once.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from subscriber.errors import ConfigurationError, ProtocolError, SubscriberError, TargetError
+from subscriber.plugins.callbacks import OutputPluginCallbacks
+from subscriber.plugins.context import LogicalDecodingContext, OutputPluginOptions, Record, ReorderBufferTXN
+from subscriber.protocol.capabilities import Capabilities
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    TruncateOption,
+    Type,
+    Update,
+)
+from subscriber.transaction.changes import Change, DeleteChange, InsertChange, MessageChange, TruncateChange, UpdateChange, row
+from subscriber.transaction.header import TransactionHeader
+from subscriber.types import TypeRegistry
+
+__all__ = ["PluginFeed"]
+
+_SILENT: Final = frozenset({"startup", "shutdown", "filter_by_origin", "filter_prepare"})
+"""Callbacks that must not write."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction that was begun.
+
+    Attributes:
+        txn: as the plugin knows it.
+        prepared: whether it ends with PREPARE TRANSACTION.
+        begun: whether the plugin was told.
+        dropped: whether ``filter_by_origin`` dropped it.
+        held: its changes, if it is kept until its COMMIT PREPARED.
+        relations: described in this transaction, if it is streamed.
+    """
+
+    txn: ReorderBufferTXN
+    prepared: bool = False
+    begun: bool = False
+    dropped: bool = False
+    held: list[Change] | None = None
+    relations: dict[int, Relation] = field(default_factory=dict)
+
+
+class PluginFeed:
+    """One plugin that is fed from one stream.
+
+    Args:
+        plugin: an object with callbacks as methods (:mod:`subscriber.plugins.callbacks`).
+        name: its name, for messages.
+        options: for the plugin.
+        capabilities: of the publisher.
+        writer: is given each record that the plugin writes.
+        types: the types of the publisher. Type messages are added.
+        streaming: whether transactions in progress come.
+        two_phase: whether prepared transactions come.
+        encoding: the server encoding.
+        progress: called when the plugin reports progress.
+
+    Attributes:
+        callbacks: of the plugin.
+        context: of the plugin.
+
+    Raises:
+        ConfigurationError: a required callback is missing.
+    """
+
+    def __init__(
+        self,
+        plugin: object,
+        name: str,
+        options: Mapping[str, str | None],
+        *,
+        capabilities: Capabilities,
+        writer: Callable[[Record], None],
+        types: TypeRegistry | None = None,
+        streaming: bool = False,
+        two_phase: bool = False,
+        encoding: str = "UTF8",
+        progress: Callable[[], None] | None = None,
+    ) -> None:
+        self.callbacks = OutputPluginCallbacks(plugin, name)
+        self.context = LogicalDecodingContext(
+            name,
+            options,
+            capabilities=capabilities,
+            writer=writer,
+            types=types,
+            streaming=streaming and self.callbacks.streaming,
+            two_phase=two_phase and self.callbacks.two_phase,
+            encoding=encoding,
+            progress=progress,
+        )
+        self._relations: dict[int, Relation] = {}
+        self._open: _Open | None = None
+        self._streams: dict[int, _Open] = {}
+        self._block: _Open | None = None
+        self._held: dict[tuple[int, str], _Open] = {}
+
+    @property
+    def options(self) -> OutputPluginOptions:
+        """What the plugin set in ``startup``."""
+        return self.context.options
+
+    @property
+    def holding(self) -> bool:
+        """Whether a prepared transaction is kept until its end. Nothing may be acknowledged meanwhile."""
+        return bool(self._held)
+
+    def start(self, *, is_init: bool = False) -> None:
+        """Call ``startup``.
+
+        Args:
+            is_init: whether the slot was just created.
+
+        Raises:
+            ConfigurationError: an option is not valid, or pgoutput cannot give what the plugin wants.
+        """
+        context = self.context
+        streaming, two_phase = context.streaming, context.twophase
+        self._call("startup", context, context.options, is_init)
+        context.streaming &= streaming
+        context.twophase &= two_phase
+        if context.options.receive_rewrites:
+            raise ConfigurationError(
+                f'output plugin "{context.name}" wants the changes of table rewrites, which pgoutput does not send',
+                hint="omit the option (test_decoding: include-rewrites)",
+            )
+
+    def shutdown(self) -> None:
+        """Call ``shutdown``."""
+        self._call("shutdown", self.context)
+
+    # --- messages one by one
+
+    def message(self, message: Message) -> None:
+        """Feed the next message of the stream.
+
+        Raises:
+            ProtocolError: the message does not fit here.
+            SubscriberError: the plugin failed.
+        """
+        match message:
+            case Insert() | Update() | Delete() | Truncate():
+                self._row(message)
+            case LogicalMessage():
+                self._logical_message(message)
+            case Relation():
+                target = self._relations if self._block is None else self._block.relations
+                target[message.relation_id] = message
+            case Type():
+                self.context.types.define(message.type_oid, message.namespace, message.name)
+                self.context.type_messages[message.type_oid] = message
+            case Begin():
+                txn = ReorderBufferTXN(message.xid, final_lsn=message.final_lsn, xact_time=message.commit_time)
+                self._open = _Open(txn)
+            case BeginPrepare():
+                txn = ReorderBufferTXN(message.xid, gid=message.gid, final_lsn=message.prepare_lsn, end_lsn=message.end_lsn)
+                txn.xact_time = message.prepare_time
+                self._open = self._prepared(txn)
+            case Origin():
+                self._current().txn.origin = message.name
+            case Commit():
+                current = self._current()
+                current.txn.end_lsn = message.end_lsn
+                self._commit(current)
+            case Prepare():
+                self._prepare(self._current())
+            case CommitPrepared() | RollbackPrepared():
+                self._end_prepared(message)
+            case _:
+                self._stream(message)
+
+    def _stream(self, message: StreamStart | StreamStop | StreamAbort | StreamCommit | StreamPrepare) -> None:
+        if not self.context.streaming and not isinstance(message, StreamAbort):
+            raise ProtocolError(f"a {type(message).__name__} message although streaming was not requested")
+        match message:
+            case StreamStart():
+                stream = self._streams.get(message.xid)
+                if stream is None or message.first_segment:
+                    stream = self._streams[message.xid] = _Open(ReorderBufferTXN(message.xid))
+                stream.begun = False
+                self._block = stream
+            case StreamStop():
+                block = self._in_block()
+                self._block = None
+                self._call_stream(block, "stream_stop")
+            case StreamAbort():
+                self._stream_abort(message)
+            case StreamCommit():
+                stream = self._ended(message.xid)
+                txn = stream.txn
+                txn.final_lsn, txn.end_lsn, txn.xact_time = message.commit_lsn, message.end_lsn, message.commit_time
+                self._call_stream(stream, "stream_commit", message.commit_lsn)
+            case StreamPrepare():
+                stream = self._ended(message.xid)
+                txn = stream.txn
+                txn.final_lsn, txn.end_lsn, txn.xact_time = message.prepare_lsn, message.end_lsn, message.prepare_time
+                txn.gid = message.gid
+                self._call_stream(stream, "stream_prepare", message.prepare_lsn)
+
+    def _in_block(self) -> _Open:
+        """The open block of a stream, after the plugin was told that it began."""
+        block = self._block
+        if block is None:
+            raise ProtocolError("STREAM STOP without STREAM START")
+        if not block.begun:
+            block.begun = True
+            block.dropped = bool(self._call("filter_by_origin", self.context, block.txn.origin))
+            self._call_stream(block, "stream_start")
+        return block
+
+    def _call_stream(self, stream: _Open, callback: str, *arguments: Lsn) -> None:
+        if not stream.dropped:
+            self._call(callback, self.context, stream.txn, *arguments, txn=stream.txn)
+
+    def _stream_abort(self, message: StreamAbort) -> None:
+        stream = self._streams.get(message.xid)
+        if stream is None:
+            # PostgreSQL 18.4 sends such a message even without streaming
+            return
+        txn = stream.txn
+        stream.relations.clear()
+        if message.subxid == message.xid:
+            del self._streams[message.xid]
+        else:
+            txn = ReorderBufferTXN(message.subxid, toptxn=txn)
+        txn.xact_time = message.abort_time
+        if not stream.dropped:
+            self._call("stream_abort", self.context, txn, message.abort_lsn or INVALID_LSN, txn=txn)
+
+    def _ended(self, xid: int) -> _Open:
+        stream = self._streams.pop(xid, None)
+        if stream is None:
+            raise ProtocolError(f"transaction {xid} ends, but no block of it was received")
+        self._relations.update(stream.relations)
+        return stream
+
+    def _current(self) -> _Open:
+        current = self._block or self._open
+        if current is None:
+            raise ProtocolError("a change or the end of a transaction outside a transaction")
+        return current
+
+    def _relation(self, relation_id: int) -> Relation:
+        found = self._block.relations.get(relation_id) if self._block is not None else None
+        found = found or self._relations.get(relation_id)
+        if found is None:
+            raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}")
+        return found
+
+    def _row(self, message: Insert | Update | Delete | Truncate) -> None:
+        self.context.change_xid = message.xid
+        if isinstance(message, Truncate):
+            relations = tuple(map(self._relation, message.relation_ids))
+            cascade, restart = TruncateOption.CASCADE in message.options, TruncateOption.RESTART_IDENTITY in message.options
+            self.change(TruncateChange(relations, cascade=cascade, restart_identity=restart))
+            return
+        relation = self._relation(message.relation_id)
+        if isinstance(message, Insert):
+            self.change(InsertChange(relation, row(relation, message.new)))
+            return
+        key = None if message.key is None else row(relation, message.key, key_only=True)
+        old = None if message.old is None else row(relation, message.old)
+        if isinstance(message, Update):
+            self.change(UpdateChange(relation, key, old, row(relation, message.new)))
+        else:
+            self.change(DeleteChange(relation, key, old))
+
+    def _logical_message(self, message: LogicalMessage) -> None:
+        if message.transactional:
+            self.context.change_xid = message.xid
+            self.change(MessageChange(message.lsn, message.prefix, message.content))
+        else:
+            self.loose_message(message.lsn, message.prefix, message.content)
+
+    # --- whole transactions
+
+    def begin(self, header: TransactionHeader) -> None:
+        """Begin a transaction, unless the event is the end of a prepared one."""
+        if header.kind not in {"commit", "prepare"}:
+            return
+        txn = ReorderBufferTXN(
+            header.xid,
+            gid=header.gid,
+            final_lsn=header.commit_lsn,
+            end_lsn=header.end_lsn,
+            xact_time=header.commit_time,
+            origin=header.origin,
+        )
+        self._open = self._prepared(txn) if header.kind == "prepare" else _Open(txn)
+
+    def change(self, change: Change) -> None:
+        """Give the next change of the transaction."""
+        if self._block is not None:
+            block = self._in_block()
+            if not block.dropped:
+                self._give(block.txn, change, "stream_")
+            return
+        current = self._begun()
+        if current.held is not None:
+            current.held.append(change)
+        elif not current.dropped:
+            self._give(current.txn, change, "")
+
+    def end(self, header: TransactionHeader, rollback: RollbackPrepared | None = None) -> None:
+        """End the transaction.
+
+        Args:
+            header: that was given to :meth:`begin`.
+            rollback: the message, if the event is ROLLBACK PREPARED.
+        """
+        if header.kind == "commit":
+            self._commit(self._begun())
+        elif header.kind == "prepare":
+            self._prepare(self._begun())
+        elif rollback is not None:
+            self._end_prepared(rollback)
+        else:
+            gid = header.gid or ""
+            self._end_prepared(CommitPrepared(0, header.commit_lsn, header.end_lsn, header.commit_time, header.xid, gid))
+
+    def loose_message(self, lsn: Lsn, prefix: str, content: bytes) -> None:
+        """Give a logical message that was written outside any transaction."""
+        self._call("message", self.context, None, lsn, False, prefix, content, lsn=lsn)
+
+    # --- both
+
+    def _prepared(self, txn: ReorderBufferTXN) -> _Open:
+        if not self.context.twophase:
+            raise ProtocolError("a prepared transaction although two-phase commit was not requested")
+        current = _Open(txn, prepared=True)
+        if self._call("filter_prepare", self.context, txn.xid, txn.gid):
+            current.held = []
+        return current
+
+    def _begun(self) -> _Open:
+        """The open transaction, after the plugin was told of it."""
+        current = self._open
+        if current is None:
+            raise ProtocolError("a change or the end of a transaction outside a transaction")
+        if not current.begun:
+            current.begun = True
+            txn = current.txn
+            current.dropped = bool(self._call("filter_by_origin", self.context, txn.origin))
+            if not current.dropped and current.held is None:
+                self._call("begin_prepare" if current.prepared else "begin", self.context, txn, txn=txn)
+        return current
+
+    def _give(self, txn: ReorderBufferTXN, change: Change, prefix: str) -> None:
+        match change:
+            case TruncateChange():
+                self._call(f"{prefix}truncate", self.context, txn, change.relations, change, txn=txn)
+            case MessageChange():
+                # the fourth argument: transactional
+                self._call(f"{prefix}message", self.context, txn, change.lsn, True, change.prefix, change.content, txn=txn)
+            case _:
+                self._call(f"{prefix}change", self.context, txn, change.relation, change, txn=txn)
+
+    def _commit(self, current: _Open) -> None:
+        self._begun()
+        self._open = None
+        if not current.dropped:
+            self._call("commit", self.context, current.txn, current.txn.final_lsn, txn=current.txn)
+
+    def _prepare(self, current: _Open) -> None:
+        self._begun()
+        self._open = None
+        txn = current.txn
+        if current.held is not None:
+            self._held[txn.xid, txn.gid or ""] = current
+        elif not current.dropped:
+            self._call("prepare", self.context, txn, txn.final_lsn, txn=txn)
+
+    def _end_prepared(self, message: CommitPrepared | RollbackPrepared) -> None:
+        if not self.context.twophase:
+            raise ProtocolError("the end of a prepared transaction although two-phase commit was not requested")
+        held = self._held.pop((message.xid, message.gid), None)
+        txn = ReorderBufferTXN(message.xid, gid=message.gid)
+        if isinstance(message, RollbackPrepared):
+            txn.end_lsn, txn.xact_time = message.rollback_end_lsn, message.rollback_time
+            txn.final_lsn = message.rollback_end_lsn
+            if held is None:
+                prepared = message.prepare_end_lsn, message.prepare_time
+                self._call("rollback_prepared", self.context, txn, *prepared, txn=txn)
+            return
+        txn.final_lsn, txn.end_lsn, txn.xact_time = message.commit_lsn, message.end_lsn, message.commit_time
+        if held is None:
+            self._call("commit_prepared", self.context, txn, message.commit_lsn, txn=txn)
+            return
+        txn.origin = held.txn.origin
+        current = self._open = _Open(txn)
+        for change in held.held or ():
+            self.change(change)
+        self._commit(current)
+
+    def _call(self, callback: str, *arguments: Any, txn: ReorderBufferTXN | None = None, lsn: Lsn | None = None) -> Any:
+        method = self.callbacks.get(callback)
+        if method is None:
+            return None
+        context = self.context
+        context.accept_writes = callback not in _SILENT
+        context.write_txn = txn
+        context.write_location = lsn or (INVALID_LSN if txn is None else txn.final_lsn)
+        try:
+            return method(*arguments)
+        except SubscriberError as error:
+            error.add_note(f'in the {callback} callback of output plugin "{context.name}", associated LSN {context.write_location}')
+            raise
+        except Exception as error:
+            raise _failed(context, callback, error) from error
+        finally:
+            context.accept_writes = False
+
+
+def _failed(context: LogicalDecodingContext, callback: str, error: Exception) -> TargetError:
+    """The error of a plugin. Its text may hold a row's value, so only its class and place are shown."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return TargetError(
+        f'output plugin "{context.name}" raised {type(error).__name__} in its {callback} callback, at {Path(frame.filename).name}:'
+        f"{frame.lineno}, associated LSN {context.write_location}",
+        hint="fix the plugin; the transaction is not acknowledged, and comes again",
+    )

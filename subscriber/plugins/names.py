@@ -1,0 +1,106 @@
+"""Names as PostgreSQL prints them: ``quote_identifier`` and ``format_type_be``.
+
+A session with an empty ``search_path`` qualifies every name outside ``pg_catalog``. So does this module.
+Source: ruleutils.c (quote_identifier), format_type.c, ``pg_get_keywords()`` of 13 to 18.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from subscriber.errors import PublisherError
+from subscriber.protocol.capabilities import Capabilities
+from subscriber.types import TypeRegistry
+from subscriber.types.pg_type import TypeKind
+from subscriber.types.registry import PgType
+
+__all__ = ["format_type", "quote_identifier", "quote_literal", "quote_qualified_identifier"]
+
+_SAFE: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_CATALOG: Final = "pg_catalog"
+
+_KEYWORDS: Final = frozenset(
+    """
+    all analyse analyze and any array as asc asymmetric authorization between bigint binary bit boolean both case cast char character check
+    coalesce collate collation column concurrently constraint create cross current_catalog current_date current_role current_schema
+    current_time current_timestamp current_user dec decimal default deferrable desc distinct do else end except exists extract false fetch
+    float for foreign freeze from full grant greatest group grouping having ilike in initially inner inout int integer intersect interval
+    into is isnull join lateral leading least left like limit localtime localtimestamp national natural nchar none normalize not notnull
+    null nullif numeric offset on only or order out outer overlaps overlay placing position precision primary real references returning
+    right row select session_user setof similar smallint some substring symmetric table tablesample then time timestamp to trailing treat
+    trim true union unique user using values varchar variadic verbose when where window with xmlattributes xmlconcat xmlelement xmlexists
+    xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
+    """.split()  # noqa: SIM905 -- shorter
+)
+"""Keywords that are quoted: all but the unreserved ones."""
+_KEYWORDS_16: Final = frozenset({"json_array", "json_arrayagg", "json_object", "json_objectagg", "system_user"})
+_KEYWORDS_17: Final = frozenset(
+    {"json", "json_exists", "json_query", "json_scalar", "json_serialize", "json_table", "json_value", "merge_action"}
+)
+
+_SQL_NAMES: Final = {
+    "bit": "bit",
+    "bool": "boolean",
+    "bpchar": "character",
+    "float4": "real",
+    "float8": "double precision",
+    "int2": "smallint",
+    "int4": "integer",
+    "int8": "bigint",
+    "interval": "interval",
+    "json": "json",
+    "numeric": "numeric",
+    "time": "time without time zone",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+    "timetz": "time with time zone",
+    "varbit": "bit varying",
+    "varchar": "character varying",
+}
+
+
+def quote_identifier(name: str, publisher: Capabilities) -> str:
+    """Quote a name if it must be quoted. Keywords depend on the publisher's version."""
+    if _SAFE.fullmatch(name):
+        quoted = name in _KEYWORDS
+        quoted = quoted or (name in _KEYWORDS_16 and publisher.at_least(16)) or (name in _KEYWORDS_17 and publisher.at_least(17))
+        if not quoted:
+            return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_qualified_identifier(namespace: str, name: str, publisher: Capabilities) -> str:
+    """Quote a qualified name."""
+    return f"{quote_identifier(namespace, publisher)}.{quote_identifier(name, publisher)}"
+
+
+def quote_literal(text: str) -> str:
+    """``quote_literal_cstr``: with ``E`` if the text has a backslash."""
+    quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
+    return f"E{quoted}" if "\\" in text else quoted
+
+
+def format_type(oid: int, types: TypeRegistry, publisher: Capabilities) -> str:
+    """The name of a type, as ``format_type_be`` prints it.
+
+    Raises:
+        PublisherError: pgoutput and the publisher's catalog do not tell the name.
+    """
+    return _format(types.resolve(oid), oid, publisher)
+
+
+def _format(found: PgType, oid: int, publisher: Capabilities) -> str:
+    # a Type message names the base type of a domain, and an array by its internal name: only the catalog tells the name to print
+    if not found.known or (found.domain is not None and found.domain[0] == _CATALOG):
+        raise PublisherError(
+            f"the name of the type with OID {oid} is not known: pgoutput does not tell it, and the publisher's catalog does not have it",
+            hint="the type was dropped; drop the slot and begin again, or use a plugin that needs no names of types",
+        )
+    if found.domain is not None:
+        return quote_qualified_identifier(*found.domain, publisher)
+    if found.kind is TypeKind.ARRAY and found.element is not None:
+        return _format(found.element, found.element.oid, publisher) + "[]"
+    if found.namespace != _CATALOG:
+        return quote_qualified_identifier(found.namespace, found.name, publisher)
+    return _SQL_NAMES.get(found.name) or quote_identifier(found.name, publisher)
