@@ -74,7 +74,8 @@ def add_target_argument(parser: argparse.ArgumentParser) -> None:
         "--target",
         required=True,
         metavar="URL",
-        help="URL of the target, for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname, spark:///directory",
+        help="URL of the target, for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname,"
+        " spark:///directory; run also takes plugin:package.module:Class",
     )
 
 

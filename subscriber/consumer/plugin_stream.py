@@ -1,8 +1,21 @@
-"""Feed an output plugin from the stream of whole transactions, and acknowledge what the plugin has written."""
+"""Feed an output plugin from the stream of whole transactions, and acknowledge what the plugin has written.
+
+The callbacks run one after another, in a thread of their own, so they may block: the feedback to the publisher goes on meanwhile.
+
+A plugin that is a target has up to three more methods:
+
+* ``send(ctx, record)`` is given each record that the plugin writes. It may return before the record is stored.
+* ``flush(ctx)`` returns when everything sent is stored. It is called after each transaction, and only then is that acknowledged.
+* ``position(ctx)`` returns the ``end_lsn`` of the last transaction that the plugin stored, or None. It is called once, before the first
+  transaction. A plugin that stores ``txn.end_lsn`` together with its data, atomically, gets each transaction exactly once. Without it, the
+  slot has the only position, and the transactions that were not acknowledged before a crash come again: at least once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final
 
 from subscriber.config import SubscriptionOptions
 from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
@@ -10,6 +23,7 @@ from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.plugins.context import Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.registry import find_plugin
+from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.changes import Change, MessageChange, TruncateChange
 from subscriber.types import TypeRegistry
@@ -18,7 +32,9 @@ from subscriber.walreceiver.type_reader import type_facts
 
 __all__ = ["PluginStream"]
 
-_QUERY = """
+_CHANGES: Final = 1000
+"""Changes that are given to the plugin at once."""
+_QUERY: Final = """
     SELECT c.relkind,
            (SELECT string_agg(pg_catalog.quote_ident(a.attname), ', ')
               FROM pg_catalog.pg_attribute AS a
@@ -38,15 +54,26 @@ class PluginStream:
         feed: of the plugin.
     """
 
-    def __init__(self, feed: PluginFeed, connection: WalReceiverConnection, written: list[Record], types: TypeRegistry) -> None:
+    def __init__(
+        self, feed: PluginFeed, connection: WalReceiverConnection, written: list[Record], types: TypeRegistry, *, target: bool
+    ) -> None:
         self.feed = feed
         self._connection = connection
         self._written = written
         self._types = types
+        self._target = target
         self._known: set[Relation] = set()
 
     @classmethod
-    async def open(cls, conninfo: str, name: str, plugin_options: Mapping[str, str | None], options: SubscriptionOptions) -> PluginStream:
+    async def open(
+        cls,
+        conninfo: str,
+        name: str,
+        plugin_options: Mapping[str, str | None],
+        options: SubscriptionOptions,
+        *,
+        target: bool = False,
+    ) -> PluginStream:
         """Create the plugin and call its ``startup``. Nothing is created on the publisher.
 
         Args:
@@ -54,6 +81,7 @@ class PluginStream:
             name: of a built-in plugin, or ``package.module:Class``.
             plugin_options: for the plugin.
             options: of the stream.
+            target: whether the plugin is a target: then its records go to its ``send``.
 
         Raises:
             ConfigurationError: the plugin does not exist, lacks a callback, or refuses an option.
@@ -79,7 +107,7 @@ class PluginStream:
         except BaseException:
             await connection.close()
             raise
-        return cls(feed, connection, written, types)
+        return cls(feed, connection, written, types, target=target)
 
     async def __aenter__(self) -> PluginStream:
         return self
@@ -103,28 +131,64 @@ class PluginStream:
         """
         feed = self.feed
         if isinstance(received, ReceivedMessage):
-            feed.loose_message(received.lsn, received.prefix, received.content)
-        else:
-            feed.begin(received.header)
-            async for change in received:
-                if feed.options.complete_relations:
-                    await self._describe(change)
-                feed.change(change)
-                if self._written:
-                    yield self._taken()
+            yield await self._run(lambda: feed.loose_message(received.lsn, received.prefix, received.content))
+            return
+        feed.begin(received.header)
+        waiting: list[Change] = []
+        async for change in received:
+            if feed.options.complete_relations:
+                await self._describe(change)
+            waiting.append(change)
+            if len(waiting) >= _CHANGES:
+                yield await self._run(lambda: self._give(waiting))
+
+        def finish() -> None:
+            self._give(waiting)
             feed.end(received.header, received.rollback)
-        if self._written:
-            yield self._taken()
+
+        yield await self._run(finish)
+
+    async def deliver(self, received: ReceivedTransaction | ReceivedMessage) -> None:
+        """Give one transaction or message to a plugin that is a target, and acknowledge it when the plugin has stored it.
+
+        Raises:
+            SubscriberError: as :meth:`records`.
+        """
+        async for _ in self.records(received):
+            pass
+        await asyncio.to_thread(self.feed.flush)
+        await self.acknowledge(received)
+
+    async def position(self) -> Lsn | None:
+        """The position that a plugin stores with its data, or None.
+
+        Raises:
+            SubscriberError: the plugin failed.
+            ConfigurationError: its answer is not an LSN.
+        """
+        return await asyncio.to_thread(self.feed.position)
+
+    def _give(self, changes: list[Change]) -> None:
+        for change in changes:
+            self.feed.change(change)
+        changes.clear()
+
+    async def _run(self, work: Callable[[], None]) -> Sequence[Record]:
+        await asyncio.to_thread(self._work, work)
+        taken = self._written.copy()
+        self._written.clear()
+        return taken
+
+    def _work(self, work: Callable[[], None]) -> None:
+        work()
+        if self._target:
+            for record in self._written:
+                self.feed.send(record)
 
     async def acknowledge(self, received: ReceivedTransaction | ReceivedMessage) -> None:
         """Acknowledge everything up to here, unless the plugin holds a prepared transaction back."""
         if not self.feed.holding:
             await received.acknowledge()
-
-    def _taken(self) -> Sequence[Record]:
-        taken = self._written.copy()
-        self._written.clear()
-        return taken
 
     async def _describe(self, change: Change) -> None:
         if isinstance(change, MessageChange | TruncateChange) or change.relation in self._known:

@@ -39,7 +39,7 @@ from typing import Any, Final
 
 from subscriber.errors import ConfigurationError
 
-__all__ = ["CALLBACKS", "OutputPluginCallbacks"]
+__all__ = ["CALLBACKS", "TARGET_METHODS", "OutputPluginCallbacks"]
 
 _REQUIRED: Final = ("begin", "change", "commit")
 _STREAMING: Final = ("stream_start", "stream_stop", "stream_abort", "stream_commit", "stream_change")
@@ -49,6 +49,8 @@ _WITH_STREAMING: Final = ("stream_message", "stream_truncate")
 
 CALLBACKS: Final = frozenset({*_REQUIRED, *_STREAMING, *_TWO_PHASE, *_OPTIONAL, *_WITH_STREAMING, "filter_prepare", "stream_prepare"})
 """The names of all callbacks."""
+TARGET_METHODS: Final = ("send", "flush", "position")
+"""Further methods of a plugin that is a target (:mod:`subscriber.consumer.plugin_stream`). All are optional."""
 
 Callback = Callable[..., Any]
 
@@ -70,7 +72,7 @@ class OutputPluginCallbacks:
 
     def __init__(self, plugin: object, name: str) -> None:
         self._found: dict[str, Callback] = {}
-        for callback in sorted(CALLBACKS):
+        for callback in (*sorted(CALLBACKS), *TARGET_METHODS):
             method = getattr(plugin, callback, None)
             if method is None:
                 continue

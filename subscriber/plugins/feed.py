@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from subscriber.errors import ConfigurationError, ProtocolError, SubscriberError, TargetError
-from subscriber.plugins.callbacks import OutputPluginCallbacks
+from subscriber.plugins.callbacks import TARGET_METHODS, OutputPluginCallbacks
 from subscriber.plugins.context import LogicalDecodingContext, OutputPluginOptions, Record, ReorderBufferTXN
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -53,7 +53,7 @@ from subscriber.types import TypeRegistry
 
 __all__ = ["PluginFeed"]
 
-_SILENT: Final = frozenset({"startup", "shutdown", "filter_by_origin", "filter_prepare"})
+_SILENT: Final = frozenset({"startup", "shutdown", "filter_by_origin", "filter_prepare", *TARGET_METHODS})
 """Callbacks that must not write."""
 
 
@@ -166,6 +166,39 @@ class PluginFeed:
     def shutdown(self) -> None:
         """Call ``shutdown``."""
         self._call("shutdown", self.context)
+
+    # --- a plugin that is a target
+
+    def send(self, record: Record) -> None:
+        """Give a record that the plugin wrote to its ``send``.
+
+        Raises:
+            ConfigurationError: it has none.
+        """
+        if self.callbacks.get("send") is None:
+            raise ConfigurationError(
+                f'output plugin "{self.context.name}" writes records, but has no method send',
+                hint="derive a class from it that defines send(ctx, record)",
+            )
+        self._call("send", self.context, record, lsn=record.lsn)
+
+    def flush(self) -> None:
+        """Wait until everything that was sent is stored."""
+        self._call("flush", self.context)
+
+    def position(self) -> Lsn | None:
+        """The position that the plugin stores with its data, or None.
+
+        Raises:
+            ConfigurationError: its answer is not an LSN.
+        """
+        found = self._call("position", self.context)
+        try:
+            return None if found is None else Lsn.parse(found) if isinstance(found, str) else Lsn(found)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f'output plugin "{self.context.name}": position did not return an LSN', hint="return the stored txn.end_lsn"
+            ) from error
 
     # --- messages one by one
 

@@ -1,7 +1,8 @@
 """Choose the sink and the catalog for a target's URL or conninfo.
 
 ``postgresql://…``, ``postgres://…`` and libpq's keywords and values select the PostgreSQL sink. ``spark:///path`` and ``spark+…://…``
-select a lake. Every other URL is one of SQLAlchemy's: ``sqlite:///file.db``, ``mariadb://…``.
+select a lake. ``plugin:package.module:Class`` is an output plugin, which has no sink and no catalog. Every other URL is one of
+SQLAlchemy's: ``sqlite:///file.db``, ``mariadb://…``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["ApplyOptions", "is_lake", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
+__all__ = ["ApplyOptions", "is_lake", "is_plugin", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)://")
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
@@ -60,6 +61,7 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
         ConfigurationError: no sink supports this kind of URL, its driver is not installed, the text is neither a URL nor a conninfo, or a
             setting does not apply to this kind of target.
     """
+    _refuse_plugin(target)
     if is_lake(target):
         with _lake():
             from subscriber.sinks.spark.sink import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
@@ -82,6 +84,7 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError: the target cannot be reached, or rejected a request.
     """
+    _refuse_plugin(target)
     if is_lake(target):
         with _lake():
             from subscriber.sinks.spark.catalog.subscriptions import LakeCatalog  # noqa: PLC0415 -- as above
@@ -103,6 +106,7 @@ async def observe_target(target: str) -> Sequence[Observation]:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError: the target cannot be reached, or rejected a request.
     """
+    _refuse_plugin(target)
     if is_lake(target):
         with _lake():
             from subscriber.sinks.spark.catalog.observe import observe as observe_lake  # noqa: PLC0415 -- as above
@@ -143,6 +147,19 @@ def is_lake(target: str) -> bool:
     """Whether the target is the URL of a lake."""
     scheme = _SCHEME.match(target)
     return scheme is not None and scheme[1].lower().partition("+")[0] == "spark"
+
+
+def is_plugin(target: str) -> bool:
+    """Whether the target is an output plugin, ``plugin:package.module:Class``."""
+    return target.startswith("plugin:")
+
+
+def _refuse_plugin(target: str) -> None:
+    if is_plugin(target):
+        raise ConfigurationError(
+            "an output plugin stores no subscription",
+            hint="use subscriber run --connection … --publication … --target plugin:…; its status is that of the slot on the publisher",
+        )
 
 
 def uses_sqlalchemy(target: str) -> bool:

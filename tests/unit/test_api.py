@@ -41,6 +41,7 @@ def test_nothing_else_looks_public() -> None:
         "config",
         "consumer",
         "errors",
+        "plugins",
         "printable",
         "protocol",
         "sinks",

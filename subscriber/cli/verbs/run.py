@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from functools import partial
+from urllib.parse import parse_qsl
 
 from subscriber.apply.progress import CopyProgress
 from subscriber.cli.metrics import served
@@ -16,9 +17,13 @@ from subscriber.cli.options import add_definition_arguments, add_name_option, ls
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.config.reading import parse_assignments
+from subscriber.consumer.plugin_stream import PluginStream
+from subscriber.consumer.transactions import transactions
 from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.run_status import Until
 from subscriber.subscription.subscription import Subscription
+from subscriber.subscription.targets import is_plugin
 
 __all__ = ["add_arguments"]
 
@@ -52,6 +57,8 @@ async def _execute(args: argparse.Namespace) -> int:
             "--connection and --publication belong together: give both to run one subscription, or neither to run those in the"
             " target's catalog"
         )
+    if is_plugin(args.target) and args.connection is not None:
+        return await _feed_plugin(args)
     progress = copy_progress()
     try:
         return await (_launch(args, progress) if args.connection is None else _follow(args, progress))
@@ -98,6 +105,35 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
     with served(args.metrics, lambda: {args.name: subscription}), clean_end(subscription.stop) as ending:
         await _narrated(narrator, subscription.run(until))
     confirm(args, stopped(subscription.status) if ending.received else caught_up(subscription.status, time.monotonic() - began))
+    return ending.status
+
+
+async def _feed_plugin(args: argparse.Namespace) -> int:
+    """Give the changes to an output plugin. There is no copy and no catalog: the position is that of the slot, or the plugin's own."""
+    if args.names or args.metrics:
+        args.usage("a NAME and --metrics are not available for a target plugin:…")
+    if parse_assignments(args.options).get("copy_data", "false").lower() not in {"false", "off", "no", "0"}:
+        args.usage("a target plugin:… gets changes only: omit copy_data")
+    name, _, query = args.target.removeprefix("plugin:").partition("?")
+    plugin_options = dict(parse_qsl(query, keep_blank_values=True))
+    options = SubscriptionOptions.parse(args.options)
+    async with await PluginStream.open(args.connection, name, plugin_options, options, target=True) as plugin:
+        stream = transactions(
+            args.connection,
+            publications=args.publication,
+            slot_name=options.slot_name or args.name,
+            options=options,
+            settings=Settings.parse(args.settings),
+            start_lsn=await plugin.position(),
+            until_lsn=args.until_lsn,
+            until_caught_up=args.until_caught_up,
+            messages=plugin.messages,
+        )
+        with clean_end(stream.stop) as ending:
+            async with stream:
+                async for received in stream:
+                    await plugin.deliver(received)
+        confirm(args, f"{'stopped' if ending.received else 'caught up'} at {stream.acknowledged}")
     return ending.status
 
 

@@ -115,8 +115,10 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
                 == 0
             )
         assert main(["spark-apply", parsed.lake, "--engine=local", "--once"]) == 0
-    elif "mariadb://" in parsed.target:
+    elif "mariadb://" in getattr(parsed, "target", ""):
         return  # tests/integration/sqlalchemy/test_run.py starts a MariaDB
+    elif "plugin:" in getattr(parsed, "target", ""):
+        return  # tests/integration/cli/test_run_plugin.py starts a server for it
     elif verb in {"alter", "drop", "status"} and not page_setup.defined:
         run_subscriber(
             [
@@ -136,7 +138,7 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             launcher.send(15)
             assert launcher.ended().status == 0
     else:
-        more = ["--until-caught-up"] if verb == "run" and "--until-caught-up" not in words else []
+        more = ["--until-caught-up"] if verb in {"run", "tail"} and "--until-caught-up" not in words else []
         # a monitoring plugin: CRITICAL, because no process runs the subscription here
         assert main(["--quiet", *words, *more]) == (2 if "--check" in words else 0)
         page_setup.defined |= verb in {"create", "run"}
@@ -270,6 +272,11 @@ def define(block: Block, page_setup: PageSetup) -> None:
     in_process(block)
 
 
+def is_run_elsewhere(block: Block, page_setup: PageSetup) -> None:
+    # tests/integration/cli/test_run_plugin.py runs it as a target
+    compile(block.text, str(block), "exec")
+
+
 async def waits_for_an_lsn(block: Block, page_setup: PageSetup) -> None:
     with page_setup.publisher.connect() as publisher, page_setup.target.connect() as target:
         names = {
@@ -343,6 +350,8 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/library.md", "def manage("): manage,
     ("docs/howto/transactions.md", "def audit("): audit,
     ("docs/howto/own-connection.md", "def follow("): define,
+    ("docs/howto/plugins.md", "class Webhook"): is_run_elsewhere,
+    ("docs/howto/plugins.md", "class Kafka("): is_run_elsewhere,
     ("docs/howto/own-sink.md", "class JsonSink("): replicate_into_own_sink,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
     ("docs/howto/lake-read.md", "import cut_of, read"): read_a_lake,

@@ -1,0 +1,228 @@
+"""``subscriber run --target plugin:…`` as a program, with the plugins of the guide."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.code_blocks import blocks
+from tests.support.database import Database
+
+FAKE_KAFKA = """
+import json, os
+
+class Producer:
+    def __init__(self, config):
+        self.config, self.queue = config, []
+    def produce(self, topic, value, on_delivery):
+        if len(self.queue) == 2:
+            raise BufferError
+        self.queue.append((topic, value, on_delivery))
+    def poll(self, timeout):
+        with open(os.environ["BROKER"], "a") as broker:
+            for topic, value, on_delivery in self.queue:
+                failed = os.path.exists(os.environ["BROKER"] + ".down")
+                if not failed:
+                    broker.write(json.dumps([self.config["bootstrap.servers"], topic, json.loads(value)]) + "\\n")
+                on_delivery("no broker" if failed else None, None)
+        self.queue.clear()
+    flush = lambda self: self.poll(0)
+"""
+
+STORED = """
+import sqlite3, sys
+
+class Stored:
+    def startup(self, ctx, options, is_init):
+        self.db = sqlite3.connect(ctx.output_plugin_options["file"], check_same_thread=False)
+        self.db.execute("CREATE TABLE IF NOT EXISTS t (id, lsn)")
+        self.lose = "lose" in ctx.output_plugin_options
+    def position(self, ctx):
+        found = self.db.execute("SELECT lsn FROM t ORDER BY rowid DESC").fetchone()
+        return found and found[0]
+    def begin(self, ctx, txn):
+        pass
+    def change(self, ctx, txn, relation, change):
+        self.db.execute("INSERT INTO t VALUES (?, ?)", (change.new["id"], str(txn.end_lsn)))
+    def commit(self, ctx, txn, commit_lsn):
+        self.db.commit()
+        if self.lose:
+            raise OSError
+"""
+
+
+@pytest.fixture
+def source(publisher18_db: Database) -> Database:
+    """A table, a publication and a slot."""
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION p FOR ALL TABLES")
+    return publisher18_db
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    """A directory of modules, with the plugins of the guide."""
+    for block in blocks():
+        if block.page == "docs/howto/plugins.md" and (found := re.search(r"class (\w+)", block.text)):
+            (tmp_path / f"{found[1].lower()}s.py").write_text(block.text)
+    (tmp_path / "confluent_kafka.py").write_text(FAKE_KAFKA)
+    (tmp_path / "stored.py").write_text(STORED)
+    return tmp_path
+
+
+class Server:
+    """An HTTP server that keeps what is posted, and can refuse it."""
+
+    def __init__(self) -> None:
+        self.posts: list[tuple[str, Any]] = []
+        self.status = 200
+        keeper = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                keeper.posts.append((self.headers["Idempotency-Key"], json.loads(body)))
+                self.send_response(keeper.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.http.serve_forever)
+    thread.start()
+    yield made
+    made.http.shutdown()
+    thread.join()
+    made.http.server_close()
+
+
+def run(source: Database, modules: Path, target: str, *args: str) -> tuple[int, str]:
+    program = (sys.executable, "-m", "subscriber", "run", "--connection", source.conninfo(), "--publication", "p", "--name", "hook")
+    environment = {**os.environ, "PYTHONPATH": str(modules), "BROKER": str(modules / "broker")}
+    done = subprocess.run(
+        [*program, "--target", target, "--until-caught-up", *args], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def confirmed(source: Database) -> Any:
+    return source.value("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'hook'")
+
+
+def test_the_webhook_of_the_guide(source: Database, modules: Path, server: Server) -> None:
+    target = f"plugin:webhooks:Webhook?url={server.url}"
+    status, err = run(source, modules, target)
+    assert (status, err.startswith("subscriber: caught up at ")) == (0, True)
+    source.execute("INSERT INTO t VALUES (1, 'a'); UPDATE t SET note = 'b'; DELETE FROM t")
+    before = confirmed(source)
+    server.status = 500
+    status, err = run(source, modules, target)
+    assert (status, len(server.posts)) == (1, 1)
+    assert "raised HTTPError in its commit callback" in err
+    assert confirmed(source) == before
+    server.status = 200
+    assert run(source, modules, target)[0] == 0
+    assert confirmed(source) != before
+    assert run(source, modules, target)[0] == 0
+    assert len(server.posts) == 2
+    assert server.posts[0] == server.posts[1]
+    kinds = [(change["table"], change["kind"], change["row"]) for change in server.posts[1][1]["changes"]]
+    assert kinds == [
+        ("public.t", "insert", {"id": "1", "note": "a"}),
+        ("public.t", "update", {"id": "1", "note": "b"}),
+        ("public.t", "delete", {"id": "1"}),
+    ]
+
+
+def test_the_kafka_plugin_of_the_guide(source: Database, modules: Path) -> None:
+    target = "plugin:kafkas:Kafka?topic=changes&bootstrap.servers=broker1"
+    assert run(source, modules, target)[0] == 0
+    source.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    down = modules / "broker.down"
+    down.touch()
+    before = confirmed(source)
+    status, err = run(source, modules, target)
+    assert (status, "Kafka did not store a record: no broker" in err) == (1, True)
+    assert confirmed(source) == before
+    down.unlink()
+    assert run(source, modules, target)[0] == 0
+    records = [json.loads(line) for line in (modules / "broker").read_text().splitlines()]
+    assert {tuple(record[:2]) for record in records} == {("broker1", "changes")}
+    assert [record[2]["kind"] for record in records] == ["begin", "insert", "insert", "commit"]
+
+
+def test_exactly_once_with_a_position_of_the_plugin(source: Database, modules: Path) -> None:
+    file = modules / "target.db"
+    target = f"plugin:stored:Stored?file={file}"
+    assert run(source, modules, target)[0] == 0
+    source.execute("INSERT INTO t VALUES (1)")
+    # stored, but not acknowledged
+    status, err = run(source, modules, target + "&lose=1")
+    assert (status, "raised OSError" in err) == (1, True)
+    source.execute("INSERT INTO t VALUES (2)")
+    for _ in range(2):
+        assert run(source, modules, target)[0] == 0
+        with sqlite3.connect(file) as stored:
+            assert stored.execute("SELECT id FROM t").fetchall() == [("1",), ("2",)]
+        stored.close()
+    # the target's position was lost: the slot is beyond it
+    source.execute("INSERT INTO t VALUES (3)")
+    assert run(source, modules, target)[0] == 0
+    with sqlite3.connect(file) as stored:
+        stored.execute("DELETE FROM t WHERE id = '3'")
+    stored.close()
+    status, err = run(source, modules, target)
+    assert status == 1
+    assert "hook" in err
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "message"),
+    [
+        ("plugin:jsonl", ("--metrics", "127.0.0.1:0"), "not available for a target plugin"),
+        ("plugin:jsonl", ("-o", "copy_data=true"), "gets changes only"),
+        ("plugin:stored:Stored?file=:memory:", ("-o", "two_phase=true"), "no callbacks for two-phase commit"),
+        ("plugin:nowhere:X", (), "cannot import nowhere"),
+    ],
+)
+def test_wrong_arguments(source: Database, modules: Path, target: str, args: tuple[str, ...], message: str) -> None:
+    status, err = run(source, modules, target, *args)
+    assert status != 0
+    assert message in err
+    assert source.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'hook'") == 0
+
+
+def test_a_plugin_without_send_that_writes(source: Database, modules: Path) -> None:
+    assert run(source, modules, "plugin:jsonl")[0] == 0
+    source.execute("INSERT INTO t VALUES (1)")
+    before = confirmed(source)
+    status, err = run(source, modules, "plugin:jsonl")
+    assert (status, "writes records, but has no method send" in err) == (1, True)
+    assert confirmed(source) == before
+
+
+def test_other_verbs_refuse_a_plugin() -> None:
+    for verb in (("run",), ("status",), ("create", "s", "--connection", "host=nowhere", "--publication", "p")):
+        done = subprocess.run(
+            [sys.executable, "-m", "subscriber", *verb, "--target", "plugin:jsonl"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode != 0
+        assert "an output plugin stores no subscription" in done.stderr
