@@ -140,12 +140,14 @@ class PluginStream:
                 await self._describe(change)
             waiting.append(change)
             if len(waiting) >= _CHANGES:
+                feed.context.type_messages.update(received.types)
                 yield await self._run(lambda: self._give(waiting))
 
         def finish() -> None:
             self._give(waiting)
             feed.end(received.header, received.rollback)
 
+        feed.context.type_messages.update(received.types)
         yield await self._run(finish)
 
     async def deliver(self, received: ReceivedTransaction | ReceivedMessage) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import ClassVar, Literal
 
 from subscriber.protocol.lsn import Lsn, datetime_from_postgres
-from subscriber.protocol.messages import CommitPrepared, LogicalMessage, Relation, RollbackPrepared
+from subscriber.protocol.messages import CommitPrepared, LogicalMessage, Relation, RollbackPrepared, Type
 from subscriber.transaction.changes import Change, ChangeReader
 from subscriber.transaction.header import TransactionHeader, TransactionKind, header
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -32,6 +32,8 @@ class ReceivedTransaction:
       part of its changes may arrive (reorderbuffer.c, concurrent abort); its rollback follows.
     * ``commit prepared``, ``rollback prepared``: the end of a prepared transaction, without changes. A rollback may arrive for a prepare
       that was never sent. ``rollback`` is the message of a rollback, else None.
+
+    ``types`` has the Type messages among the changes that were read so far.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class ReceivedTransaction:
                 self._transaction = event
             case PreparedTransaction():
                 self._transaction = event.transaction
+        self.types: Mapping[int, Type] = {}
         self._known = known
         self._acknowledge = acknowledge
         self._described: Mapping[int, Relation] | None = None
@@ -103,6 +106,7 @@ class ReceivedTransaction:
         if self._transaction is None:
             return
         reader = ChangeReader(self._known, prefixed=self._transaction.prefixed)
+        self.types = reader.types
         async for chunk in self._transaction.chunks():
             for record in chunk:
                 change = reader.read(record)

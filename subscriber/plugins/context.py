@@ -51,6 +51,7 @@ class ReorderBufferTXN:
         end_lsn: the end of that record. None while it is not known: pgoutput sends it with the commit.
         xact_time: time of commit, prepare or rollback, microseconds since the PostgreSQL epoch. None while it is not known.
         origin: name of the replication origin, or None. (A server gives its own number of the origin.)
+        origin_lsn: the LSN there, if it is known, else 0.
         output_plugin_private: for the plugin.
     """
 
@@ -61,6 +62,7 @@ class ReorderBufferTXN:
     end_lsn: Lsn | None = None
     xact_time: int | None = None
     origin: str | None = None
+    origin_lsn: Lsn = INVALID_LSN
     output_plugin_private: Any = None
 
 

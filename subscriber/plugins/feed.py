@@ -228,7 +228,8 @@ class PluginFeed:
                 txn.xact_time = message.prepare_time
                 self._open = self._prepared(txn)
             case Origin():
-                self._current().txn.origin = message.name
+                txn = self._current().txn
+                txn.origin, txn.origin_lsn = message.name, message.commit_lsn
             case Commit():
                 current = self._current()
                 current.txn.end_lsn = message.end_lsn

@@ -10,7 +10,9 @@ from subscriber.errors import ConfigurationError
 __all__ = ["BUILTIN", "find_plugin"]
 
 BUILTIN: Final = {
+    "debezium": "subscriber.plugins.debezium:Debezium",
     "jsonl": "subscriber.plugins.jsonl:JsonLinesPlugin",
+    "pgoutput": "subscriber.plugins.pgoutput:PgOutput",
     "test_decoding": "subscriber.plugins.test_decoding:TestDecoding",
 }
 """The names of the built-in plugins, with their classes."""

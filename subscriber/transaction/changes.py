@@ -22,7 +22,7 @@ from subscriber.errors import ProtocolError
 from subscriber.protocol import messages
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Delete, Insert, LogicalMessage, Relation, Tag, Truncate, TruncateOption, TupleData, Update
+from subscriber.protocol.messages import Delete, Insert, LogicalMessage, Relation, Tag, Truncate, TruncateOption, TupleData, Type, Update
 
 __all__ = [
     "UNCHANGED",
@@ -158,14 +158,16 @@ class ChangeReader:
 
     Attributes:
         described: relations that this transaction described. Add them to ``known`` when the transaction is done.
+        types: the Type messages of this transaction, by oid.
     """
 
-    __slots__ = ("_known", "_prefixed", "described")
+    __slots__ = ("_known", "_prefixed", "described", "types")
 
     def __init__(self, known: Mapping[int, Relation], *, prefixed: bool) -> None:
         self._known = known
         self._prefixed = prefixed
         self.described: dict[int, Relation] = {}
+        self.types: dict[int, Type] = {}
 
     def read(self, record: bytes) -> Change | None:
         """Read the next record. Return None for a record that is not a change but describes a relation or a type.
@@ -195,6 +197,8 @@ class ChangeReader:
                 return MessageChange(message.lsn, message.prefix, message.content)
             case Relation():
                 self.described[message.relation_id] = message
+            case Type():
+                self.types[message.type_oid] = message
         return None
 
     def skim(self, record: bytes) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
 import pytest
 
+from subscriber.consumer.captures import records
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import Begin, Commit, Insert, Relation, Type, Update
 from tests.integration.cli.test_tail import Start, ended, made, output, start
 from tests.support.database import Database
 
@@ -46,6 +50,25 @@ async def test_test_decoding(source: Database, start: Start) -> None:
         *("BEGIN XID", "table public.t: INSERT: id[integer]:1 note[text]:'a'", "COMMIT XID", "ROLLBACK PREPARED 'g', txid XID")
     ]
     assert await output(await start(source, *args)) == []
+
+
+async def test_pgoutput_and_debezium(source: Database, start: Start) -> None:
+    source.execute("CREATE TYPE mood AS ENUM ('ok'); CREATE TABLE u (id int PRIMARY KEY, m mood)")
+    for slot in ("a", "b"):
+        await output(await start(source, "--slot", slot, "--until-caught-up"))
+    source.execute("INSERT INTO u VALUES (1, 'ok')")
+    source.execute("UPDATE u SET m = NULL")
+    process = await start(source, "--slot", "a", "--plugin", "pgoutput", "--until-caught-up")
+    captured, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    found = [decode(record.data) for record in records(io.BytesIO(captured), "pg_recvlogical", decode)]
+    expected = [Begin, Type, Relation, Insert, Commit, Begin, Update, Commit]
+    assert [type(message) for message in found] == expected
+    lines = await output(await start(source, "--slot", "b", "--plugin", "debezium", "-p", "topic.prefix=x", "--until-caught-up"))
+    assert [(event["op"], event["after"]) for event in map(json.loads, lines)] == [
+        ("c", {"id": 1, "m": "ok"}),
+        ("u", {"id": 1, "m": None}),
+    ]
 
 
 async def test_jsonl_is_the_json_format(source: Database, start: Start) -> None:
