@@ -24,12 +24,15 @@ from subscriber import _cython as cython
 from subscriber.protocol.errors import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "read_alike", "read_rows", "read_tuple", "relation_id"]
+__all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "places_by_relation", "read_alike", "read_rows", "read_tuple", "relation_id"]
 
 TEXT_FIELD: Final = ord("T")
 BINARY_FIELD: Final = ord("B")
 """Kinds for :func:`read_rows`: a value with its length before it. This is an element of a binary array, and a field of COPY BINARY."""
 
+_INSERT: Final = ord("I")
+_UPDATE: Final = ord("U")
+_DELETE: Final = ord("D")
 _INT16: Final = Struct(">h").unpack_from
 _UINT32: Final = Struct(">I").unpack_from
 _NO_VALUE: Final = (ValueError, ArithmeticError, LookupError, StructError)
@@ -178,7 +181,7 @@ def read_rows(
         parts: one tuple of the message, or the old and the new one. For each: the bytes before its first column (relation, tuple marker,
             number of columns), and the kind of each column's values: TEXT, BINARY, or UNCHANGED. A NULL may replace a value, but not an
             unchanged one. TEXT_FIELD and BINARY_FIELD: the values of that kind with their lengths.
-        size: end after the message that brings the total to this many bytes.
+        size: end after the message that brings the total to this many bytes, and before a larger message that is not the first one.
 
     Returns:
         The values of all parts, with None for NULL and for unchanged ones.
@@ -201,10 +204,10 @@ def read_rows(
     try:
         for place in places:
             record = records[place]
-            if record[0] != tag:
+            end = len(record)
+            if record[0] != tag or (end > size and rows):
                 break
             position = offset
-            end = len(record)
             text = record
             row: list[bytes | None] = []
             for head, kinds in parts:
@@ -245,6 +248,40 @@ def read_rows(
     except (IndexError, StructError):
         pass
     return rows
+
+
+def places_by_relation(records: Sequence[bytes], place: int, offset: int) -> tuple[dict[bytes, list[int]], int]:
+    """Group consecutive changes of rows by their relation.
+
+    Args:
+        records: messages.
+        place: the first one.
+        offset: the offset after tag and xid.
+
+    Returns:
+        For each relation's id, as it is in the messages, the places of its changes; and the place of the first message that is no change
+        of a row, or is too short to be one.
+    """
+    groups: dict[bytes, list[int]] = {}
+    index: cython.Py_ssize_t = place
+    count: cython.Py_ssize_t = len(records)
+    end: cython.Py_ssize_t = offset + 4
+    tag: cython.Py_ssize_t
+    record: bytes
+    while index < count:
+        record = records[index]
+        if len(record) < end:
+            break
+        tag = record[0]
+        if tag != _INSERT and tag != _UPDATE and tag != _DELETE:  # noqa: PLR1714 - faster
+            break
+        relation = record[offset:end]
+        places = groups.get(relation)
+        if places is None:
+            places = groups[relation] = []
+        places.append(index)
+        index += 1
+    return groups, index
 
 
 def peek_xid(payload: bytes) -> int:

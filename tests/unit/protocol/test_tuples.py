@@ -8,8 +8,20 @@ from hypothesis import strategies as st
 
 from subscriber.errors import ProtocolError
 from subscriber.protocol.encoder import encode
-from subscriber.protocol.messages import BINARY, TEXT, Insert, Relation, StreamAbort, StreamStart, Tag, TupleData
-from subscriber.protocol.tuples import peek_xid, read_alike, read_rows, read_tuple, relation_id
+from subscriber.protocol.messages import (
+    BINARY,
+    TEXT,
+    Delete,
+    Insert,
+    Relation,
+    StreamAbort,
+    StreamStart,
+    Tag,
+    Truncate,
+    TruncateOption,
+    TupleData,
+)
+from subscriber.protocol.tuples import peek_xid, places_by_relation, read_alike, read_rows, read_tuple, relation_id
 from tests.unit.protocol.strategies import tuples, uint32
 
 HEADER = 6  # tag, relation id, 'N'
@@ -121,6 +133,27 @@ def test_rows_of_one_form_are_read_as_bytes() -> None:
     assert _rows([encode(Insert(7, TupleData(b"ut", [None, b"x"]), xid)) for xid in (8, 9)], b"ut", offset=5) == [(None, b"x")] * 2
     assert _rows(records, b"TB")[2:] == [(None, None), (b"\0\0\0\0013", b"\0\0\0\3xxx")]
     assert len(_rows(records, b"tb", size=len(records[0]) + 1)) == 2
+    # a message larger than the size is read alone
+    assert len(_rows(records[2:], b"tb", size=len(records[3]) - 1)) == 1
+    assert len(_rows(records[3:] + records, b"tb", size=len(records[3]) - 1)) == 1
+
+
+def test_changes_are_grouped_by_relation() -> None:
+    row = TupleData(b"t", [b"x"])
+    records = [
+        encode(Insert(7, row)),
+        encode(Delete(8, row, None)),
+        encode(Insert(7, row)),
+        encode(Truncate(TruncateOption(0), (7,))),
+        encode(Insert(7, row)),
+    ]
+    seven, eight = bytes.fromhex("00000007"), bytes.fromhex("00000008")
+    assert places_by_relation(records, 0, 1) == ({seven: [0, 2], eight: [1]}, 3)
+    assert places_by_relation(records, 3, 1) == ({}, 3)
+    assert places_by_relation(records, 4, 1) == ({seven: [4]}, 5)
+    assert places_by_relation([encode(Insert(7, row, 9)), encode(Insert(7, row, 10))], 0, 5) == ({seven: [0, 1]}, 2)
+    for short in (b"", b"I", records[0][:4]):
+        assert places_by_relation([records[0], short, records[0]], 0, 1) == ({seven: [0]}, 1)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ __all__ = ["MOST_BYTES", "Form", "Forms", "Row", "require_width"]
 
 _HEADER: Final = Struct(">IcH").pack
 MOST_BYTES: Final = 512 * 1024
-"""The largest size of a set of rows. A larger row is sent alone."""
+"""The largest size of a set of rows. A larger row is read and sent alone."""
 
 # a pattern is the key of a statement: rows with different patterns need different statements
 _UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
@@ -72,9 +72,9 @@ class Form:
     Attributes:
         mapping: the relation and its target.
         tag: the tag of the messages.
-        parts: how to read them, see :func:`read_rows`. What is an element of a binary array is read with its length. After a whole old row,
-            the new row has the same key.
-        kinds: the kind of each column's values: those of the last part.
+        parts: how to read them, see :func:`read_rows`. After a whole old row, the new row has the same key.
+        fields: as ``parts``, but what is an element of a binary array is read with its length. This is for changes of at most MOST_BYTES.
+        kinds: the kind of each column's values: those of the last of ``fields``.
         picked: the indexes of the values that the statements need; None: all of them.
         formats: the format of each of these values; None: all are texts.
         single: makes one change.
@@ -90,6 +90,7 @@ class Form:
     mapping: RelationMapping
     tag: int
     parts: _Parts
+    fields: _Parts
     kinds: bytes
     picked: tuple[int, ...] | None
     formats: list[int] | None
@@ -109,8 +110,10 @@ class Form:
 
     def read(self, records: Sequence[bytes], places: range, offset: int) -> list[Row]:
         """Read the records from the first one on that have this form. ``offset``: where a record continues after tag and xid."""
-        rows = read_rows(records, places, tag=self.tag, offset=offset, parts=self.parts, size=MOST_BYTES)
-        if len(self.parts) == 1 or self.key is None:
+        # a large value is not copied: it would be in memory once more
+        parts = self.parts if len(records[places.start]) > MOST_BYTES else self.fields
+        rows = read_rows(records, places, tag=self.tag, offset=offset, parts=parts, size=MOST_BYTES)
+        if len(parts) == 1 or self.key is None:
             return rows
         width = len(self.kinds)
         same: list[Row] = []
@@ -121,9 +124,11 @@ class Form:
             same.append(new)
         return same
 
-    def values(self, row: Row) -> Sequence[bytes | None]:
-        """The parameters of ``single``."""
+    def values(self, row: Row, *, large: bool) -> Sequence[bytes | None]:
+        """The parameters of ``single``. ``large``: the change has more than MOST_BYTES."""
         values = row if self.picked is None else [row[index] for index in self.picked]
+        if large:
+            return values
         return [None if value is None else value[start:] for value, start in zip(values, self._starts, strict=True)]
 
     def overwrites(self, other: Form) -> bool:
@@ -134,7 +139,7 @@ class Form:
         """Whether it is known without the target that an UPDATE with this row succeeds if it finds its row."""
         if self.not_null is None or any(row[index] is None for index in self.not_null):
             return False
-        values = [value for value in self.values(row) if value is not None]
+        values = [value for value in self.values(row, large=False) if value is not None]
         joined = b"\0".join(values)
         # a publisher with the encoding SQL_ASCII sends any bytes
         return len(joined) <= _MOST_OMITTED and (joined.isascii() or _is_text(joined)) and joined.count(0) < len(values)
@@ -213,9 +218,12 @@ class Forms:
         key_kinds = bytes(kinds[index] for index, _ in mapping.key or ())
         row_key = _row_key(mapping, key_kinds)
         ordered = mapping.table.watched
-        read = tuple((header, _read_kinds(mapping, each)) for header, each in parts)
+        fields = tuple((header, _read_kinds(mapping, each)) for header, each in parts)
         not_null = _not_null(mapping, arrays) if tag == Tag.UPDATE and formats is None and together is not None else None
-        return Form(mapping, tag, read, read[-1][1], picked, formats, single, together, arrays, key, ordered, row_key, key_kinds, not_null)
+        kinds = fields[-1][1]
+        return Form(
+            mapping, tag, parts, fields, kinds, picked, formats, single, together, arrays, key, ordered, row_key, key_kinds, not_null
+        )
 
 
 def _read_kinds(mapping: RelationMapping, kinds: bytes) -> bytes:

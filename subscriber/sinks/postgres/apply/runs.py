@@ -3,9 +3,9 @@
 A run may extend over several transactions of the publisher, because they are one transaction of the target. Runs wait until they are large
 enough, or until the order requires that they are sent. The result is the same as if each change was made in order:
 
-*Between tables no order is kept.* Foreign keys are not checked. Exceptions are tables in which a trigger or a function could see the order
-(:attr:`Form.ordered`): everything before such a change is sent first. The tables of a partition tree count as one table, because they share
-rows.
+*Between tables no order is kept,* and :class:`TransactionSender` adds changes table by table. Foreign keys are not checked. Exceptions are
+tables in which a trigger or a function could see the order (:attr:`Form.ordered`): everything before such a change is sent first. The
+tables of a partition tree count as one table, because they share rows.
 
 *Within a table, runs keep their order, and changes of the same row keep theirs.* A change joins an earlier run of its form only if all
 changes since then are of rows with other keys. This requires that different bytes are different keys, and that the table has no other
@@ -100,12 +100,17 @@ class Runs:
         self._tables: dict[int, list[_Run]] = {}
         self._count = self._size = 0
 
+    @property
+    def has_sets(self) -> bool:
+        """Whether changes may be sent in another order than they are added, in sets."""
+        return self._apart is not None
+
     def add(self, form: Form, rows: list[Row], contexts: Sequence[ChangeContext], size: int, last: int) -> None:
         """Add changes.
 
         Args:
             form: their form.
-            rows: their values.
+            rows: their values, as :meth:`Form.read` returns them.
             contexts: the transaction of each.
             size: of their messages, in bytes.
             last: of the last one of these.
@@ -115,20 +120,9 @@ class Runs:
             self._send_each(form, rows, contexts, last)
             return
         if last > MOST_BYTES:
-            # no copy of it in an array; Form.read() ends after such a row
-            self._append(form, rows[:-1], contexts[:-1], size - last)
             self.flush_table(form.mapping)
-            self._send_each(form, rows[-1:], contexts[-1:], last)
+            self._send_each(form, rows, contexts, last)
             return
-        run = self._append(form, rows, contexts, size)
-        if self._size >= MOST_BYTES or self._count >= _MOST_WAITING:
-            self.flush()
-        elif run is not None and len(run.rows) >= MOST_ROWS:
-            self.flush_table(form.mapping)
-
-    def _append(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> _Run | None:
-        if not rows:
-            return None
         runs = self._tables.setdefault(form.mapping.table.tree, [])
         run = _joined(runs, form, rows)
         if run is None:
@@ -137,7 +131,10 @@ class Runs:
         run.append(rows, contexts, size)
         self._size += size
         self._count += len(rows)
-        return run
+        if self._size >= MOST_BYTES or self._count >= _MOST_WAITING:
+            self.flush()
+        elif len(run.rows) >= MOST_ROWS:
+            self.flush_table(form.mapping)
 
     def flush(self) -> None:
         """Send all runs."""
@@ -188,8 +185,9 @@ class Runs:
     def _send_each(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
         self._settings.change(form.mapping.table)
         send, statement, formats, values = self._pipeline.send, form.single, form.formats, form.values
+        large = size > MOST_BYTES
         for row, context in zip(rows, contexts, strict=True):
-            send(statement, context, values(row), formats, size)
+            send(statement, context, values(row, large=large), formats, size)
 
 
 def _joined(runs: Sequence[_Run], form: Form, rows: Sequence[Row]) -> _Run | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, RelationError, SubscriberError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import BINARY, Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, TupleData, Update
+from subscriber.protocol.tuples import places_by_relation
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, restart_sequences, truncate, update
 from subscriber.sinks.postgres.apply.forms import Form, Forms, require_width
@@ -107,8 +108,39 @@ class TransactionSender:
             raise
 
     async def _send(self, records: Sequence[bytes], contexts: Sequence[ChangeContext], *, prefixed: bool) -> None:
-        """Send records: each one with those after it that have the same form. ``contexts``: the transaction of each."""
+        """Send records. Consecutive changes are sent table by table if that is allowed. ``contexts``: the transaction of each record."""
         place, count = 0, len(records)
+        while place < count:
+            groups, stop = places_by_relation(records, place, 5 if prefixed else 1)
+            stop = max(stop, place + 1)
+            if len(groups) > 1 and await self._any_order(groups, records, contexts):
+                for places in groups.values():
+                    some = [records[each] for each in places]
+                    await self._send_in_order(some, [contexts[each] for each in places], 0, len(some), prefixed=prefixed)
+            else:
+                await self._send_in_order(records, contexts, place, stop, prefixed=prefixed)
+            place = stop
+
+    async def _any_order(self, groups: Mapping[bytes, Sequence[int]], records: Sequence[bytes], contexts: Sequence[ChangeContext]) -> bool:
+        """Whether the changes of these relations may be sent in any order, see :class:`Runs`. ``groups``: the places of each one's."""
+        if not self._runs.has_sets:
+            return False
+        trees: set[int] = set()
+        for relation_id, places in groups.items():
+            try:
+                mapping = await self._resolve(int.from_bytes(relation_id), records[places[0]][0], contexts[places[0]])
+            except (RelationError, ProtocolError):
+                # it is reported in order: an error of an earlier change comes first
+                return False
+            if mapping is None or mapping.table.watched:
+                return False
+            trees.add(mapping.table.tree)
+        return len(trees) == len(groups)
+
+    async def _send_in_order(
+        self, records: Sequence[bytes], contexts: Sequence[ChangeContext], place: int, count: int, *, prefixed: bool
+    ) -> None:
+        """Send the records from ``place`` to ``count``: each one with those after it that have the same form."""
         offset = 5 if prefixed else 1
         latest, runs, pipeline = self._latest, self._runs, self._pipeline
         while place < count:
