@@ -15,7 +15,7 @@ from subscriber.types import TypeRegistry
 from subscriber.types.pg_type import TypeKind
 from subscriber.types.registry import PgType
 
-__all__ = ["format_type", "quote_identifier", "quote_literal", "quote_qualified_identifier"]
+__all__ = ["format_type", "format_type_with_typemod", "quote_identifier", "quote_literal", "quote_qualified_identifier"]
 
 _SAFE: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _CATALOG: Final = "pg_catalog"
@@ -104,3 +104,49 @@ def _format(found: PgType, oid: int, publisher: Capabilities) -> str:
     if found.namespace != _CATALOG:
         return quote_qualified_identifier(found.namespace, found.name, publisher)
     return _SQL_NAMES.get(found.name) or quote_identifier(found.name, publisher)
+
+
+def format_type_with_typemod(oid: int, modifier: int, types: TypeRegistry, publisher: Capabilities) -> str:
+    """The name of a column's type with its modifier, as the SQL function ``format_type`` prints it.
+
+    Raises:
+        PublisherError: as :func:`format_type`; or only the type's own function can print its modifier.
+    """
+    return _with_typemod(types.resolve(oid, modifier), oid, publisher)
+
+
+def _with_typemod(found: PgType, oid: int, publisher: Capabilities) -> str:
+    if found.domain is None and found.kind is TypeKind.ARRAY and found.element is not None:
+        return _with_typemod(found.element, found.element.oid, publisher) + "[]"
+    modifier, builtin = found.modifier, found.builtin
+    if found.domain is not None or modifier < 0:
+        # without a modifier, these two are not the SQL types, which have a length of one
+        return {"bpchar": "bpchar", "bit": '"bit"'}.get(builtin or "" if found.domain is None else "") or _format(found, oid, publisher)
+    name = _format(found, oid, publisher)
+    if (parts := found.precision_and_scale) is not None:
+        return f"{name}({parts[0]},{parts[1]})"
+    if found.length is not None:
+        return f"{name}({found.length})"
+    if builtin in {"time", "timetz", "timestamp", "timestamptz"}:
+        first, _, rest = name.partition(" ")
+        return f"{first}({modifier}) {rest}"
+    if builtin == "interval":
+        return name + _interval_modifier(modifier)
+    raise PublisherError(
+        f"the modifier of a column of type {name} is not known: only the type's own function can print it",
+        hint="use a plugin that prints no modifiers",
+    )
+
+
+_INTERVAL_BITS: Final = {"year": 1 << 2, "month": 1 << 1, "day": 1 << 3, "hour": 1 << 10, "minute": 1 << 11, "second": 1 << 12}
+_INTERVAL_FULL: Final = 0x7FFF
+_INTERVAL_PRECISION: Final = 0xFFFF
+
+
+def _interval_modifier(modifier: int) -> str:
+    fields, precision = modifier >> 16 & _INTERVAL_FULL, modifier & _INTERVAL_PRECISION
+    named = [] if fields == _INTERVAL_FULL else [name for name, bit in _INTERVAL_BITS.items() if fields & bit]
+    text = f" {named[0]}" if named else ""
+    if len(named) > 1:
+        text += f" to {named[-1]}"
+    return text if precision == _INTERVAL_PRECISION else f"{text}({precision})"

@@ -14,6 +14,7 @@ BUILTIN: Final = {
     "jsonl": "subscriber.plugins.jsonl:JsonLinesPlugin",
     "pgoutput": "subscriber.plugins.pgoutput:PgOutput",
     "test_decoding": "subscriber.plugins.test_decoding:TestDecoding",
+    "wal2json": "subscriber.plugins.wal2json:Wal2Json",
 }
 """The names of the built-in plugins, with their classes."""
 
