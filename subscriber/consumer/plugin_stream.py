@@ -101,9 +101,10 @@ class PluginStream:
                 types=types,
                 two_phase=options.two_phase,
             )
-            if options.two_phase and not feed.callbacks.two_phase:
-                raise ConfigurationError(f'output plugin "{name}" has no callbacks for two-phase commit', hint="omit two_phase=true")
             feed.start()
+            if options.two_phase and not feed.context.twophase:
+                missing = "has no callbacks for" if not feed.callbacks.two_phase else "was told by its options to do without"
+                raise ConfigurationError(f'output plugin "{name}" {missing} two-phase commit', hint="omit two_phase=true")
         except BaseException:
             await connection.close()
             raise

@@ -3,31 +3,29 @@
 A plugin is an object whose methods have the names of PostgreSQL's callbacks without ``_cb``. Their arguments are PostgreSQL's, without the
 lengths of arrays (``nrelations``, ``message_size``), which Python knows.
 
-========================  ==================================================================================================
-callback                  arguments
-========================  ==================================================================================================
-``startup``               ``(ctx, options, is_init)``
-``begin``                 ``(ctx, txn)`` (required)
-``change``                ``(ctx, txn, relation, change)`` (required)
-``truncate``              ``(ctx, txn, relations, change)``
-``commit``                ``(ctx, txn, commit_lsn)`` (required)
-``message``               ``(ctx, txn, message_lsn, transactional, prefix, message)``
-``filter_by_origin``      ``(ctx, origin)``: true drops the transaction
-``shutdown``              ``(ctx)``
-``filter_prepare``        ``(ctx, xid, gid)``: true gives the transaction as an ordinary one at its COMMIT PREPARED
-``begin_prepare``         ``(ctx, txn)`` (two-phase)
-``prepare``               ``(ctx, txn, prepare_lsn)`` (two-phase)
-``commit_prepared``       ``(ctx, txn, commit_lsn)`` (two-phase)
-``rollback_prepared``     ``(ctx, txn, prepare_end_lsn, prepare_time)`` (two-phase)
-``stream_start``          ``(ctx, txn)`` (streaming)
-``stream_stop``           ``(ctx, txn)`` (streaming)
-``stream_abort``          ``(ctx, txn, abort_lsn)`` (streaming)
-``stream_prepare``        ``(ctx, txn, prepare_lsn)`` (streaming together with two-phase)
-``stream_commit``         ``(ctx, txn, commit_lsn)`` (streaming)
-``stream_change``         as ``change`` (streaming)
-``stream_message``        as ``message``
-``stream_truncate``       as ``truncate``
-========================  ==================================================================================================
+| callback | arguments |
+| --- | --- |
+| ``startup`` | ``(ctx, options, is_init)`` |
+| ``begin`` | ``(ctx, txn)`` (required) |
+| ``change`` | ``(ctx, txn, relation, change)`` (required) |
+| ``truncate`` | ``(ctx, txn, relations, change)`` |
+| ``commit`` | ``(ctx, txn, commit_lsn)`` (required) |
+| ``message`` | ``(ctx, txn, message_lsn, transactional, prefix, message)`` |
+| ``filter_by_origin`` | ``(ctx, origin)``: true drops the transaction |
+| ``shutdown`` | ``(ctx)`` |
+| ``filter_prepare`` | ``(ctx, xid, gid)``: true gives the transaction as an ordinary one at its COMMIT PREPARED |
+| ``begin_prepare`` | ``(ctx, txn)`` (two-phase) |
+| ``prepare`` | ``(ctx, txn, prepare_lsn)`` (two-phase) |
+| ``commit_prepared`` | ``(ctx, txn, commit_lsn)`` (two-phase) |
+| ``rollback_prepared`` | ``(ctx, txn, prepare_end_lsn, prepare_time)`` (two-phase) |
+| ``stream_start`` | ``(ctx, txn)`` (streaming) |
+| ``stream_stop`` | ``(ctx, txn)`` (streaming) |
+| ``stream_abort`` | ``(ctx, txn, abort_lsn)`` (streaming) |
+| ``stream_prepare`` | ``(ctx, txn, prepare_lsn)`` (streaming together with two-phase) |
+| ``stream_commit`` | ``(ctx, txn, commit_lsn)`` (streaming) |
+| ``stream_change`` | as ``change`` (streaming) |
+| ``stream_message`` | as ``message`` |
+| ``stream_truncate`` | as ``truncate`` |
 
 Source: PostgreSQL manual, Logical Decoding Output Plugins.
 """
