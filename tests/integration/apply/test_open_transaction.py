@@ -77,7 +77,7 @@ async def test_failed_attempts_change_nothing(publisher_db: Database, target_db:
             publisher_db.execute(fill(10_000, 5 * MANY))
             await eventually(target_db, waiting_at_gate(1), 1)
             cut_connection(publisher_db)
-            await until(lambda: last_error(found) is not None, "the lost connection")
+            # the end may have been received already: then there is no error
             release(1)
         assert len(await found.same(ROWS)) == 6 * MANY
         assert parallel(found) == 1

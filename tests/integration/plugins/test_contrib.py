@@ -93,6 +93,9 @@ class Both:
         return [record.decode("utf-8", "replace") for record in ours]
 
 
+pytestmark = pytest.mark.publisher(min=14, lacks="streaming and logical messages in pgoutput")
+
+
 @pytest.fixture(scope="session")
 def contrib_version(publisher_version: int) -> int:
     """The publisher's version. The wheels of 16 and 18 lack the contrib module, so a run for the default version takes another one."""

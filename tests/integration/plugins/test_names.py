@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from subscriber.plugins.names import format_type, format_type_with_typemod, quote_identifier, quote_literal
 from subscriber.protocol.capabilities import capabilities
 from subscriber.types import TypeRegistry
@@ -18,6 +20,7 @@ CREATE TABLE app.modified (
 """
 
 
+@pytest.mark.publisher(min=14, lacks="some of the types")
 async def test_types(publisher_db: Database, publisher_version: int) -> None:
     publisher_db.execute(every_type.SETUP)
     every_type.create_table(publisher_db, "every")
