@@ -108,7 +108,7 @@ async def test_engines_take_turns_and_the_rows_are_the_publishers(tmp_path: Path
 async def test_a_round_that_died_behind_its_merge_is_not_merged_again(
     tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from subscriber.sinks.spark.pipeline import applier as applier_module
+    from subscriber.sinks.spark.pipeline import publisher as publisher_module
 
     sink = await begun(make(tmp_path))
     await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(5)))))
@@ -125,7 +125,7 @@ async def test_a_round_that_died_behind_its_merge_is_not_merged_again(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(applier_module, "write_cut", killed)
+        patched.setattr(publisher_module, "write_cut", killed)
         with pytest.raises(Killed):
             work.run_round()
     table = DeltaTable(str(tmp_path / "tables/public/t"))

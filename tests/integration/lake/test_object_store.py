@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from subscriber import Subscription, SubscriptionOptions, TableName, Until
 from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.pipeline import applier as applier_module
+from subscriber.sinks.spark.pipeline import publisher as publisher_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.testing.load.mixed_load import MixedLoad
@@ -93,7 +93,7 @@ async def test_an_applier_that_was_thought_dead_takes_nothing_back(
     publisher18_db: Database, lake: str, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """There is no lock. The bug was that its old cut took the place of later ones, whose landed files were gone."""
-    db, name = publisher18_db, "write_cut" if late else "_require_alone"
+    db, name = publisher18_db, "write_cut" if late else "require_alone"
     db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
 
     async def landed(number: int) -> None:
@@ -104,7 +104,7 @@ async def test_an_applier_that_was_thought_dead_takes_nothing_back(
     await applied(lake)
     await landed(2)
     paused, go = threading.Event(), threading.Event()
-    place: Any = applier_module if late else Applier
+    place: Any = publisher_module if late else publisher_module.CutPublisher
     real = getattr(place, name)
 
     def paused_at(*arguments: Any) -> Any:

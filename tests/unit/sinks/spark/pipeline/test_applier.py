@@ -24,7 +24,7 @@ from subscriber.sinks.spark.files.location import Location, table_directory
 from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.landing.manifest import first_manifest
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
-from subscriber.sinks.spark.pipeline import applier as applier_module
+from subscriber.sinks.spark.pipeline import publisher as publisher_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -121,7 +121,7 @@ async def test_killed_anywhere_the_cut_is_one_and_nothing_comes_twice(tmp_path: 
 
     sink = await begun(make(tmp_path), tables=NAMES)
     monkeypatch.setattr(LakeDelta, "commit", fragile(LakeDelta.commit))
-    monkeypatch.setattr(applier_module, "write_cut", fragile(write_cut))
+    monkeypatch.setattr(publisher_module, "write_cut", fragile(write_cut))
     monkeypatch.setattr(Storage, "delete", fragile(Storage.delete))
     work = Applier(storage(tmp_path), Fragile(storage(tmp_path), dice), SMALL)
     for _ in range(25):

@@ -22,7 +22,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.opened import OpenedSparkSink
-from subscriber.sinks.spark.pipeline import applier as applier_module
+from subscriber.sinks.spark.pipeline import publisher as publisher_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -93,11 +93,11 @@ async def test_a_table_that_comes_amid_a_round_keeps_its_first_rows(tmp_path: Pa
         await land(sink, 300, other, Insert(6, row("1", "x")))
 
     def between(storage: Storage) -> Cut | None:
-        monkeypatch.setattr(applier_module, "read_cut", real)
+        monkeypatch.setattr(publisher_module, "read_cut", real)
         asyncio.run_coroutine_threadsafe(come(), loop).result()
         return real(storage)
 
-    monkeypatch.setattr(applier_module, "read_cut", between)
+    monkeypatch.setattr(publisher_module, "read_cut", between)
     await asyncio.to_thread(work.run_round)
     await land(sink, 400, Insert(6, row("2", "y")))
     await sink.close()
@@ -246,7 +246,7 @@ async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_comm
     def between(*arguments: Any) -> Any:
         _foreign(tmp_path)
         # as MERGE INTO does, which loads the table itself
-        assert arguments[0]._delta(TABLE, arguments[2][TABLE]).load()
+        assert arguments[0]._tables.of(TABLE, arguments[2][TABLE]).load()
         return real(*arguments)
 
     with monkeypatch.context() as patched:
@@ -269,7 +269,7 @@ async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_comm
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(applier_module, "write_cut", killed)
+        patched.setattr(publisher_module, "write_cut", killed)
         with pytest.raises(KeyboardInterrupt):
             applier(tmp_path).run_round()
     assert all_rounds(applier(tmp_path)).lsn == 400

@@ -274,7 +274,7 @@ async def test_manifests_without_declarations_are_read(tmp_path: Path, monkeypat
 async def test_what_lies_beside_a_tables_files_is_not_swept(tmp_path: Path) -> None:
     sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
     await sink.close()
-    assert work._delta(TableName("public", "t"), next(iter(sink.lake.state.tables.values()))).unneeded(0) == []
+    assert work._tables.of(TableName("public", "t"), next(iter(sink.lake.state.tables.values()))).unneeded(0) == []
     assert (tmp_path / "tables/public/t/_declared.json").exists()
     DeltaTable(str(tmp_path / "tables/public/t")).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
     assert (tmp_path / "tables/public/t/_declared.json").exists()

@@ -17,7 +17,7 @@ from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.opened import OpenedSparkSink
-from subscriber.sinks.spark.pipeline import applier
+from subscriber.sinks.spark.pipeline import publisher
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
@@ -28,7 +28,7 @@ from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 
 def _applier(path: Path) -> Applier:
     work = Applier(storage(path), LocalEngine(storage(path)))
-    work._is_locked, work._lock = False, FileLock(None, "", "")
+    work._publisher._is_locked, work._lock = False, FileLock(None, "", "")
     return work
 
 
@@ -102,7 +102,7 @@ async def test_cut_that_was_stored_although_the_store_reported_failure(
         return between(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(applier, "write_cut", write)
+        patch.setattr(publisher, "write_cut", write)
         for _ in range(2):
             with pytest.raises(TargetUnavailable):
                 work.run_round()
@@ -123,7 +123,7 @@ async def test_however_many_cuts_the_store_refuses_the_published_one_stays_its_o
     work.open()
     work.run_round()
     with monkeypatch.context() as patch:
-        patch.setattr(applier, "write_cut", _refused)
+        patch.setattr(publisher, "write_cut", _refused)
         for number in range(20):
             await _land(sink, 300 + 10 * number)
             with pytest.raises(TargetUnavailable):
@@ -148,7 +148,7 @@ async def test_a_former_cut_that_another_one_publishes_late_is_not_gone_on_from(
     await _land(sink, 300)
     late: list[Cut] = []
     with monkeypatch.context() as patch:
-        patch.setattr(applier, "write_cut", lambda _, cut: late.append(cut))
+        patch.setattr(publisher, "write_cut", lambda _, cut: late.append(cut))
         dead.run_round()
     work.open()
     work.run_round()

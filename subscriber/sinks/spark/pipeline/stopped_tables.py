@@ -1,0 +1,143 @@
+"""Stopped tables: those that the applier cannot continue, while it continues the others.
+
+A stopped table leaves the cut. Its landed changes are kept for the grace time. Within it, the table continues once the reason is gone;
+later it must be copied again. This also applies to a removed table with landed changes, because it may be added again without a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from subscriber.abc import TableName
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
+from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, StoppedTable
+from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application
+from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.foreign_commits import (
+    COPY_AGAIN,
+    TableStopped,
+    first_version,
+    require_no_foreign_changes,
+    require_published_version,
+)
+
+__all__ = ["StopChecks", "stop_of", "stopped_documents", "stopping"]
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def stopping(name: TableName, stopped: dict[TableName, TableStopped]) -> Iterator[None]:
+    """Collect the error of a block that concerns one table only."""
+    try:
+        yield
+    except TableStopped as error:
+        stopped[name] = error
+
+
+def stop_of(cut: Cut | None, name: TableName, table: LakeTable) -> StoppedTable | None:
+    """The stop of a table in a cut. A stop of an earlier copy of the table has ended."""
+    stop = cut.stopped.get(name) if cut is not None else None
+    return stop if stop is not None and stop.generation == table.generation else None
+
+
+@dataclass(slots=True)
+class StopChecks:
+    """Finds the tables that cannot be continued.
+
+    Attributes:
+        tables: of the lake.
+        copied: tables that executors copied, with the version that has the copy, until a cut has the table.
+    """
+
+    tables: OpenTables
+    copied: dict[str, int] = field(default_factory=dict)
+
+    def find(
+        self, lake: Lake, tables: Mapping[TableName, LakeTable], cut: Cut | None, kept: Lsn | None = None
+    ) -> dict[TableName, TableStopped]:
+        """The tables that cannot be continued. For stopped ones, landed changes after ``kept`` are kept."""
+        found: dict[TableName, TableStopped] = {}
+        for name, table in tables.items():
+            with stopping(name, found):
+                stop = stop_of(cut, name, table)
+                if stop is not None:
+                    if not stop.kept:
+                        raise TableStopped(stop.error)
+                    if kept is not None and kept > stop.lsn:
+                        raise TableStopped(f'landed changes of table "{name}" from {stop.lsn} to {kept} are gone', hint=COPY_AGAIN)
+                    self._require_ours(lake, name, table, cut, stop.last)
+                else:
+                    self._require_ours(lake, name, table, cut, cut.tables.get(name) if cut is not None else None)
+        return found
+
+    def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, cut: Cut | None, known: CutTable | None) -> None:
+        delta, app = self.tables.of(name, table), application(lake, table)
+        applied = delta.applied(app)
+        if cut is None or known is None or known.path != delta.directory:
+            if applied is not None and delta.directory not in self.copied:
+                self.copied[delta.directory] = first_version(delta, app)
+            if delta.directory in self.copied:
+                self._require_ours_since(lake, table, delta, self.copied[delta.directory])
+            return
+        self.copied.pop(delta.directory, None)
+        # a copy that was made since replaces what was there, with all later changes to it
+        if not (table.generation and (applied is None or applied > cut.lsn)):
+            require_published_version(delta, known, applied)
+        if delta.is_there and not (table.generation and applied is None):
+            self._require_ours_since(lake, table, delta, known.version)
+
+    def require_ours_since_copy(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> None:
+        """Check a table that begins with files of executors. No cut has it yet, so its commits are checked from its copy on.
+
+        Raises:
+            TableStopped: another writer changed rows or columns.
+        """
+        self.copied[delta.directory] = first_version(delta, application(lake, table))
+        self._require_ours_since(lake, table, delta, self.copied[delta.directory])
+
+    def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
+        # applications begin with this prefix for every number that the table of this name ever had
+        require_no_foreign_changes(delta, version, f"subscriber-{lake.target_identifier}-", application(lake, table))
+
+
+def stopped_documents(
+    open_tables: OpenTables,
+    tables: Mapping[TableName, LakeTable],
+    stopped: Mapping[TableName, TableStopped],
+    cut: Cut | None,
+    grace_hours: int,
+) -> dict[TableName, StoppedTable]:
+    """What the next cut says about stopped tables.
+
+    Args:
+        open_tables: of the lake.
+        tables: all tables by name.
+        stopped: the reasons.
+        cut: the published cut.
+        grace_hours: how long landed changes of a stopped table are kept.
+    """
+    found: dict[TableName, StoppedTable] = {}
+    for name, error in stopped.items():
+        table, now = tables[name], time.time()
+        stop = stop_of(cut, name, table)
+        if stop is None:
+            last = cut.tables.get(name) if cut is not None else None
+            if last is not None and last.path != open_tables.of(name, table).directory:
+                last = None
+            # every round applies all that it takes to the tables that are not stopped
+            lsn = max(table.entry.lsn or table.added, cut.landed if cut is not None else INVALID_LSN)
+            stop = StoppedTable(last=last, generation=table.generation, lsn=lsn, kept=True, since=now, error="")
+            what = 'table "%s" left the published snapshot' if table.until is None else 'removed table "%s" lacks landed changes'
+            _log.error(f"{what}: %s", name, error.one_line())
+        told = error.one_line()
+        if stop.kept and now > stop.since + grace_hours * 3600:
+            stop = replace(stop, kept=False)
+            told = f"{told}; changes of more than {grace_hours} hours are not kept: {COPY_AGAIN}"
+        found[name] = replace(stop, error=told)
+    return found

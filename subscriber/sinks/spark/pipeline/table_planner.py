@@ -1,0 +1,207 @@
+"""Plans one table's part of a round: its waiting changes, its columns, its files, and the units of work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow.compute as pc
+
+from subscriber.abc import TableName
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.copy.copy_document import read_copy
+from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.landing.manifest import Manifest
+from subscriber.sinks.spark.merge.key_ranges import read_range
+from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
+from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application
+from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges, copied_changes, read_work
+from subscriber.sinks.spark.pipeline.plan import BaseFile, Plan, TableWork, plan_table
+from subscriber.sinks.spark.pipeline.row_identity import RowIdentityCheck, TableBefore, columns_before
+from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks
+from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
+from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
+from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
+from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note, with_added
+from subscriber.sinks.spark.tables.foreign_commits import COPY_AGAIN, TableStopped, copy_application
+
+__all__ = ["TablePlanner"]
+
+
+class TablePlanner:
+    """Plans and prepares the tables of a round.
+
+    Args:
+        storage: of the lake.
+        tables: of the lake.
+        checks: for a table that begins with files of executors.
+        engine: does the work.
+        target_rows: rows that a file should have.
+    """
+
+    def __init__(self, storage: Storage, tables: OpenTables, checks: StopChecks, engine: Engine, target_rows: int) -> None:
+        self._storage = storage
+        self._tables = tables
+        self._checks = checks
+        self._engine = engine
+        self._target_rows = target_rows
+        self._row_identity = RowIdentityCheck(storage)
+        self._declarations = ColumnDeclarations(storage)
+        self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
+        self._refused: dict[tuple[str, str, int], TableStopped] = {}  # by commits, until the table has another version
+
+    def refuse(self, error: TableStopped) -> bool:
+        """Stop a table whose commit was refused, until it has another version. False if it is already known, or not of that kind."""
+        if error.refused is None or error.refused in self._refused:
+            return False
+        self._refused[error.refused] = error
+        return True
+
+    def plan(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> TableRound | None:
+        """Plan the work of one table. None: nothing waits.
+
+        Args:
+            lake: its documents.
+            name: of the table.
+            table: the table.
+            taken: the manifests of the round.
+            end: the LSN of the table after the round, unless it is already further.
+
+        Raises:
+            TableStopped: the table cannot be continued.
+            TargetError: a file cannot be read or written.
+        """
+        with arrow_errors(self._storage.what(self._tables.of(name, table).directory)):
+            return self._planned(lake, name, table, taken, end)
+
+    def _planned(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> TableRound | None:
+        delta, app = self._tables.of(name, table), application(lake, table)
+        if delta.is_there and (refused := self._refused.get((delta.directory, app, delta.version))) is not None:
+            raise refused
+        applied = delta.applied(app)
+        # a copy replaces the rows of the table; a table that is not copied keeps them
+        replaced = applied is None and table.generation > 0 and not self._registered(lake, table, delta)
+        source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
+        source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
+        source.reached = max(source.reached, end)
+        if not source.schemas:
+            return None
+        present = delta.schema if delta.is_there else None
+        source.rename(self._storage, present.names if present is not None and not replaced else ())
+        schema = evolved_schema(None if replaced else present, source.schemas)
+        dropped = dropped_columns(schema, source.schemas[-1])
+        added = set(absent_columns(schema, source.schemas))
+        base: tuple[BaseFile, ...] = ()
+        retyped: tuple[str, ...] = ()
+        valued: set[str] = set()
+        rewrite = False
+        if present is not None and not replaced:
+            base = self._base(delta, _first_key(schema))
+            retyped = retyped_columns(present, schema)
+            # a round that was killed may have left a column in which no row has a value yet
+            empty = {field for field in added if field in present.names and not delta.has_values(field)}
+            valued = set(present.names) - empty
+            rewrite = bool(retyped) or bool(added & valued)
+            added |= delta.added | (set(schema.arrow.names) - set(present.names))
+        described = list(zip(source.files, source.described, strict=True))
+        overwrite = schema.current if replaced or retyped else None
+        if overwrite is not None:
+            overwrite = with_added(overwrite, added)
+        work = TableWork(
+            directory=delta.directory,
+            schema=schema,
+            base=base,
+            stretches=stretches(schema, valued, described),
+            after=0 if applied is None else int(applied),
+            rewrite=rewrite,
+            retyped=retyped,
+            dropped=dropped,
+            added=tuple(sorted(added)),
+            target_rows=self._target_rows,
+        )
+        work, changes = read_work(self._storage, work, source, ROUND_DIRECTORY)
+        known = self._declarations.find(delta.directory, app, applied)
+        before = TableBefore(directory=delta.directory)
+        if present is not None and not replaced:
+            copied = source.schemas[0] if applied is None and table.generation else None
+            before = TableBefore(
+                directory=delta.directory,
+                files=tuple(file.path for file in base if file.rows),
+                columns=columns_before(known.schema if known is not None else copied, present),
+                late=delta.added,
+                doubtful=known.doubtful if known is not None else frozenset(),
+            )
+        truncated = pc.any(pc.equal(changes["_op"], "t")).as_py() or False
+        identity = self._row_identity.look(before, schema, described, work.after, truncated=truncated)
+        if identity.lost is not None and table.until is None:
+            raise TableStopped(identity.lost, hint=COPY_AGAIN)
+        declared = known, DeclaredColumns(source.reached, source.schemas[-1], identity.doubtful)
+        plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
+        found = TableRound(name, app, delta, source, work, plan, overwrite, declared)
+        self._require_writable(found)
+        return found
+
+    def _require_writable(self, work: TableRound) -> None:
+        if not work.delta.is_there:
+            return
+        reason = self._engine.refuses(work)
+        new = set(work.task.schema.current.names) - set(work.delta.schema.names) or set(work.task.added) - work.delta.added
+        if reason is None and (new or work.overwrite is not None):
+            # delta-rs changes the columns for all engines
+            reason = work.delta.unwritable(columns=True)
+        if reason is not None:
+            raise TableStopped(
+                f"Delta table {work.delta.uri} has what engine {self._engine.name} cannot write: {reason}",
+                hint="remove that from the table (ALTER TABLE … DROP FEATURE or UNSET TBLPROPERTIES), or let Spark with Delta's jar apply",
+            )
+
+    def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
+        """Whether the table begins with files that executors wrote. If so, add them to the table with the first commit of its copy."""
+        copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
+        if copied is None or copied.base is None:
+            return False
+        copying = copy_application(application(lake, table))
+        if delta.applied(copying) is None:
+            if not delta.is_there:
+                delta.create(copied.schema.current)
+            note = commit_note("copy", copied.lsn)
+            delta.commit(copied.base, (), copying, copied.lsn, note=note, overwrite=copied.schema.current)
+        self._checks.require_ours_since_copy(lake, table, delta)
+        return True
+
+    def _base(self, delta: LakeDelta, key: str | None) -> tuple[BaseFile, ...]:
+        known = self._files.get((delta.directory, key), {})
+        files: dict[str, BaseFile] = {}
+        for path, rows in delta.files().items():
+            file = known.get(path)
+            files[path] = file or BaseFile(path, rows, read_range(self._storage, f"{delta.directory}/{path}", key))
+        self._files[delta.directory, key] = files
+        return tuple(files.values())
+
+    def prepare(self, work: TableRound) -> None:
+        """Create the table or its new columns, before its units run.
+
+        Raises:
+            CommitConflict: another writer changed the table in the meantime.
+            TargetError: it cannot be written.
+        """
+        if not work.delta.is_there:
+            work.delta.create(work.task.schema.current)
+        elif work.overwrite is None:
+            work.delta.add_columns(work.task.schema.current)
+        if work.overwrite is None:
+            work.delta.mark_added(work.task.added)
+        self._declarations.keep(work.delta.directory, work.application, *work.declared)
+
+    def remember(self, work: TableRound, done: TableResult) -> None:
+        """Remember the ranges of new files, which need not be read from them then."""
+        known = self._files.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
+        for file in done.files:
+            range_ = (file.low, file.high) if file.low is not None and file.high is not None else None
+            known[file.path] = BaseFile(file.path, file.rows, range_)
+
+
+def _first_key(schema: TableSchema) -> str | None:
+    return schema.keys[0] if schema.keys else None
