@@ -1,0 +1,48 @@
+"""The queries that clients are known to send, recognized by their text.
+
+There is no SQL engine. Each client has a module with a table of its queries; a query is a text with holes, and a handler that answers it
+from the state of the publisher. A query that is in no table ends in an error that shows its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from subscriber.testing.fake_publisher.catalog import copies, general, native, own
+from subscriber.testing.fake_publisher.results import CopyResult, KnownQuery, Result, normalized
+
+if TYPE_CHECKING:
+    from subscriber.testing.fake_publisher.session import Session
+
+__all__ = ["FoundQuery", "find_query"]
+
+_QUERIES: Final = (*general.QUERIES, *own.QUERIES, *native.QUERIES, *copies.QUERIES)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundQuery:
+    """A recognized query and its parameters."""
+
+    query: KnownQuery
+    values: Mapping[str, str]
+
+    @property
+    def ends_transaction(self) -> bool:
+        """Whether it is allowed in a failed transaction."""
+        return self.query.handler in general.ENDINGS
+
+    def run(self, session: Session) -> Result | CopyResult:
+        """Answer it."""
+        return self.query.handler(session, self.values)
+
+
+def find_query(text: str) -> FoundQuery | None:
+    """Recognize a statement; None: it is not known."""
+    plain = normalized(text)
+    for query in _QUERIES:
+        values = query.match(plain)
+        if values is not None:
+            return FoundQuery(query, values)
+    return None

@@ -1,0 +1,130 @@
+"""Statements that every client may send: transactions, settings, and facts about the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from subscriber.testing.fake_publisher.errors import ServerError
+from subscriber.testing.fake_publisher.results import BOOL, INT4, NAME, TEXT, Result, known, literals, result
+
+if TYPE_CHECKING:
+    from subscriber.testing.fake_publisher.session import Session
+
+__all__ = ["ENDINGS", "QUERIES"]
+
+_PAIR: Final = re.compile(r"\('([^']*)', '([^']*)'\)")
+
+
+def _begin(session: Session, values: Mapping[str, str]) -> Result:
+    session.begin()
+    return Result("BEGIN")
+
+
+def _commit(session: Session, values: Mapping[str, str]) -> Result:
+    failed = session.status == "E"
+    session.end_transaction()
+    return Result("ROLLBACK" if failed else "COMMIT")
+
+
+def _rollback(session: Session, values: Mapping[str, str]) -> Result:
+    session.end_transaction()
+    return Result("ROLLBACK")
+
+
+def _import_snapshot(session: Session, values: Mapping[str, str]) -> Result:
+    if session.status != "T":
+        raise ServerError("25001", "SET TRANSACTION SNAPSHOT must be called in a transaction")
+    session.snapshot = session.publisher.imported_snapshot(values["name"])
+    return Result("SET")
+
+
+def _set(session: Session, values: Mapping[str, str]) -> Result:
+    name = values["name"].removeprefix("SESSION ").removeprefix("LOCAL ")
+    value = values["value"]
+    session.set_parameter(name, literals(value)[0] if literals(value) else value)
+    return Result("SET")
+
+
+def _set_config(session: Session, values: Mapping[str, str]) -> Result:
+    session.set_parameter(values["name"], values["value"])
+    return result({"set_config": TEXT}, [(values["value"],)])
+
+
+def _set_configs(session: Session, values: Mapping[str, str]) -> Result:
+    pairs = [(name, value) for name, value in _PAIR.findall(values["pairs"]) if session.publisher.knows_parameter(session, name)]
+    for name, value in pairs:
+        session.set_parameter(name, value)
+    return result({"set_config": TEXT}, [(value,) for _, value in pairs])
+
+
+def _show(session: Session, values: Mapping[str, str]) -> Result:
+    name = values["name"].strip('"')
+    return result({name.lower(): TEXT}, [(session.publisher.parameter(session, name),)], "SHOW")
+
+
+def _current_setting(session: Session, values: Mapping[str, str]) -> Result:
+    return result({"current_setting": TEXT}, [(session.publisher.parameter(session, values["name"]),)])
+
+
+def _database(session: Session, values: Mapping[str, str]) -> Result:
+    return result({"current_database": NAME}, [(session.database,)])
+
+
+def _version(session: Session, values: Mapping[str, str]) -> Result:
+    text = f"PostgreSQL {session.publisher.version_text} (fake publisher) on x86_64-pc-linux-gnu, 64-bit"
+    return result({"version": TEXT}, [(text,)])
+
+
+def _one(session: Session, values: Mapping[str, str]) -> Result:
+    return result({"?column?": INT4}, [(1,)])
+
+
+def _pid(session: Session, values: Mapping[str, str]) -> Result:
+    return result({"pg_backend_pid": INT4}, [(session.pid,)])
+
+
+def _in_recovery(session: Session, values: Mapping[str, str]) -> Result:
+    return result({"pg_is_in_recovery": BOOL}, [(False,)])
+
+
+def _wal_end(session: Session, values: Mapping[str, str]) -> Result:
+    return result({"pg_current_wal_lsn": 3220}, [(session.publisher.wal.end,)])
+
+
+ENDINGS: Final = frozenset({_commit, _rollback})
+"""The handlers of statements that end a transaction."""
+
+QUERIES: Final = (
+    known("BEGIN", _begin),
+    known("BEGIN {mode}", _begin),
+    known("START TRANSACTION{mode}", _begin),
+    known("COMMIT", _commit),
+    known("COMMIT TRANSACTION", _commit),
+    known("END", _commit),
+    known("ROLLBACK", _rollback),
+    known("ABORT", _rollback),
+    known("SET TRANSACTION SNAPSHOT '{name}'", _import_snapshot),
+    known("SET {name} = {value}", _set),
+    known("SET {name} TO {value}", _set),
+    known("set {name} = {value}", _set),
+    known("SHOW {name}", _show),
+    known("SELECT pg_catalog.set_config('{name}', '{value}', false)", _set_config),
+    known(
+        """SELECT pg_catalog.set_config(s.name, v.setting, false) FROM (VALUES {pairs}) AS v (name, setting)
+           JOIN pg_catalog.pg_settings AS s ON s.name = v.name""",
+        _set_configs,
+    ),
+    known("SELECT pg_catalog.current_setting('{name}')", _current_setting),
+    known("SELECT current_setting('{name}')", _current_setting),
+    known("SELECT pg_catalog.current_database()", _database),
+    known("SELECT current_database()", _database),
+    known("SELECT version()", _version),
+    known("SELECT 1", _one),
+    known("SELECT pg_catalog.pg_backend_pid()", _pid),
+    known("SELECT pg_is_in_recovery()", _in_recovery),
+    known("SELECT pg_catalog.pg_is_in_recovery()", _in_recovery),
+    known("SELECT pg_current_wal_lsn()", _wal_end),
+    known("SELECT pg_catalog.pg_current_wal_lsn()", _wal_end),
+)

@@ -1,0 +1,90 @@
+"""Scripted faults: what a walsender does at a chosen moment, instead of what it should.
+
+A fault is armed with ``publisher.faults.add(...)`` and happens once (or ``times`` times), in the next streaming session that comes to its
+moment: before message ``after`` of the session (from 0), or before the next message of kind ``before`` (its tag: ``"C"`` is Commit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = ["Fault", "FaultKind", "Faults"]
+
+
+class FaultKind(Enum):
+    """The kinds."""
+
+    CUT = "cut"
+    """The connection is closed without a word."""
+    STALL = "stall"
+    """Nothing is sent any more, until :meth:`Faults.release`; feedback is still read."""
+    DELAY = "delay"
+    """The message comes late, by ``seconds``."""
+    GARBAGE = "garbage"
+    """A message of random bytes is sent first."""
+    TRUNCATED = "truncated"
+    """The message is sent without its second half."""
+    DUPLICATE = "duplicate"
+    """The message is sent twice."""
+    STRAY_ABORT = "stray_abort"
+    """A StreamAbort of a transaction that was never streamed is sent first, as PostgreSQL 18.4 does."""
+    FALSE_KEEPALIVE = "false_keepalive"
+    """A keepalive with a position far beyond the end of the WAL is sent first."""
+    ERROR = "error"
+    """The session ends with an ErrorResponse: ``sqlstate`` and ``text``."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: what happens.
+        after: number of the message before which it happens.
+        before: tags of the messages before which it happens; empty: any.
+        times: how often.
+        seconds: of a delay.
+        sqlstate, text: of an error.
+        happened: how often it happened.
+    """
+
+    kind: FaultKind
+    after: int = 0
+    before: str = ""
+    times: int = 1
+    seconds: float = 0.05
+    sqlstate: str = "57P01"
+    text: str = "terminating connection due to administrator command"
+    happened: int = field(default=0, init=False)
+
+    def is_due(self, sent: int, payload: bytes) -> bool:
+        """Whether it happens before this message."""
+        return self.happened < self.times and sent >= self.after and (not self.before or chr(payload[0]) in self.before)
+
+
+class Faults:
+    """The armed faults of a publisher."""
+
+    def __init__(self) -> None:
+        self._armed: list[Fault] = []
+        self.stalled = False
+
+    def add(self, kind: FaultKind | str, **details: object) -> Fault:
+        """Arm a fault. The details are the attributes of :class:`Fault`."""
+        fault = Fault(FaultKind(kind), **details)  # type: ignore[arg-type]
+        self._armed.append(fault)
+        return fault
+
+    def due(self, sent: int, payload: bytes) -> Sequence[Fault]:
+        """Take the faults that happen before this message."""
+        found = [fault for fault in self._armed if fault.is_due(sent, payload)]
+        for fault in found:
+            fault.happened += 1
+        return found
+
+    def release(self) -> None:
+        """End all faults, also a stall."""
+        self._armed.clear()
+        self.stalled = False

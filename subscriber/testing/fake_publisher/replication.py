@@ -1,0 +1,135 @@
+"""Run the replication commands, except START_REPLICATION (:mod:`subscriber.testing.fake_publisher.walsender`).
+
+Source: PostgreSQL manual, Streaming Replication Protocol; walsender.c, slot.c.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from subscriber.testing.fake_publisher.commands import (
+    AlterSlot,
+    Command,
+    CreateSlot,
+    DropSlot,
+    IdentifySystem,
+    ReadSlot,
+    Show,
+    StartReplication,
+    TimelineHistory,
+)
+from subscriber.testing.fake_publisher.errors import ServerError
+from subscriber.testing.fake_publisher.plugin_options import is_known
+from subscriber.testing.fake_publisher.results import INT4, INT8, TEXT, Result, result
+from subscriber.testing.fake_publisher.slots import Slot, check_slot_name
+
+if TYPE_CHECKING:
+    from subscriber.testing.fake_publisher.session import Session
+
+__all__ = ["run_command"]
+
+
+async def run_command(session: Session, command: Command) -> Result:
+    """Run a command.
+
+    Raises:
+        ServerError: as a server.
+    """
+    publisher = session.publisher
+    match command:
+        case IdentifySystem():
+            timeline_oid = INT8 if publisher.caps.at_least(15) else INT4
+            row = (publisher.system_identifier, publisher.timeline, publisher.wal.end, session.database)
+            return result({"systemid": TEXT, "timeline": timeline_oid, "xlogpos": TEXT, "dbname": TEXT}, [row], "IDENTIFY_SYSTEM")
+        case Show(name):
+            return result({name: TEXT}, [(publisher.parameter(session, name),)], "SHOW")
+        case TimelineHistory(timeline):
+            return _timeline_history(session, timeline)
+        case CreateSlot():
+            return await _create_slot(session, command)
+        case DropSlot(name, wait):
+            await _drop_slot(session, name, wait=wait)
+            return Result("DROP_REPLICATION_SLOT")
+        case AlterSlot():
+            return _alter_slot(session, command)
+        case ReadSlot(name):
+            if name in publisher.slots:
+                raise ServerError("0A000", "cannot use READ_REPLICATION_SLOT with a logical replication slot")
+            fields = {"slot_type": TEXT, "restart_lsn": TEXT, "restart_tli": INT8}
+            return result(fields, [(None, None, None)], "READ_REPLICATION_SLOT")
+        case StartReplication():
+            raise AssertionError("START_REPLICATION is run by the session")
+
+
+def _timeline_history(session: Session, timeline: int) -> Result:
+    publisher = session.publisher
+    if timeline == 1 or timeline > publisher.timeline:
+        raise ServerError("58P01", f'could not open file "pg_wal/{timeline:08X}.history": No such file or directory')
+    content = "".join(f"{ended}\t{lsn}\tno recovery target specified\n" for ended, lsn in publisher.timelines if ended < timeline)
+    return result({"filename": TEXT, "content": TEXT}, [(f"{timeline:08X}.history", content)], "TIMELINE_HISTORY")
+
+
+async def _create_slot(session: Session, command: CreateSlot) -> Result:
+    publisher = session.publisher
+    caps = publisher.caps
+    if command.plugin is None:
+        raise ServerError("0A000", "the fake publisher has no physical slots")
+    check_slot_name(command.name)
+    if not is_known(command.plugin):
+        raise ServerError("58P01", f'could not access file "{command.plugin}": No such file or directory')
+    if command.snapshot == "use":
+        what = "CREATE_REPLICATION_SLOT ... (SNAPSHOT 'use')" if caps.slot_options_syntax else "CREATE_REPLICATION_SLOT ... USE_SNAPSHOT"
+        if session.status != "T":
+            raise ServerError("XX000", f"{what} must be called inside a transaction")
+        if session.snapshot is not None:
+            raise ServerError("XX000", f"{what} must be called before any query")
+    elif command.snapshot == "export" and session.status != "I":
+        what = (
+            "CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export')" if caps.slot_options_syntax else "CREATE_REPLICATION_SLOT ... EXPORT_SNAPSHOT"
+        )
+        raise ServerError("XX000", f"{what} must not be called inside a transaction")
+    slot = await publisher.create_slot(
+        command.name,
+        command.plugin,
+        temporary=command.temporary,
+        two_phase=command.two_phase,
+        failover=command.failover,
+        owner=session.pid,
+    )
+    name = None
+    if command.snapshot == "export":
+        name = session.exported = publisher.export_snapshot(session)
+    elif command.snapshot == "use":
+        session.snapshot = publisher.snapshot("")
+    row = (command.name, slot.confirmed_flush_lsn, name, command.plugin)
+    fields = {"slot_name": TEXT, "consistent_point": TEXT, "snapshot_name": TEXT, "output_plugin": TEXT}
+    return result(fields, [row], "CREATE_REPLICATION_SLOT")
+
+
+def _free_slot(session: Session, name: str) -> Slot:
+    slot = session.publisher.slot(name)
+    if slot.active_pid is not None and slot.active_pid != session.pid:
+        raise ServerError("55006", f'replication slot "{name}" is active for PID {slot.active_pid}')
+    return slot
+
+
+async def _drop_slot(session: Session, name: str, *, wait: bool) -> None:
+    publisher = session.publisher
+    while wait and publisher.slot(name).active_pid not in {None, session.pid}:
+        await publisher.until_changed()
+    _free_slot(session, name)
+    del publisher.slots[name]
+    publisher.changed()
+
+
+def _alter_slot(session: Session, command: AlterSlot) -> Result:
+    slot = _free_slot(session, command.name)
+    if command.failover is not None:
+        slot.failover = command.failover
+    if command.two_phase is not None:
+        slot.two_phase = command.two_phase
+        if not command.two_phase:
+            slot.two_phase_at = None
+        elif slot.two_phase_at is None:
+            slot.two_phase_at = slot.confirmed_flush_lsn
+    return Result("ALTER_REPLICATION_SLOT")
