@@ -15,9 +15,9 @@ from typing import Any, Final
 from sqlglot import exp
 
 from subscriber.rowfilter import operators
-from subscriber.rowfilter.errors import SYSTEM_COLUMN, USER_COLLATION, RowFilterError, not_allowed, unsupported
+from subscriber.rowfilter.errors import NOT_SIMPLE, SYSTEM_COLUMN, USER_COLLATION, RowFilterError, not_allowed, unsupported
 from subscriber.rowfilter.operators import no_operator
-from subscriber.rowfilter.sql_types import INTEGERS, in_range, read_literal, type_of
+from subscriber.rowfilter.sql_types import INTEGERS, TEXTS, in_range, read_literal, type_of
 from subscriber.rowfilter.syntax import ParsedExpression, arguments, connected
 from subscriber.rowfilter.typed import (
     UNKNOWN,
@@ -142,7 +142,8 @@ class _Binder:
             return self._compare(sign, self.bind(node.this), self.bind(other))
         if kind is exp.DPipe:
             parts = [self.bind(each) for each in (node.this, node.args["expression"])]
-            if not {part.type for part in parts} <= {"text", "bpchar", UNKNOWN} or "text" not in {part.type for part in parts}:
+            types = {part.type for part in parts}
+            if not types <= {*TEXTS, UNKNOWN} or types == {UNKNOWN}:
                 raise unsupported(f"operator {type_name(parts[0].type)} || {type_name(parts[1].type)}", hint="cast both sides to text")
             parts = [typed_literal(part, "text") for part in parts]
             return strict("text", lambda left, right: left + right, parts, collation_of(parts))
@@ -224,7 +225,9 @@ class _Binder:
         default = node.args.get("default")
         results = [self.bind(each.args["true"]) for each in node.args["ifs"]]
         results.append(self.bind(default) if default is not None else constant(UNKNOWN, None))
-        type_, results = alike(results, "CASE")
+        # the server looks at the default first
+        type_, (last, *others) = alike([results[-1], *results[:-1]], "CASE")
+        results = [*others, last]
         pairs = [(test.evaluate, result.evaluate) for test, result in zip(conditions, results[:-1], strict=True)]
         otherwise = results[-1].evaluate
 
@@ -253,7 +256,7 @@ class _Binder:
 
         else:
             sign = ">" if isinstance(node, exp.Greatest) else "<"
-            if type_ in {"text", "bpchar"} and collation != "C":
+            if type_ in TEXTS and collation != "C":
                 raise operators.needs_collation(name)
             before = operators.comparison(sign, "float8" if type_ == "float4" else type_)
 
@@ -273,7 +276,7 @@ class _Binder:
         if left.type == UNKNOWN:
             left = typed_literal(left, right.type if right.type != UNKNOWN else "text")
         type_ = right.type if right.type != UNKNOWN else left.type
-        if (left.type in INTEGERS and type_ not in INTEGERS) or left.type == "numeric":
+        if (left.type in INTEGERS and type_ not in INTEGERS) or left.type == "numeric" or left.type in TEXTS:
             # the operator converts it
             left = converted(left, operators.common_type("=", left.type, type_))
         first, same = left.evaluate, equal.evaluate
@@ -290,7 +293,7 @@ class _Binder:
             left, right = typed_literal(left, "text"), typed_literal(right, "text")
         left, right = typed_literal(left, right.type), typed_literal(right, left.type)
         type_ = operators.common_type(sign, left.type, right.type)
-        if type_ in {"text", "bpchar"} and sign not in {"=", "<>"} and collation_of([left, right]) != "C":
+        if type_ in TEXTS and sign not in {"=", "<>"} and collation_of([left, right]) != "C":
             raise operators.needs_collation(f"operator {sign}")
         return strict("bool", operators.comparison(sign, type_), [converted(left, type_), converted(right, type_)])
 
@@ -300,6 +303,9 @@ class _Binder:
             raise _quoted_subject()
         parts = [self.bind(each) for each in items]
         constants = [part for part in parts if part.constant]
+        if len(constants) > 1 and subject.type == "varchar":
+            # the server would have to convert an array
+            raise not_allowed(NOT_SIMPLE)
         if len(constants) > 1:
             # the server makes an array of them, and first gives them and the subject one type
             _, (_, *found) = alike([subject, *constants], "IN")
@@ -322,11 +328,17 @@ class _Binder:
         if isinstance(array, exp.Array):
             if not array.expressions:
                 raise unsupported("an empty array")
-            _, parts = alike([self.bind(each) for each in array.expressions], "ARRAY")
+            type_, parts = alike([self.bind(each) for each in array.expressions], "ARRAY")
+            if "varchar" in {type_, target} or (target is not None and target != type_ and not all(part.constant for part in parts)):
+                # the server would have to convert an array
+                raise not_allowed(NOT_SIMPLE)
             if target is not None:
                 parts = [cast(part, target) for part in parts]
         elif isinstance(array, exp.Literal) and array.is_string:
-            parts = [constant(target or subject.type, each) for each in self._elements(str(array.this), target or subject.type)]
+            if target == "varchar":
+                raise not_allowed(NOT_SIMPLE)
+            element = target or {"varchar": "text"}.get(subject.type, subject.type)
+            parts = [constant(element, each) for each in self._elements(str(array.this), element)]
         else:
             raise unsupported("an array that is neither ARRAY[…] nor a constant")
         if subject.type == UNKNOWN:
@@ -348,9 +360,10 @@ class _Binder:
 
     def _like(self, node: exp.Like) -> Typed:
         parts = [typed_literal(self.bind(each), "text") for each in (node.this, node.args["expression"])]
-        if [part.type for part in parts] != ["text", "text"]:
-            if {part.type for part in parts} <= {"text", "bpchar"}:
-                raise unsupported("LIKE of character", hint="cast it to text")
+        types = {part.type for part in parts}
+        if "bpchar" in types and types <= TEXTS:
+            raise unsupported("LIKE of character", hint="cast it to text")
+        if not types <= TEXTS:
             raise no_operator("~~", parts[0].type, parts[1].type)
         negated = bool(node.args.get("negate"))
         return strict("bool", lambda text, pattern: operators.like(text, pattern) != negated, parts)
@@ -367,7 +380,7 @@ class _Binder:
         given = node.args["expression"]
         name = str(given.this if isinstance(given, exp.Expr) else given)
         part = typed_literal(self.bind(node.this), "text")
-        if part.type not in {"text", "bpchar"}:
+        if part.type not in TEXTS:
             raise RowFilterError(f"collations are not supported by type {type_name(part.type)}", sqlstate="42804")
         if name != "C":
             raise unsupported(f'collation "{name}"', hint=f'use COLLATE "C"; {USER_COLLATION}')

@@ -15,8 +15,8 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact
 from functools import lru_cache
 from typing import Any, Final
 
-from subscriber.rowfilter.errors import MUTABLE_FUNCTION, RowFilterError, not_allowed, unsupported
-from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, float4, in_range
+from subscriber.rowfilter.errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, unsupported
+from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, TEXTS, float4, in_range
 
 __all__ = ["NUMBERS", "arithmetic", "call", "cast", "common_type", "comparison", "convert", "like"]
 
@@ -58,14 +58,14 @@ def common_type(sign: str, left: str, right: str) -> str:
         RowFilterError: PostgreSQL has no such operator, or it is not immutable.
     """
     if left == right:
-        return "float8" if left == "float4" else left
+        return {"float4": "float8", "varchar": "text"}.get(left, left)
     if left in NUMBERS and right in NUMBERS:
         if left in _FLOATS or right in _FLOATS:
             return "float8"
         return NUMBERS[max(NUMBERS.index(left), NUMBERS.index(right))]
     pair = {left, right}
-    if pair == {"text", "bpchar"}:
-        return "text"
+    if pair <= TEXTS:
+        return "text" if "text" in pair else "bpchar"
     if pair == {"date", "timestamp"}:
         return "timestamp"
     if "timestamptz" in pair and pair <= {"timestamptz", "timestamp", "date"}:
@@ -76,8 +76,10 @@ def common_type(sign: str, left: str, right: str) -> str:
 
 def convert(source: str, target: str) -> Function | None:
     """Return the implicit conversion between types of :func:`common_type`; None if the values stay as they are."""
-    if source == target or source not in (*NUMBERS, "date"):
+    if source == target or source not in (*NUMBERS, "date", "text", "varchar"):
         return None
+    if target == "bpchar":
+        return _without_padding
     if target == "float8":
         return None if source == "float4" else _float8
     if target == "numeric":
@@ -90,6 +92,10 @@ def _float8(value: int | Decimal) -> float:
     if math.isinf(number) and not (isinstance(value, Decimal) and value.is_infinite()):
         raise RowFilterError("value is out of range for type double precision", sqlstate="22003")
     return number
+
+
+def _without_padding(text: str) -> str:
+    return text.rstrip(" ")
 
 
 def _midnight(days: float) -> float:
@@ -126,7 +132,7 @@ def arithmetic(sign: str, left: str, right: str) -> tuple[str, Function]:
         return "numeric", lambda a, b: _numeric_in_range(decimal(Decimal(a), Decimal(b)))
     if left in NUMBERS and right in NUMBERS:
         raise unsupported(f"operator {_name(left)} {sign} {_name(right)}")
-    if not {left, right} <= {*NUMBERS, "text", "bool", "bytea", "uuid"}:
+    if not {left, right} <= {*NUMBERS, *TEXTS, "bool", "bytea", "uuid"}:
         raise unsupported(f"operator {_name(left)} {sign} {_name(right)}")
     raise no_operator(sign, left, right)
 
@@ -182,8 +188,10 @@ def cast(source: str, target: str) -> Function | None:
     Raises:
         RowFilterError: it cannot be evaluated.
     """
-    if source == target or (source, target) == ("bpchar", "text"):
+    if source == target or (source in TEXTS and target in {"text", "varchar"}):
         return None
+    if source in TEXTS and target == "bpchar":
+        return _without_padding
     if target in INTEGERS and source in (*INTEGERS, "numeric"):
         return lambda value: in_range(_rounded(value, target), target)
     if target == "numeric" and source in INTEGERS:
@@ -192,9 +200,7 @@ def cast(source: str, target: str) -> Function | None:
         return convert(source, target)
     if target == "float4" and source in {*INTEGERS, "numeric", "float8"}:
         return _to_float4
-    if target == "text" and source in INTEGERS:
-        return str
-    if target == "text" and source == "bool":
+    if source == "bool" and target in {"text", "varchar"}:
         return lambda value: "true" if value else "false"
     if (source, target) == ("date", "timestamp"):
         return _midnight
@@ -204,6 +210,9 @@ def cast(source: str, target: str) -> Function | None:
         return int
     if (source, target) == ("int4", "bool"):
         return bool
+    if TEXTS & {source, target}:
+        # such a cast calls the output and input functions of the types (CoerceViaIO)
+        raise not_allowed(NOT_SIMPLE)
     raise unsupported(f"cast from {_name(source)} to {_name(target)}")
 
 
@@ -243,7 +252,7 @@ def call(name: str, types: Sequence[str], *, c_collation: bool) -> tuple[str, Fu
     Raises:
         RowFilterError: it cannot be evaluated.
     """
-    texts = tuple("text" if each == "bpchar" else each for each in types)
+    texts = tuple("text" if each in TEXTS else each for each in types)
     integers = tuple("int4" if each in {"int2", "int4"} else each for each in texts)
     if name in {"lower", "upper"} and texts == ("text",):
         if not c_collation:
@@ -254,10 +263,9 @@ def call(name: str, types: Sequence[str], *, c_collation: bool) -> tuple[str, Fu
         return (type_, lambda value: in_range(abs(value), type_)) if type_ in INTEGERS else (type_, _absolute)
     if name == "mod" and len(types) == 2 and not _FLOATS & set(types):
         return arithmetic("%", *types)
+    found = _TEXT_FUNCTIONS.get((name, integers))
     # octet_length counts the spaces of a bpchar
-    signature = name, types if name == "octet_length" else integers
-    found = _TEXT_FUNCTIONS.get((signature[0], tuple(signature[1])))
-    if found is None:
+    if found is None or (name == "octet_length" and "bpchar" in types):
         listed = ", ".join(map(_name, types))
         raise unsupported(f"function {name}({listed})", hint="add explicit type casts if the function takes other types")
     return found

@@ -8,7 +8,7 @@ type                                 Python
 bool, int2, int4, int8               bool, int
 numeric                              Decimal
 float4, float8                       float
-text (varchar too)                   str
+text, varchar                        str
 bpchar                               str without trailing spaces, which do not count
 bytea, uuid                          bytes
 date, timestamp, timestamptz, time   int: days or microseconds since 2000-01-01 or midnight; infinity is a float
@@ -30,7 +30,7 @@ from typing import Any, Final
 from subscriber.rowfilter.errors import USER_TYPE, RowFilterError, not_allowed, unsupported
 from subscriber.types import PgType, codec
 
-__all__ = ["INTEGERS", "SQL_NAMES", "TYPE_WORDS", "float4", "in_range", "read_literal", "type_of", "value_reader"]
+__all__ = ["INTEGERS", "SQL_NAMES", "TEXTS", "TYPE_WORDS", "float4", "in_range", "read_literal", "type_of", "value_reader"]
 
 TYPE_WORDS: Final[tuple[tuple[tuple[str, ...], str], ...]] = tuple(
     (tuple(words.split()), name)
@@ -39,7 +39,7 @@ TYPE_WORDS: Final[tuple[tuple[tuple[str, ...], str], ...]] = tuple(
         ("timestamp without time zone", "timestamp"),
         ("time without time zone", "time"),
         ("double precision", "float8"),
-        ("character varying", "text"),
+        ("character varying", "varchar"),
         ("timestamptz", "timestamptz"),
         ("timestamp", "timestamp"),
         ("time", "time"),
@@ -57,7 +57,7 @@ TYPE_WORDS: Final[tuple[tuple[tuple[str, ...], str], ...]] = tuple(
         ("float4", "float4"),
         ("float8", "float8"),
         ("text", "text"),
-        ("varchar", "text"),
+        ("varchar", "varchar"),
         ("bpchar", "bpchar"),
         ("boolean", "bool"),
         ("bool", "bool"),
@@ -75,6 +75,7 @@ SQL_NAMES: Final = {
     "float4": "real",
     "float8": "double precision",
     "bpchar": "character",
+    "varchar": "character varying",
     "timestamp": "timestamp without time zone",
     "timestamptz": "timestamp with time zone",
     "time": "time without time zone",
@@ -83,6 +84,8 @@ SQL_NAMES: Final = {
 
 INTEGERS: Final = {"int2": 2**15, "int4": 2**31, "int8": 2**63}
 """The integer types, each with the number after its largest one."""
+
+TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
 
 _FIRST_USER_OID: Final = 16_384
 _EPOCH_ORDINAL: Final = 730_120
@@ -108,12 +111,9 @@ def type_of(type_: PgType, column: str) -> str:
     """
     if type_.domain is not None or type_.oid >= _FIRST_USER_OID:
         raise not_allowed(USER_TYPE)
-    name = {"varchar": "text"}.get(type_.builtin or "", type_.builtin)
-    if name not in _READERS:
-        raise unsupported(
-            f'column "{column}" has type {type_}', hint=f"types that can be evaluated: {', '.join(sorted(_READERS))}, varchar"
-        )
-    return str(name)
+    if type_.builtin is None or type_.builtin not in _READERS:
+        raise unsupported(f'column "{column}" has type {type_}', hint=f"types that can be evaluated: {', '.join(sorted(_READERS))}")
+    return type_.builtin
 
 
 def value_reader(type_: PgType, name: str) -> tuple[Read, Read]:
@@ -297,6 +297,7 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
     "float4": _float4,
     "float8": _float8,
     "text": lambda text: text,
+    "varchar": lambda text: text,
     "bpchar": lambda text: text.rstrip(" "),
     "date": _days,
     "timestamp": lambda text: _stamp(text, zone=False),
@@ -307,5 +308,5 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
 }
 """The types of constants and columns."""
 
-_FROM_TEXT: Final = {name: _READERS[name] for name in ("text", "bpchar", "date", "timestamp", "timestamptz", "time", "uuid")}
+_FROM_TEXT: Final = {name: _READERS[name] for name in ("text", "varchar", "bpchar", "date", "timestamp", "timestamptz", "time", "uuid")}
 """Types whose values are read from PostgreSQL's text."""

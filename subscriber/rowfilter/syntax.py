@@ -143,8 +143,8 @@ def _check_words(tokens: Sequence[Token]) -> None:
     for place, token in enumerate(tokens):
         following = tokens[place + 1].text if place + 1 < len(tokens) and tokens[place + 1].kind == "mark" else ""
         if token.kind == "word" and token.text in _MUTABLE and (following == "(" or token.text in RESERVED):
-            raise not_allowed(MUTABLE_FUNCTION)
-        if token.kind == "word" and token.text in {"select", "exists", "values", "with", "table"}:
+            raise not_allowed(NOT_SIMPLE if token.text in RESERVED else MUTABLE_FUNCTION)
+        if token.kind == "word" and token.text in {"select", "exists", "values", "table"}:
             raise not_allowed(NOT_SIMPLE)
 
 
@@ -162,6 +162,8 @@ def _check_nodes(tree: exp.Expr) -> None:
             continue
         if isinstance(node, exp.Anonymous) and str(node.this).lower() not in {"all", "octet_length"}:
             raise _unknown_function(str(node.this))
+        if isinstance(node, exp.AggFunc):
+            raise RowFilterError("aggregate functions are not allowed in WHERE", sqlstate="42803")
         if not isinstance(node, _ALLOWED):
             raise _unknown_function(node.sql_name().lower()) if isinstance(node, exp.Func) else not_allowed(NOT_SIMPLE)
         for value in node.args.values():
@@ -335,6 +337,8 @@ def _operations(node: exp.Expr) -> Iterator[_Form]:
         for name in _FUNCTIONS[kind][0] if kind in _FUNCTIONS else ("octet_length",):
             given = arguments(node)
             yield _ATOM, (name, "(", *_listed(given), ")")
+            # as the server prints "left" and others
+            yield _ATOM, (Token("quoted", name), "(", *_listed(given), ")")
             if kind is exp.Mod:
                 # sqlglot adds parentheses
                 yield _ATOM, (name, "(", *_listed([each.this if isinstance(each, exp.Paren) else each for each in given]), ")")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from subscriber.rowfilter import operators
 from subscriber.rowfilter.errors import RowFilterError, unsupported
-from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, read_literal
+from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, TEXTS, read_literal
 
 __all__ = [
     "UNKNOWN",
@@ -126,7 +126,7 @@ def folded(part: Typed) -> Typed:
 
 def collation_of(parts: Sequence[Typed]) -> str:
     """The collation of an operation: an explicit one wins."""
-    texts = [part.collation for part in parts if part.type in {"text", "bpchar", UNKNOWN}]
+    texts = [part.collation for part in parts if part.type in {*TEXTS, UNKNOWN}]
     if "C" in texts:
         return "C"
     return "" if "" in texts else "default"
@@ -181,6 +181,9 @@ def alike(parts: Sequence[Typed], what: str) -> tuple[str, list[Typed]]:
             continue
         if each in operators.NUMBERS and type_ in operators.NUMBERS:
             type_ = max(type_, each, key=operators.NUMBERS.index)
+        elif each in TEXTS and type_ in TEXTS:
+            # each can be converted to the others: the first one stays
+            continue
         elif {each, type_} == {"date", "timestamp"}:
             type_ = "timestamp"
         else:
@@ -191,7 +194,7 @@ def alike(parts: Sequence[Typed], what: str) -> tuple[str, list[Typed]]:
 def _aligned(part: Typed, type_: str) -> Typed:
     if part.type == type_:
         return part
-    if type_ == "float4":
+    if type_ == "float4" or type_ in TEXTS:
         return cast(part, type_)
     result = converted(part, type_)
     return result if result.type == type_ else Typed(type_, part.evaluate, constant=part.constant, collation=part.collation)
