@@ -1,31 +1,80 @@
-"""Published snapshots ("cuts"): one consistent state of all tables. The applier publishes it as ``applied.json``, with one rename.
+"""Published snapshots: one consistent state of all tables. The applier publishes them in the Delta table ``snapshots/`` of the lake.
 
-A cut says up to which LSN the tables are complete, and which Delta version each of them has at that LSN. A reader that opens these versions
-sees the tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the cut, is not in it.
-Neither is a stopped table, which the applier cannot continue, for example because another writer changed its rows.
+A snapshot says up to which LSN the tables are complete, and which Delta version each of them has at that LSN. A reader that opens these
+versions sees the tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the snapshot, is
+not in it. Neither is a stopped table, which the applier cannot continue, for example because another writer changed its rows.
+
+Each publication is one commit (``tables/publication.py``), which replaces all rows of the Delta table:
+
+================  ==========================================================================================
+column            value
+================  ==========================================================================================
+``lsn``           the LSN of the snapshot, as text; ``lsn_number``: as a number, like ``_lsn`` of a change log
+``published``     time of the publication
+``schema_name``,  name of the table
+``table_name``
+``path``          directory of its Delta table, relative to the lake
+``version``       its version in the snapshot. NULL for a stopped table, which is not in the snapshot
+``table_lsn``     the LSN of that version
+``error``         of a stopped table: the reason; ``stopped``: what the applier needs to continue it, as JSON
+================  ==========================================================================================
+
+So Delta readers get the newest snapshot with a query, and earlier ones by time travel (``VERSION AS OF``, ``TIMESTAMP AS OF``). This
+module reads without delta-rs: the commit of a publication names its only file, and has LSN and time in its ``userMetadata``. It finds the
+newest commit from the last checkpoint, and others by binary search. Commits of other writers are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from subscriber.abc import TableName
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.errors import damaged_file
 from subscriber.sinks.spark.files.storage import Storage
 
-__all__ = ["CUTS", "Cut", "CutTable", "StoppedTable", "cut_as_of", "forget_cuts", "read_cut", "restore_cut", "write_cut"]
+__all__ = [
+    "SNAPSHOTS",
+    "Publication",
+    "Snapshot",
+    "SnapshotTable",
+    "Snapshots",
+    "StoppedTable",
+    "read_snapshot",
+    "snapshot_rows",
+]
 
-_NAME: Final = "applied.json"
-CUTS: Final = "cuts"
+SNAPSHOTS: Final = "snapshots"
+"""Directory of the Delta table."""
+_LOG: Final = f"{SNAPSHOTS}/_delta_log"
+_SCHEMA: Final = pa.schema(
+    [
+        ("lsn", pa.string()),
+        ("lsn_number", pa.int64()),
+        ("published", pa.timestamp("us", "UTC")),
+        ("schema_name", pa.string()),
+        ("table_name", pa.string()),
+        ("path", pa.string()),
+        ("version", pa.int64()),
+        ("table_lsn", pa.string()),
+        ("error", pa.string()),
+        ("stopped", pa.string()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
-class CutTable:
-    """A table in a cut: its path relative to the lake, the Delta version of its current state, and the LSN of that version."""
+class SnapshotTable:
+    """A table in a snapshot: its path relative to the lake, the Delta version of its current state, and the LSN of that version."""
 
     path: str
     version: int
@@ -37,7 +86,7 @@ class StoppedTable:
     """A table that the applier cannot continue. It may be a removed one that lacks landed changes.
 
     Attributes:
-        last: the table in the last cut that had it. None: no cut had it.
+        last: the table in the last snapshot that had it. None: no snapshot had it.
         generation: of the copy that it began with. A new copy ends the stop.
         lsn: landed changes after this LSN are not in the table.
         kept: whether these changes are kept. Then the table continues once the reason is gone.
@@ -45,7 +94,7 @@ class StoppedTable:
         error: the reason, with a hint.
     """
 
-    last: CutTable | None
+    last: SnapshotTable | None
     generation: int
     lsn: Lsn
     kept: bool
@@ -54,119 +103,221 @@ class StoppedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A cut, see the module. ``landed`` is the end of the last manifest in it; the next manifest follows that."""
+class Publication:
+    """What the commit of a publication says of it.
+
+    Attributes:
+        lsn: of the snapshot.
+        landed: see :class:`Snapshot`.
+        published: when it was published.
+        applier: identifies the process that published it.
+    """
 
     lsn: Lsn
     landed: Lsn
-    tables: Mapping[TableName, CutTable] = field(default_factory=dict)
+    published: datetime
+    applier: str
+
+    def note(self) -> str:
+        """The ``userMetadata`` of the commit."""
+        told = {"lsn": str(self.lsn), "landed": str(self.landed), "published": self.published.isoformat(), "applier": self.applier}
+        return json.dumps({"subscriber": "snapshot", **told})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot, see the module. ``landed`` is the end of the last manifest in it; the next manifest follows that.
+
+    ``publication`` is not set before it is published.
+    """
+
+    lsn: Lsn
+    landed: Lsn
+    tables: Mapping[TableName, SnapshotTable] = field(default_factory=dict)
     stopped: Mapping[TableName, StoppedTable] = field(default_factory=dict)
+    publication: Publication | None = field(default=None, compare=False)
 
     @property
     def needed(self) -> Lsn:
         """Landed changes up to this LSN are in all tables, or are no longer kept for stopped ones."""
         return min([self.landed, *(table.lsn for table in self.stopped.values() if table.kept)])
 
+    @property
+    def published(self) -> datetime | None:
+        """When it was published."""
+        return self.publication.published if self.publication is not None else None
 
-def read_cut(storage: Storage) -> Cut | None:
-    """Read the published cut. None before the first.
+
+def read_snapshot(storage: Storage) -> Snapshot | None:
+    """Read the newest published snapshot. None before the first.
 
     Raises:
         TargetError: it is damaged, or cannot be read.
     """
-    return _read(storage, _NAME)
+    return Snapshots(storage).newest()
 
 
-def _read(storage: Storage, name: str) -> Cut | None:
-    document = read_document(storage, name)
-    if document is None:
-        return None
-    try:
-        tables = {TableName(*item["name"]): _table(item) for item in document["tables"]}
-        stopped = {TableName(*item["name"]): _stopped(item) for item in document.get("stopped", ())}
-        return Cut(Lsn.parse(document["lsn"]), Lsn.parse(document["landed"]), tables, stopped)
-    except (ValueError, KeyError, TypeError):
-        raise TargetError(f"{storage.what(name)} is damaged", hint="remove it: the applier publishes it again") from None
+class Snapshots:
+    """Reads the snapshots of a lake. An object that is kept finds the next snapshot faster.
 
-
-def _table(item: Mapping[str, Any]) -> CutTable:
-    applied = item.get("applied")
-    return CutTable(item["path"], item["version"], None if applied is None else Lsn.parse(applied))
-
-
-def _stopped(item: Mapping[str, Any]) -> StoppedTable:
-    return StoppedTable(
-        last=None if item["last"] is None else _table(item["last"]),
-        generation=item["generation"],
-        lsn=Lsn.parse(item["lsn"]),
-        kept=item["kept"],
-        since=item["since"],
-        error=item["error"],
-    )
-
-
-def _table_json(table: CutTable) -> dict[str, Any]:
-    return {"path": table.path, "version": table.version, "applied": None if table.applied is None else str(table.applied)}
-
-
-def write_cut(storage: Storage, cut: Cut) -> None:
-    """Publish a cut.
-
-    Raises:
-        TargetError: it cannot be written. The previous cut stays published.
+    Args:
+        storage: of the lake.
     """
-    stopped = [
-        {
-            "name": [name.namespace, name.name],
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._version = -1
+        self._found: tuple[int, Snapshot] | None = None
+
+    def newest(self) -> Snapshot | None:
+        """The newest published snapshot. None before the first. Raises as :func:`read_snapshot`."""
+        self._version = self._newest_version()
+        return self.at(self._version)
+
+    def as_of_lsn(self, lsn: Lsn) -> Snapshot | None:
+        """The last snapshot at or before an LSN. None if there is none, or if it is no longer stored. Raises as :func:`read_snapshot`."""
+        return self._last(lambda publication: publication.lsn <= lsn)
+
+    def as_of_time(self, time: datetime) -> Snapshot | None:
+        """The last snapshot that was published at or before a time. As :meth:`as_of_lsn`."""
+        return self._last(lambda publication: publication.published <= time)
+
+    def _last(self, is_before: Callable[[Publication], bool]) -> Snapshot | None:
+        self._version = self._newest_version()
+        # what is no longer stored is before everything else
+        low, high = -1, self._version + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._publication(middle)
+            if found is None or is_before(found[1]):
+                low = middle
+            else:
+                high = middle
+        return self.at(low)
+
+    def at(self, version: int) -> Snapshot | None:
+        """The snapshot as of a version of the Delta table. None if there is none. Raises as :func:`read_snapshot`."""
+        found = self._publication(version)
+        if found is None:
+            return None
+        number, publication, files = found
+        if self._found is None or self._found[0] != number:
+            rows = [row for file in files for row in self._rows(f"{SNAPSHOTS}/{file}")]
+            try:
+                self._found = number, _snapshot(publication, rows)
+            except (ValueError, KeyError, TypeError):
+                raise damaged_file(self._storage.what(f"{SNAPSHOTS}/{files[0]}")) from None
+        return self._found[1]
+
+    def _publication(self, version: int) -> tuple[int, Publication, list[str]] | None:
+        """The last publication at or before a version: its own version, what it says, and its files."""
+        for number in range(version, -1, -1):
+            actions = self._actions(number)
+            if actions is None:
+                return None
+            note = next((action["commitInfo"].get("userMetadata") for action in actions if "commitInfo" in action), None)
+            if note is not None and (publication := _publication(note)) is not None:
+                return number, publication, [unquote(action["add"]["path"]) for action in actions if "add" in action]
+        return None
+
+    def _actions(self, version: int) -> list[dict[str, Any]] | None:
+        name = f"{_LOG}/{version:020d}.json"
+        content = self._storage.read(name)
+        try:
+            return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
+        except ValueError:
+            raise damaged_file(self._storage.what(name)) from None
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        try:
+            with self._storage.reading(name):
+                return list(pq.read_table(name, filesystem=self._storage.filesystem, partitioning=None).to_pylist())
+        except pa.ArrowException:
+            raise damaged_file(self._storage.what(name)) from None
+
+    def _newest_version(self) -> int:
+        """The number of the last commit; -1 if there is none. Numbers have no gaps after the last checkpoint."""
+        last = max(self._version, self._checkpoint())
+        if not self._is_there(last + 1):
+            if last >= 0 or not (names := [file.name for file in self._storage.files(_LOG)]):
+                return last
+            return max((int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()), default=-1)
+        last, step = last + 1, 1
+        while self._is_there(last + step):
+            last, step = last + step, step * 2
+        while step > 1:
+            step //= 2
+            if self._is_there(last + step):
+                last += step
+        return last
+
+    def _checkpoint(self) -> int:
+        content = self._storage.read(f"{_LOG}/_last_checkpoint") if self._version < 0 else None
+        try:
+            return -1 if content is None else int(json.loads(content)["version"])
+        except (ValueError, KeyError, TypeError):
+            return -1
+
+    def _is_there(self, version: int) -> bool:
+        return self._storage.read(f"{_LOG}/{version:020d}.json") is not None
+
+
+def snapshot_rows(snapshot: Snapshot, publication: Publication) -> pa.Table:
+    """The rows of a snapshot, see the module."""
+    common = {"lsn": str(publication.lsn), "lsn_number": int(publication.lsn), "published": publication.published}
+    rows: list[dict[str, Any]] = [
+        {"schema_name": name.namespace, "table_name": name.name, **_table_json(table)} for name, table in snapshot.tables.items()
+    ]
+    for name, table in snapshot.stopped.items():
+        stop = {
             "last": None if table.last is None else _table_json(table.last),
             "generation": table.generation,
             "lsn": str(table.lsn),
             "kept": table.kept,
             "since": table.since,
-            "error": table.error,
         }
-        for name, table in cut.stopped.items()
-    ]
-    tables = [{"name": [name.namespace, name.name], **_table_json(table)} for name, table in cut.tables.items()]
-    document = {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables, "stopped": stopped}
-    storage.make_directory(CUTS)
-    # for readers of earlier cuts; correctness does not depend on it
-    write_document(storage, f"{CUTS}/{int(cut.lsn):020d}.json", document, durable=False)
-    write_document(storage, _NAME, document)
+        rows.append({"schema_name": name.namespace, "table_name": name.name, "error": table.error, "stopped": json.dumps(stop)})
+    return pa.Table.from_pylist([{**common, **row} for row in rows], _SCHEMA)
 
 
-def restore_cut(storage: Storage) -> None:
-    """Publish the newest stored cut again, if an applier that was believed dead has published an older one after it.
-
-    The landed files after the older cut may be removed already. Only for storage in which files are durable when written, in any order.
-
-    Raises:
-        TargetError: it is damaged, or cannot be read or written.
-    """
-    cut, names = read_cut(storage), _remembered(storage)
-    newest = _read(storage, f"{CUTS}/{names[-1]}") if names else None
-    if newest is not None and cut is not None and newest.lsn > cut.lsn:
-        write_cut(storage, newest)
+def _publication(note: str) -> Publication | None:
+    try:
+        told = json.loads(note)
+        if told["subscriber"] != "snapshot":
+            return None
+        published = datetime.fromisoformat(told["published"])
+        return Publication(Lsn.parse(told["lsn"]), Lsn.parse(told["landed"]), published, told["applier"])
+    except (ValueError, KeyError, TypeError):
+        return None  # of another writer
 
 
-def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
-    """Return the last stored cut at or before an LSN. None if there is none.
-
-    Raises:
-        TargetError: it is damaged, or cannot be read.
-    """
-    newest = read_cut(storage)
-    if newest is not None and newest.lsn <= lsn:
-        return newest
-    limit = f"{int(lsn):020d}.json"
-    names = [name for name in _remembered(storage) if name <= limit]
-    return _read(storage, f"{CUTS}/{names[-1]}") if names else None
+def _snapshot(publication: Publication, rows: list[dict[str, Any]]) -> Snapshot:
+    tables: dict[TableName, SnapshotTable] = {}
+    stopped: dict[TableName, StoppedTable] = {}
+    for row in rows:
+        name = TableName(row["schema_name"], row["table_name"])
+        if row["stopped"] is None:
+            tables[name] = _table(row)
+        else:
+            stopped[name] = _stopped(row["error"], json.loads(row["stopped"]))
+    return Snapshot(publication.lsn, publication.landed, tables, stopped, publication)
 
 
-def forget_cuts(storage: Storage, keep: int) -> None:
-    """Keep only the newest ``keep`` cuts."""
-    storage.delete(f"{CUTS}/{name}" for name in _remembered(storage)[:-keep])
+def _table_json(table: SnapshotTable) -> dict[str, Any]:
+    return {"path": table.path, "version": table.version, "table_lsn": None if table.applied is None else str(table.applied)}
 
 
-def _remembered(storage: Storage) -> list[str]:
-    return [file.name for file in storage.files(CUTS) if file.name[0].isdigit()]
+def _table(row: Mapping[str, Any]) -> SnapshotTable:
+    applied = row["table_lsn"]
+    return SnapshotTable(row["path"], int(row["version"]), None if applied is None else Lsn.parse(applied))
+
+
+def _stopped(error: str, stop: Mapping[str, Any]) -> StoppedTable:
+    return StoppedTable(
+        last=None if stop["last"] is None else _table(stop["last"]),
+        generation=stop["generation"],
+        lsn=Lsn.parse(stop["lsn"]),
+        kept=stop["kept"],
+        since=stop["since"],
+        error=error,
+    )

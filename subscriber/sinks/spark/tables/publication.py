@@ -1,0 +1,103 @@
+"""Publishes snapshots: one commit to the Delta table ``snapshots/`` for each (``catalog/snapshots.py``).
+
+Delta gives each version to one commit only, in directories and in object stores. So of two appliers of a lake, only one can publish after a
+snapshot that both have read. The other one ends with :class:`SubscriptionInUse`, and nothing that it did is published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+from uuid import uuid4
+
+import pyarrow.parquet as pq
+
+from subscriber.errors import SubscriptionInUse, TargetError
+from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS, Publication, Snapshot, Snapshots, snapshot_rows
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta
+
+__all__ = ["SnapshotPublisher"]
+
+_APPLICATION: Final = "subscriber-snapshot"
+_EARLIER: Final = "applied.json"
+
+
+class SnapshotPublisher:
+    """Reads and publishes the snapshots of a lake, for its applier.
+
+    Args:
+        storage: of the lake.
+
+    Attributes:
+        delta: the Delta table.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._snapshots = Snapshots(storage)
+        self._applier = uuid4().hex
+        self._last: Publication | None = None
+        self.delta = LakeDelta(storage, SNAPSHOTS)
+
+    def forget(self) -> None:
+        """Continue from whatever is published, even if another applier has published it."""
+        self._last = None
+
+    def read(self) -> Snapshot | None:
+        """Read the newest snapshot, durably. None before the first.
+
+        Raises:
+            SubscriptionInUse: another applier has published since the last call.
+            TargetError: it is damaged or cannot be read, or the lake is of an earlier version of this program.
+        """
+        if not self.delta.load():
+            if self._storage.read(_EARLIER) is not None:
+                raise TargetError(
+                    f"the lake in {self._storage.place} was made by an earlier version of pg-subscriber", hint="start over in a new directory"
+                )
+            return None
+        # landed files are removed on the strength of it
+        self.delta.make_durable()
+        found = self._snapshots.at(self.delta.version)
+        published = found.publication if found is not None else None
+        if self._last is not None and published is not None and published != self._last and published.applier != self._applier:
+            raise SubscriptionInUse(
+                f"the lake in {self._storage.place} has another applier, which published in the meantime", hint="stop one of them"
+            )
+        self._last = published
+        return found
+
+    def publish(self, snapshot: Snapshot) -> Snapshot:
+        """Publish a snapshot after the one that was read last.
+
+        Raises:
+            SubscriptionInUse: another applier has published in the meantime.
+            CommitConflict: another writer committed to the table in the meantime.
+            TargetError: it cannot be written. A store may have taken it without an answer; :meth:`read` tells.
+        """
+        now = datetime.now(UTC)
+        time = now if self._last is None else max(now, self._last.published)  # readers search by time
+        publication = Publication(snapshot.lsn, snapshot.landed, time, self._applier)
+        rows = snapshot_rows(snapshot, publication)
+        if not self.delta.is_there:
+            self.delta.create(rows.schema)
+        path = f"{snapshot.lsn:020d}-{uuid4().hex}.parquet"
+        pending = self._storage.create(f"{SNAPSHOTS}/{path}")
+        try:
+            with self._storage.reading(path):
+                pq.write_table(rows, pending.stream, compression="zstd")
+                size = pending.commit()
+        except BaseException:
+            pending.discard()
+            raise
+        file = DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+        try:
+            self.delta.commit([file], list(self.delta.files()), _APPLICATION, snapshot.lsn, note=publication.note())
+        except CommitConflict:
+            self.read()
+            raise
+        self._last = publication
+        return replace(snapshot, publication=publication)
