@@ -2,11 +2,11 @@
 
 Example::
 
-    from subscriber.spark import cut_of, read, register
+    from subscriber.spark import snapshot_of, read, register
 
-    cut = cut_of("spark:///var/lib/lake")
-    orders = read(spark, "spark:///var/lib/lake", "public.orders", cut=cut)
-    items = read(spark, "spark:///var/lib/lake", "public.items", cut=cut)      # as of the same transaction
+    snapshot = snapshot_of("spark:///var/lib/lake")
+    orders = read(spark, "spark:///var/lib/lake", "public.orders", snapshot=snapshot)
+    items = read(spark, "spark:///var/lib/lake", "public.items", snapshot=snapshot)      # as of the same transaction
 
     register(spark)
     changes = spark.readStream.format("postgres_changes").option("table", "public.orders").load("/var/lib/lake")
@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from subscriber.sinks.spark.catalog.snapshots import Cut
-from subscriber.sinks.spark.reading.dataframes import cut_of
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.reading.dataframes import read_table as read
+from subscriber.sinks.spark.reading.dataframes import snapshot_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Cut", "cut_of", "read", "register"]
+__all__ = ["Snapshot", "read", "register", "snapshot_of"]
 
 
 def register(spark: SparkSession) -> None:

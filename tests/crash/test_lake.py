@@ -1,4 +1,4 @@
-"""Subscriber and applier of a lake are killed at random, under load; every cut that a reader finds is a moment of the publisher's."""
+"""Subscriber and applier of a lake are killed at random, under load; every snapshot that a reader finds is a moment of the publisher's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
 from tests.crash.process import QUICK
@@ -97,13 +97,13 @@ class Transfers:
                 self.count += 1
 
 
-def check_cut(lake: Place, cut: Cut) -> bool:
-    """The money is all there, with its notes; False if the tables are not both in the cut yet, or vacuumed away."""
-    if not {LEFT, RIGHT} <= cut.tables.keys():
+def check_snapshot(lake: Place, snapshot: Snapshot) -> bool:
+    """The money is all there, with its notes; False if the tables are not both in the snapshot yet, or vacuumed away."""
+    if not {LEFT, RIGHT} <= snapshot.tables.keys():
         return False
     total = 0
     for name in (LEFT, RIGHT):
-        where = cut.tables[name]
+        where = snapshot.tables[name]
         rows = DeltaTable(f"{lake}/{where.path}", version=where.version).to_pyarrow_table(columns=["id", "amount", "note"]).to_pylist()
         assert sorted(row["id"] % 1000 for row in rows) == list(range(1, 41))
         assert all(row["note"] == f"n{row['id'] % 1000}" * 2000 for row in rows)
@@ -112,9 +112,9 @@ def check_cut(lake: Place, cut: Cut) -> bool:
     return True
 
 
-def check_logs(lake: Place, cut: Cut) -> None:
+def check_logs(lake: Place, snapshot: Snapshot) -> None:
     """No change is in a change log twice, and none is missing: replayed, it has as many rows as the table."""
-    for name, where in cut.tables.items():
+    for name, where in snapshot.tables.items():
         columns = ["_op", "_lsn", "_seq", "_moved"]
         rows = DeltaTable(f"{lake}/log/{name.namespace}/{name.name}").to_pyarrow_table(columns=columns).to_pylist()
         changes = [(row["_lsn"], row["_seq"]) for row in rows if row["_op"] != "c"]
@@ -135,8 +135,8 @@ def check_logs(lake: Place, cut: Cut) -> None:
 
 
 def check_files(lake: Path) -> None:
-    """Every file of every cut that is remembered is there."""
-    for document in sorted((lake / "cuts").glob("*.json")):
+    """Every file of every snapshot that is remembered is there."""
+    for document in sorted((lake / "snapshots").glob("*.json")):
         for table in json.loads(document.read_text())["document"]["tables"]:
             for uri in DeltaTable(str(lake / table["path"]), version=table["version"]).file_uris():
                 assert Path(uri).exists(), (document.name, uri)
@@ -179,16 +179,16 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
                     await there(partial(publishes_all, lake), subscriber, applier)
                     let_small_transactions_stream(publisher, load)
                 victim = (subscriber, applier)[number % 2]
-                before = read_cut(storage(lake))
+                before = read_snapshot(storage(lake))
                 # chance, not synchronisation: somewhere in what it does
                 await asyncio.sleep(dice.uniform(0, 1.5))
                 victim.kill()
-                cut = read_cut(storage(lake))
-                assert cut is not None
-                met["checked"] += await asyncio.to_thread(check_cut, lake, cut)
-                met["moved"] += before is None or cut.lsn > before.lsn
+                snapshot = read_snapshot(storage(lake))
+                assert snapshot is not None
+                met["checked"] += await asyncio.to_thread(check_snapshot, lake, snapshot)
+                met["moved"] += before is None or snapshot.lsn > before.lsn
                 victim.start()
-                await there(partial(is_beyond, lake, cut), subscriber, applier)
+                await there(partial(is_beyond, lake, snapshot), subscriber, applier)
             enough.set()
             await running
         await load.finish()
@@ -200,11 +200,11 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
         enough.set()
         subscriber.end()
         applier.end()
-    cut = await asyncio.to_thread(apply_all, lake)
-    assert await asyncio.to_thread(check_cut, lake, cut)
-    assert_same(lake, cut, publisher, [LEFT, RIGHT, *(TableName("load", table) for table in TABLES)])
+    snapshot = await asyncio.to_thread(apply_all, lake)
+    assert await asyncio.to_thread(check_snapshot, lake, snapshot)
+    assert_same(lake, snapshot, publisher, [LEFT, RIGHT, *(TableName("load", table) for table in TABLES)])
     await asyncio.to_thread(tidy, lake)
-    await asyncio.to_thread(check_logs, lake, cut)
+    await asyncio.to_thread(check_logs, lake, snapshot)
     await asyncio.to_thread(check_files, lake)
     print(f"{KILLS} kills, {transfers.count} transfers, {load.report.transactions} transactions, {dict(met)}")
     assert met["checked"] >= KILLS // 2
@@ -219,18 +219,18 @@ def tidy(lake: Place) -> None:
 
 
 def publishes(lake: Place) -> bool:
-    cut = read_cut(storage(lake))
-    return cut is not None and {LEFT, RIGHT} <= cut.tables.keys()
+    snapshot = read_snapshot(storage(lake))
+    return snapshot is not None and {LEFT, RIGHT} <= snapshot.tables.keys()
 
 
 def publishes_all(lake: Place) -> bool:
-    cut = read_cut(storage(lake))
-    return cut is not None and len(cut.tables) == 2 + len(TABLES)
+    snapshot = read_snapshot(storage(lake))
+    return snapshot is not None and len(snapshot.tables) == 2 + len(TABLES)
 
 
-def is_beyond(lake: Place, before: Cut) -> bool:
-    cut = read_cut(storage(lake))
-    return cut is not None and cut.lsn > before.lsn
+def is_beyond(lake: Place, before: Snapshot) -> bool:
+    snapshot = read_snapshot(storage(lake))
+    return snapshot is not None and snapshot.lsn > before.lsn
 
 
 async def there(condition: Callable[[], bool], *programs: Program, patience: float = 90.0) -> None:

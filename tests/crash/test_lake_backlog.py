@@ -99,10 +99,10 @@ async def test_memory_is_flat_while_no_applier_runs_and_the_backlog_is_applied_l
         # of several batches: a file of rows and a manifest each
         assert files > max(5, SECONDS / 4)
         begun = time.monotonic()
-        cut = await asyncio.to_thread(apply_all, lake)
+        snapshot = await asyncio.to_thread(apply_all, lake)
         await asyncio.to_thread(tidy, lake)
         took = time.monotonic() - begun
-        await asyncio.to_thread(assert_same_large, lake, cut, publisher, T)
+        await asyncio.to_thread(assert_same_large, lake, snapshot, publisher, T)
         left = size_of(lake / "landing")
         assert left < backlog / 10 + 100_000
         grown = " and then ".join(f"{size / 2**20:.0f} MB" for size in resident)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from subscriber.protocol.messages import Insert, Update
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from tests.unit.sinks.spark.pipeline.test_applier import current, storage
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
@@ -26,7 +26,7 @@ async def test_landed_batches_are_applied_while_landing_continues(tmp_path: Path
         described = [RELATION] if end == 200 else []
         await sink.apply(batch(transaction(end, *described, Insert(5, row(str(end), "a", None)))))
         async with asyncio.timeout(200):
-            while (cut := read_cut(storage(tmp_path))) is None or cut.lsn < end:
+            while (snapshot := read_snapshot(storage(tmp_path))) is None or snapshot.lsn < end:
                 await asyncio.sleep(0.05)
     assert "applier" in {thread.name for thread in threading.enumerate()}
     assert current(tmp_path) == [(200, "a"), (300, "a")]

@@ -14,7 +14,7 @@ from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.catalog.lake import Lake
-from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
@@ -37,9 +37,9 @@ def engine_of(name: str, spark: SparkSession, path: Path) -> Engine:
     return SparkEngine(spark, Location(path=str(path)), large_unit=0 if name == "merge" else 8)
 
 
-def operations(path: Path, cut: Cut, name: str) -> Counter[str]:
+def operations(path: Path, snapshot: Snapshot, name: str) -> Counter[str]:
     """What made the table's versions, by Delta's own names."""
-    table = cut.tables[TableName("public", name)]
+    table = snapshot.tables[TableName("public", name)]
     return Counter(str(entry["operation"]) for entry in DeltaTable(str(path / table.path)).history())
 
 
@@ -52,18 +52,18 @@ def applied_lsn(path: Path, name: str) -> int | None:
     return opened.transaction_version(f"subscriber-{lake.target_identifier}-{table.id}-{table.generation}")
 
 
-def by_the_jar(spark: SparkSession, path: Path, cut: Cut) -> dict[str, Counter[tuple[Any, ...]]]:
-    """All tables at a cut, as Spark with the Delta jar has them: every column, ``_special`` included."""
+def by_the_jar(spark: SparkSession, path: Path, snapshot: Snapshot) -> dict[str, Counter[tuple[Any, ...]]]:
+    """All tables at a snapshot, as Spark with the Delta jar has them: every column, ``_special`` included."""
     found = {}
-    for name, table in cut.tables.items():
+    for name, table in snapshot.tables.items():
         frame = spark.read.format("delta").option("versionAsOf", table.version).load(str(path / table.path))
         found[name.name] = Counter(tuple(map(_plain, entry)) for entry in frame.collect())
     return found
 
 
-def by_delta_rs(path: Path, cut: Cut) -> dict[str, Counter[tuple[Any, ...]]]:
+def by_delta_rs(path: Path, snapshot: Snapshot) -> dict[str, Counter[tuple[Any, ...]]]:
     found = {}
-    for name, table in cut.tables.items():
+    for name, table in snapshot.tables.items():
         rows = DeltaTable(str(path / table.path), version=table.version).to_pyarrow_table().to_pylist()
         found[name.name] = Counter(tuple(map(_plain, item.values())) for item in rows)
     return found
@@ -80,7 +80,7 @@ async def test_engines_take_turns_and_the_rows_are_the_publishers(tmp_path: Path
     publisher = Publisher(seed)
     dice = random.Random(seed)
     sink = await begun(make(tmp_path), tables=NAMES)
-    cut: Cut | None = None
+    snapshot: Snapshot | None = None
     ends: set[int | None] = set()
     for number in range(8):
         for _ in range(dice.randrange(1, 4)):
@@ -89,10 +89,10 @@ async def test_engines_take_turns_and_the_rows_are_the_publishers(tmp_path: Path
         name = "merge" if number % 2 else dice.choice(["units", "local"])
         # a new one each time: nothing is known but what the tables say
         work = Applier(storage(tmp_path), engine_of(name, delta, tmp_path), ApplierSettings(target_rows=120, log_files=10))
-        cut = all_rounds(work)
-        assert cut.lsn == publisher.end
-        assert read(tmp_path, cut) == publisher.rows(), (number, name)
-        assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut), (number, name)
+        snapshot = all_rounds(work)
+        assert snapshot.lsn == publisher.end
+        assert read(tmp_path, snapshot) == publisher.rows(), (number, name)
+        assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot), (number, name)
         assert work.missing.updates + work.missing.deletes == 0
         ends.add(publisher.end)
         found = [applied_lsn(tmp_path, changed) for changed in ("keyed", "pairs", "full", "log")]
@@ -100,15 +100,15 @@ async def test_engines_take_turns_and_the_rows_are_the_publishers(tmp_path: Path
         assert publisher.end in found
         work.tidy()
     await sink.close()
-    assert cut is not None
-    assert operations(tmp_path, cut, "keyed")["MERGE"] > 0
-    assert operations(tmp_path, cut, "pairs")["MERGE"] > 0
+    assert snapshot is not None
+    assert operations(tmp_path, snapshot, "keyed")["MERGE"] > 0
+    assert operations(tmp_path, snapshot, "pairs")["MERGE"] > 0
 
 
 async def test_a_round_that_died_behind_its_merge_is_not_merged_again(
     tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from subscriber.sinks.spark.pipeline import publisher as publisher_module
+    from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 
     sink = await begun(make(tmp_path))
     await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(5)))))
@@ -125,15 +125,15 @@ async def test_a_round_that_died_behind_its_merge_is_not_merged_again(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(publisher_module, "write_cut", killed)
+        patched.setattr(SnapshotPublisher, "publish", killed)
         with pytest.raises(Killed):
             work.run_round()
     table = DeltaTable(str(tmp_path / "tables/public/t"))
     version = table.version()
     assert applied_lsn(tmp_path, "t") == 300
-    cut = all_rounds(Applier(storage(tmp_path), engine_of("merge", delta, tmp_path)))
-    assert (cut.lsn, cut.tables[TABLE].version) == (300, version)
-    assert operations(tmp_path, cut, "t")["MERGE"] == 1
+    snapshot = all_rounds(Applier(storage(tmp_path), engine_of("merge", delta, tmp_path)))
+    assert (snapshot.lsn, snapshot.tables[TABLE].version) == (300, version)
+    assert operations(tmp_path, snapshot, "t")["MERGE"] == 1
 
 
 async def test_columns_come_and_go_and_change_their_types_under_merge(tmp_path: Path, delta: SparkSession) -> None:
@@ -156,8 +156,8 @@ async def test_columns_come_and_go_and_change_their_types_under_merge(tmp_path: 
     for relation, changes in steps:
         await sink.apply(batch(transaction(end, relation, *changes)))
         await sink.advance(Lsn(end))
-        cut = all_rounds(work)
-        assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)
+        snapshot = all_rounds(work)
+        assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot)
         end += 10
     await sink.close()
     rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
@@ -175,15 +175,15 @@ async def test_merges_even_if_the_first_key_column_divides_nothing(tmp_path: Pat
     tenants = Relation(5, "public", "t", "d", (Column("tenant", 23, -1, True), Column("id", 23, -1, True)))
     sink = await begun(make(tmp_path))
     work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=target))
-    cut = None
+    snapshot = None
     for number in range(5):
         new = range(number * 40, number * 40 + 40)
         await sink.apply(batch(transaction(200 + 100 * number, tenants, *(Insert(5, row("1", str(n))) for n in new))))
         await sink.advance(Lsn(200 + 100 * number))
-        cut = all_rounds(work)
+        snapshot = all_rounds(work)
     await sink.close()
-    assert cut is not None
-    assert operations(tmp_path, cut, "t")["MERGE"] == 4
+    assert snapshot is not None
+    assert operations(tmp_path, snapshot, "t")["MERGE"] == 4
     assert sorted(DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table()["id"].to_pylist()) == list(range(200))
 
 
@@ -194,7 +194,7 @@ async def test_what_others_allow_a_table_to_have_does_not_hide_rows(tmp_path: Pa
     await sink.advance(Lsn(200))
     all_rounds(work)
     delta.sql(f"ALTER TABLE delta.`{tmp_path}/tables/public/t` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    cut: Cut | None = None
+    snapshot: Snapshot | None = None
     # the second round finds nothing but what the first left
     for end, changes in (
         (300, [Delete(5, row("5", None, None), None)]),
@@ -202,10 +202,10 @@ async def test_what_others_allow_a_table_to_have_does_not_hide_rows(tmp_path: Pa
     ):
         await sink.apply(batch(transaction(end, *changes)))
         await sink.advance(Lsn(end))
-        cut = all_rounds(work)
+        snapshot = all_rounds(work)
     await sink.close()
-    assert cut is not None
-    assert operations(tmp_path, cut, "t")["MERGE"] == 2
+    assert snapshot is not None
+    assert operations(tmp_path, snapshot, "t")["MERGE"] == 2
     table = delta.read.format("delta").load(f"{tmp_path}/tables/public/t").select("id", RELATION.columns[1].name)
     assert sorted(map(tuple, table.collect())) == sorted((dict.fromkeys(range(50), "a") | {5: "again", 6: "b"}).items())
 
@@ -237,14 +237,14 @@ async def test_rows_of_odd_keys_are_found_where_nothing_is_inserted(
     all_rounds(work)
     await sink.apply(batch(transaction(300, *(Update(5, None, None, row(key, "a", "after")) for key in keys))))
     await sink.advance(Lsn(300))
-    cut = all_rounds(work)
+    snapshot = all_rounds(work)
     await sink.close()
     merged = DeltaTable(str(tmp_path / "tables/public/t")).history()[0]
     assert (merged["operation"], merged["operationParameters"]["notMatchedPredicates"]) == ("MERGE", "[]")
     assert work.missing.updates == 0
     rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
     assert sorted(item["v"] for item in rows) == ["after"] * len(keys) + ["before"] * len(others)
-    assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)
+    assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot)
 
 
 @pytest.mark.parametrize("type_oid", [700, 701, 1022])
@@ -270,12 +270,12 @@ async def test_a_key_goes_from_a_value_to_one_that_compares_equal(tmp_path: Path
     ]
     await sink.apply(batch(transaction(300, *changes)))
     await sink.advance(Lsn(300))
-    cut = all_rounds(work)
+    snapshot = all_rounds(work)
     await sink.close()
-    assert operations(tmp_path, cut, "t")["MERGE"] == (name == "merge")
+    assert operations(tmp_path, snapshot, "t")["MERGE"] == (name == "merge")
     assert work.missing.updates + work.missing.deletes == 0
     rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
     expected = {"a": "0.0", "b": "-0.0", "c": "-0.0", "d": "nan", "e": "-0.0"}
     found = sorted((item["part"], str(item["id"]).strip("[]"), item["v"], item["w"]) for item in rows)
     assert found == [(part, key, "new" if part == "e" else "kept", "2") for part, key in expected.items()]
-    assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)
+    assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot)

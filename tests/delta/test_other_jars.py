@@ -42,4 +42,4 @@ async def test_a_jar_that_does_not_match(publisher18_db: Database, tmp_path: Pat
     assert line.endswith(
         "(hint: set spark.jars.packages as docs/explanation/lake.md says, or leave out spark.sql.extensions to do without MERGE INTO)"
     )
-    assert not (lake / "applied.json").exists()
+    assert not (lake / "snapshots").exists()

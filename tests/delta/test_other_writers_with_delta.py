@@ -49,7 +49,7 @@ async def test_maintenance_by_spark(tmp_path: Path, delta: SparkSession, name: s
     await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), note, None)) for n, note in notes.items()))))
     await sink.advance(Lsn(200))
     work = Applier(storage(tmp_path), engine_of(name, delta, tmp_path), ApplierSettings(target_rows=100))
-    cut, end = all_rounds(work), 200
+    snapshot, end = all_rounds(work), 200
     for statement in (*FOR_ALL, *(ONLY_FOR_DELTA if name == "spark" else ONLY_FOR_DELTA[:1])):
         delta.sql(statement.format(f"delta.`{uri}`")).collect()
         end += 100
@@ -59,21 +59,21 @@ async def test_maintenance_by_spark(tmp_path: Path, delta: SparkSession, name: s
             batch(transaction(end, Update(5, None, None, row(str(changed), str(end), None)), Insert(5, row(str(new), str(end), None))))
         )
         await sink.advance(Lsn(end))
-        cut = all_rounds(work)
-        assert cut.lsn == end
+        snapshot = all_rounds(work)
+        assert snapshot.lsn == end
         if name == "local" and statement in ONLY_FOR_DELTA:
-            assert 'cannot write: table feature "clustering"' in cut.stopped[TABLE].error
+            assert 'cannot write: table feature "clustering"' in snapshot.stopped[TABLE].error
             # Delta cannot drop that feature, but its own MERGE writes it
-            cut = all_rounds(Applier(storage(tmp_path), engine_of("spark", delta, tmp_path)))
-        assert not cut.stopped, statement
-        found = by_the_jar(delta, tmp_path, cut)["t"]
+            snapshot = all_rounds(Applier(storage(tmp_path), engine_of("spark", delta, tmp_path)))
+        assert not snapshot.stopped, statement
+        found = by_the_jar(delta, tmp_path, snapshot)["t"]
         assert {entry[0]: entry[1] for entry in found} == notes, statement
         assert found.total() == len(notes)
     await sink.close()
     history = delta.sql(f"DESCRIBE HISTORY delta.`{uri}`").collect()
     told = [json.loads(entry["userMetadata"]) for entry in history if entry["userMetadata"]]
     assert [one["lsn"] for one in told if one["subscriber"] == "apply"] == [str(Lsn(lsn)) for lsn in range(end, 100, -100)]
-    assert DeltaTable(uri).version() == cut.tables[TABLE].version
+    assert DeltaTable(uri).version() == snapshot.tables[TABLE].version
 
 
 async def test_deletion_vector_of_another_writer_stops_the_table(tmp_path: Path, delta: SparkSession) -> None:
@@ -81,7 +81,7 @@ async def test_deletion_vector_of_another_writer_stops_the_table(tmp_path: Path,
     sink = await begun(make(tmp_path))
     await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(40)))))
     await sink.advance(Lsn(200))
-    cut = all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path)))
+    snapshot = all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path)))
     delta.sql(f"ALTER TABLE delta.`{uri}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')").collect()
     before = DeltaTable(uri).file_uris()
     delta.sql(f"DELETE FROM delta.`{uri}` WHERE id = 3").collect()
@@ -91,7 +91,7 @@ async def test_deletion_vector_of_another_writer_stops_the_table(tmp_path: Path,
     await sink.close()
     stopped = all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path))).stopped[TABLE]
     assert "was changed by another writer, in version 3 " in stopped.error
-    assert stopped.last == cut.tables[TABLE]
+    assert stopped.last == snapshot.tables[TABLE]
     delta.sql(f"RESTORE TABLE delta.`{uri}` TO VERSION AS OF 2").collect()
-    cut = all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path)))
-    assert {entry[0] for entry in by_the_jar(delta, tmp_path, cut)["t"]} == set(range(41))
+    snapshot = all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path)))
+    assert {entry[0] for entry in by_the_jar(delta, tmp_path, snapshot)["t"]} == set(range(41))

@@ -1,4 +1,4 @@
-"""The lake as a target of the compliance suite: landed by its sink, applied by an engine, read back at the published cut by delta-rs."""
+"""The lake as a target of the compliance suite: landed by its sink, applied by an engine, read by delta-rs at the snapshot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from subscriber.abc import Sink, TableName
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.sinks.spark.catalog.lake import Lake
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.files.location import Location, table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
@@ -62,11 +62,11 @@ class LakeTarget:
     def _rows(self, table: Table) -> list[Row]:
         while self._applier.run_round() is not None:
             self._applier.tidy()
-        cut = read_cut(self._storage)
+        snapshot = read_snapshot(self._storage)
         lake = Lake.find(self._storage)
-        assert cut is not None
+        assert snapshot is not None
         assert lake is not None
-        if (found := cut.tables.get(table.name)) is not None:
+        if (found := snapshot.tables.get(table.name)) is not None:
             opened = DeltaTable(str(self._path / found.path), version=found.version)
         elif (directory := self._left(lake, table.name)) is not None:
             opened = DeltaTable(str(directory))
@@ -78,7 +78,7 @@ class LakeTarget:
         return [_row(item, names) for item in opened.to_pyarrow_table().to_pylist()]
 
     def _left(self, lake: Lake, name: TableName) -> Path | None:
-        """A table that is not of the cut has the rows that it had."""
+        """A table that is not of the snapshot has the rows that it had."""
         known = lake.state.removed.get(name)
         if known is None or known.until is None:
             return None

@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
-from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut
+from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_snapshot
 from tests.spark import programs
 from tests.spark.cluster import Cluster, bare_python, build_wheel, cluster
 from tests.support.database import Database
@@ -54,8 +54,8 @@ async def test_a_cluster_copies_and_follows(publisher18_db: Database, tmp_path: 
         return f"{subscriber.log()}\n{applier.log()}\n{standalone.log()}"
 
     def published() -> bool:
-        cut = read_cut(storage(lake))
-        return cut is not None and set(NAMES) <= cut.tables.keys()
+        snapshot = read_snapshot(storage(lake))
+        return snapshot is not None and set(NAMES) <= snapshot.tables.keys()
 
     try:
         with transfers:
@@ -67,16 +67,16 @@ async def test_a_cluster_copies_and_follows(publisher18_db: Database, tmp_path: 
             await load.run(transactions=60)
             seen = 0
             for _ in range(10):
-                cut = read_cut(storage(lake))
-                assert cut is not None
-                seen += await asyncio.to_thread(check_cut, lake, cut)
+                snapshot = read_snapshot(storage(lake))
+                assert snapshot is not None
+                seen += await asyncio.to_thread(check_snapshot, lake, snapshot)
             assert seen == 10
         await load.finish()
         goal = publisher.current_lsn()
-        await there(lambda: (cut := read_cut(storage(lake))) is not None and cut.lsn >= goal, tell)
-        cut = read_cut(storage(lake))
-        assert cut is not None
-        await asyncio.to_thread(assert_same, lake, cut, publisher, NAMES)
+        await there(lambda: (snapshot := read_snapshot(storage(lake))) is not None and snapshot.lsn >= goal, tell)
+        snapshot = read_snapshot(storage(lake))
+        assert snapshot is not None
+        await asyncio.to_thread(assert_same, lake, snapshot, publisher, NAMES)
         accounts = DeltaTable(str(lake / "tables/load/accounts"), version=0)
         first = DeltaTable(accounts.table_uri, version=1)
         assert first.file_uris()
@@ -91,10 +91,10 @@ async def test_a_cluster_copies_and_follows(publisher18_db: Database, tmp_path: 
         applier = programs.submitted(tmp_path, standalone.master, wheel, python, conf, "--once")
         status = await asyncio.to_thread(applier.start().wait, 240)
         assert status == 0, tell()
-        cut = read_cut(storage(lake))
-        assert cut is not None
-        assert cut.lsn >= goal
-        await asyncio.to_thread(assert_same, lake, cut, publisher, NAMES)
+        snapshot = read_snapshot(storage(lake))
+        assert snapshot is not None
+        assert snapshot.lsn >= goal
+        await asyncio.to_thread(assert_same, lake, snapshot, publisher, NAMES)
     finally:
         subscriber.end()
         applier.end()

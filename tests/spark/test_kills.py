@@ -1,4 +1,4 @@
-"""Subscriber, applier, its Java process and executors are killed at random on a cluster, under load, while a reader reads every cut.
+"""Subscriber, applier, its Java process and executors are killed at random on a cluster, under load, while a reader reads every snapshot.
 
 ``SUBSCRIBER_SPARK_KILLS`` says how many times: a few in ``make test-spark``, forty in ``make crash-spark``.
 """
@@ -21,10 +21,10 @@ import pytest
 
 from subscriber.abc import TableName
 from subscriber.sinks.spark.catalog.lake import Lake
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
-from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut, check_files, check_logs, tidy
+from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_files, check_logs, check_snapshot, tidy
 from tests.spark import programs
 from tests.spark.cluster import Cluster, bare_python, build_wheel, cluster
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
@@ -43,7 +43,7 @@ def standalone(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Reader:
-    """Reads each cut as it is published: the money of both tables is the same in all of them."""
+    """Reads each snapshot as it is published: the money of both tables is the same in all of them."""
 
     def __init__(self, lake: Path) -> None:
         self.reads = 0
@@ -64,11 +64,11 @@ class Reader:
         before = 0
         while not self._stop.wait(0.2):
             try:
-                cut = read_cut(storage(self._lake))
-                if cut is not None and cut.lsn != before:
-                    assert cut.lsn > before
-                    before = cut.lsn
-                    self.reads += check_cut(self._lake, cut)
+                snapshot = read_snapshot(storage(self._lake))
+                if snapshot is not None and snapshot.lsn != before:
+                    assert snapshot.lsn > before
+                    before = snapshot.lsn
+                    self.reads += check_snapshot(self._lake, snapshot)
             except BaseException as error:
                 self.failure = error
                 raise
@@ -106,12 +106,12 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
             await asyncio.sleep(0.1)
 
     def beyond(lsn: int) -> bool:
-        cut = read_cut(storage(lake))
-        return cut is not None and cut.lsn > lsn
+        snapshot = read_snapshot(storage(lake))
+        return snapshot is not None and snapshot.lsn > lsn
 
     def all_published() -> bool:
-        cut = read_cut(storage(lake))
-        return cut is not None and set(NAMES) <= cut.tables.keys()
+        snapshot = read_snapshot(storage(lake))
+        return snapshot is not None and set(NAMES) <= snapshot.tables.keys()
 
     try:
         with transfers, reader:
@@ -131,13 +131,13 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
                 await _kill(victim, subscriber, applier, standalone, dice, there)
                 met[victim] += 1
                 print(f"{time.strftime('%H:%M:%S')} {sum(met.values())} {victim}", flush=True)
-                cut = read_cut(storage(lake))
-                assert cut is not None
+                snapshot = read_snapshot(storage(lake))
+                assert snapshot is not None
                 if all_published():
                     # all copied: no slot will be created any more
                     let_small_transactions_stream(publisher, load)
                 assert subscriber.runs(), tell()
-                await there(partial(beyond, cut.lsn))
+                await there(partial(beyond, snapshot.lsn))
             enough.set()
             await running
         await load.finish()
@@ -154,13 +154,13 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
         enough.set()
         subscriber.end()
         applier.end()
-    cut = await asyncio.to_thread(apply_all, lake)
-    assert await asyncio.to_thread(check_cut, lake, cut)
-    await asyncio.to_thread(assert_same, lake, cut, publisher, NAMES)
+    snapshot = await asyncio.to_thread(apply_all, lake)
+    assert await asyncio.to_thread(check_snapshot, lake, snapshot)
+    await asyncio.to_thread(assert_same, lake, snapshot, publisher, NAMES)
     await asyncio.to_thread(tidy, lake)
-    await asyncio.to_thread(check_logs, lake, cut)
+    await asyncio.to_thread(check_logs, lake, snapshot)
     await asyncio.to_thread(check_files, lake)
-    print(f"{dict(met)}, {transfers.count} transfers, {load.report.transactions} transactions, {reader.reads} cuts read")
+    print(f"{dict(met)}, {transfers.count} transfers, {load.report.transactions} transactions, {reader.reads} snapshots read")
     assert reader.reads >= KILLS // 2
 
 

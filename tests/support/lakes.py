@@ -16,7 +16,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
@@ -43,7 +43,7 @@ def fill(place: Path) -> Path:
             return ballast
 
 
-def apply_all(path: Place, settings: ApplierSettings | None = None) -> Cut:
+def apply_all(path: Place, settings: ApplierSettings | None = None) -> Snapshot:
     """Apply what was landed, in this thread."""
     work = Applier(storage(path), LocalEngine(storage(path)), settings)
     work.open()
@@ -52,29 +52,29 @@ def apply_all(path: Place, settings: ApplierSettings | None = None) -> Cut:
             work.tidy()
     finally:
         work.close()
-    cut = read_cut(storage(path))
-    assert cut is not None
-    return cut
+    snapshot = read_snapshot(storage(path))
+    assert snapshot is not None
+    return snapshot
 
 
-def published(path: Place) -> Cut:
-    """The cut that is published now."""
-    found = read_cut(storage(path))
+def published(path: Place) -> Snapshot:
+    """The snapshot that is published now."""
+    found = read_snapshot(storage(path))
     assert found is not None
     return found
 
 
-async def applied(path: Place, settings: ApplierSettings | None = None) -> Cut:
+async def applied(path: Place, settings: ApplierSettings | None = None) -> Snapshot:
     return await asyncio.to_thread(apply_all, path, settings)
 
 
-def lake_rows(path: Place, cut: Cut, name: TableName, columns: list[str]) -> Counter[tuple[str | None, ...]]:
-    """A table's rows at a cut, each value as PostgreSQL's text of it."""
-    return Counter(_lake_rows(path, cut, name, columns))
+def lake_rows(path: Place, snapshot: Snapshot, name: TableName, columns: list[str]) -> Counter[tuple[str | None, ...]]:
+    """A table's rows at a snapshot, each value as PostgreSQL's text of it."""
+    return Counter(_lake_rows(path, snapshot, name, columns))
 
 
-def _lake_rows(path: Place, cut: Cut, name: TableName, columns: list[str]) -> Iterator[tuple[str | None, ...]]:
-    table = cut.tables[name]
+def _lake_rows(path: Place, snapshot: Snapshot, name: TableName, columns: list[str]) -> Iterator[tuple[str | None, ...]]:
+    table = snapshot.tables[name]
     for batch in DeltaTable(f"{path}/{table.path}", version=table.version).to_pyarrow_dataset().to_batches():
         for item in batch.to_pylist():
             special = json.loads(item["_special"] or "{}")
@@ -141,19 +141,19 @@ def _text(value: Any) -> str | None:
             return str(value)
 
 
-def assert_same(path: Place, cut: Cut, database: Database, names: list[TableName]) -> None:
-    """The lake at a cut has the publisher's rows of now."""
+def assert_same(path: Place, snapshot: Snapshot, database: Database, names: list[TableName]) -> None:
+    """The lake at a snapshot has the publisher's rows of now."""
     for name in names:
         columns, expected = publisher_rows(database, name)
-        found = lake_rows(path, cut, name, columns)
+        found = lake_rows(path, snapshot, name, columns)
         assert found == expected, f"{name}: {_difference(columns, found - expected, expected - found)}"
 
 
-def assert_same_large(path: Place, cut: Cut, database: Database, name: TableName) -> None:
+def assert_same_large(path: Place, snapshot: Snapshot, database: Database, name: TableName) -> None:
     """The same of a table whose rows are too many to have in memory twice: nothing is kept of a row but its hash."""
     columns, rows = _publisher_rows(database, name)
     expected = Counter(map(hash, rows))
-    found = Counter(map(hash, _lake_rows(path, cut, name, columns)))
+    found = Counter(map(hash, _lake_rows(path, snapshot, name, columns)))
     assert found == expected, f"{name}: {(found - expected).total()} rows that should not be there, {(expected - found).total()} missing"
 
 

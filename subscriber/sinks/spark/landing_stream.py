@@ -30,7 +30,7 @@ from subscriber.errors import (
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import first_manifest
@@ -81,6 +81,7 @@ class LandingStream:
         self._statistics = statistics
         self._on_durable = on_durable
         self._files = PreparedTransactions(lake.storage)
+        self._snapshots = Snapshots(lake.storage)
         self._over: dict[tuple[int, str], Lsn] = {}
         self._reported = INVALID_LSN
         self._waiting: tuple[Lsn, Lsn] | None = None
@@ -216,15 +217,15 @@ class LandingStream:
         landed = max(self.lander.zone.last, lake.position.lsn if lake.position is not None else INVALID_LSN)
 
         def look() -> Lsn:
-            cut = read_cut(lake.storage)
-            done = cut.lsn if cut is not None else INVALID_LSN
-            # until a new cut is published, the oldest waiting manifest stays the same. This avoids reading a long backlog
+            snapshot = self._snapshots.newest()
+            done = snapshot.lsn if snapshot is not None else INVALID_LSN
+            # until a new snapshot is published, the oldest waiting manifest stays the same. This avoids reading a long backlog
             if self._waiting is None or self._waiting[0] != done:
                 try:
                     first = first_manifest(lake.storage, LANDING, done)
                 except DataLossError:
-                    # a newer cut may have been published since, and its manifests removed
-                    if read_cut(lake.storage) == cut:
+                    # a newer snapshot may have been published since, and its manifests removed
+                    if self._snapshots.newest() == snapshot:
                         raise
                     return look()
                 if first is None:

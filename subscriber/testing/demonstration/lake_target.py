@@ -15,14 +15,14 @@ from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
-from subscriber.sinks.spark.reading.dataframes import CutRows
+from subscriber.sinks.spark.reading.dataframes import SnapshotRows
 from subscriber.sinks.spark.session.spark_session import spark_session
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.comparison.rows import compare_rows
@@ -81,7 +81,7 @@ class LakeTarget:
         """Do nothing: the tables are created with their first rows."""
 
     async def reached(self, lsn: Lsn) -> None:
-        """Wait until the published cut has this LSN or a later one, and every table.
+        """Wait until the published snapshot has this LSN or a later one, and every table.
 
         Raises:
             SubscriberError: the error that ended the applier.
@@ -94,25 +94,25 @@ class LakeTarget:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _has(self, lsn: Lsn) -> bool:
-        cut, lake = read_cut(self._storage), Lake.find(self._storage)
-        return cut is not None and lake is not None and cut.lsn >= lsn and set(lake.state.tables) <= set(cut.tables)
+        snapshot, lake = read_snapshot(self._storage), Lake.find(self._storage)
+        return snapshot is not None and lake is not None and snapshot.lsn >= lsn and set(lake.state.tables) <= set(snapshot.tables)
 
     def visible(self, flushed: Lsn) -> Lsn:
-        """The LSN of the published cut: landed changes cannot be read yet."""
-        cut = read_cut(self._storage)
-        return min(flushed, cut.lsn) if cut is not None else INVALID_LSN
+        """The LSN of the published snapshot: landed changes cannot be read yet."""
+        snapshot = read_snapshot(self._storage)
+        return min(flushed, snapshot.lsn) if snapshot is not None else INVALID_LSN
 
     @property
     def proof(self) -> str:
         """How the sides are compared, and at which LSN."""
-        cut = read_cut(self._storage)
-        return f"every row of both, value by value; the lake by Spark SQL, at LSN {cut.lsn if cut else INVALID_LSN}"
+        snapshot = read_snapshot(self._storage)
+        return f"every row of both, value by value; the lake by Spark SQL, at LSN {snapshot.lsn if snapshot else INVALID_LSN}"
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
-        """Compare tables of the published cut, value by value."""
-        cut = read_cut(self._storage)
-        assert cut is not None
-        return await compare_rows(publisher_dsn, _CutReader(CutRows(self._spark, self.url, cut)), tables)
+        """Compare tables of the published snapshot, value by value."""
+        snapshot = read_snapshot(self._storage)
+        assert snapshot is not None
+        return await compare_rows(publisher_dsn, _SnapshotReader(SnapshotRows(self._spark, self.url, snapshot)), tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         """Compare the transactions prepared on the publisher with those that wait in the lake."""
@@ -145,10 +145,10 @@ class LakeTarget:
             self._root.rmdir()
 
 
-class _CutReader:
-    """A :class:`subscriber.testing.comparison.rows.RowReader` of one cut, by Spark SQL."""
+class _SnapshotReader:
+    """A :class:`subscriber.testing.comparison.rows.RowReader` of one snapshot, by Spark SQL."""
 
-    def __init__(self, rows: CutRows) -> None:
+    def __init__(self, rows: SnapshotRows) -> None:
         self._rows = rows
 
     async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:

@@ -24,7 +24,7 @@ from subscriber.abc import Position, TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import LandingZone
@@ -119,7 +119,7 @@ class Lakes:
         published: list[tuple[int, float]] = []
         stop = threading.Event()
         applying = threading.Thread(
-            target=apply_forever, args=(self._applier, stop, lambda cut: published.append((int(cut.lsn), time.monotonic())))
+            target=apply_forever, args=(self._applier, stop, lambda snapshot: published.append((int(snapshot.lsn), time.monotonic())))
         )
         applying.start()
         waiting = [self._changes.batch(size) for _ in range(2)]  # not measured: the first jobs of a loop
@@ -146,17 +146,17 @@ class Lakes:
         return end
 
     def sums(self) -> list[str]:
-        cut = read_cut(self._storage)
-        assert cut is not None
+        snapshot = read_snapshot(self._storage)
+        assert snapshot is not None
         if self._spark is None:
             self._spark = spark_session("local[2]", CONF)
-        return _sums(read(self._spark, str(self._path), str(TABLE), cut=cut))
+        return _sums(read(self._spark, str(self._path), str(TABLE), snapshot=snapshot))
 
     def rounds(self) -> tuple[int, int]:
         """How many made something of the table, and how many of them by MERGE INTO."""
-        cut = read_cut(self._storage)
-        assert cut is not None
-        operations = [entry["operation"] for entry in DeltaTable(self._path / cut.tables[TABLE].path).history()]
+        snapshot = read_snapshot(self._storage)
+        assert snapshot is not None
+        operations = [entry["operation"] for entry in DeltaTable(self._path / snapshot.tables[TABLE].path).history()]
         return operations.count("WRITE") + operations.count("MERGE"), operations.count("MERGE")
 
 

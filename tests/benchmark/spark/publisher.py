@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from subscriber import Settings, Subscription, SubscriptionOptions, Until
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.copy.copier import Copier, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
@@ -100,7 +100,7 @@ def landed(database: Database, directory: Path, first: int) -> Landed:
 
 
 def copy_by_us(spark: Any, database: Database, directory: Path, number: int, *, executors: bool) -> float:
-    """Seconds from a subscription's start until its table can be read in a published cut."""
+    """Seconds from a subscription's start until its table can be read in a published snapshot."""
     target = f"spark://{directory / f'copied-{number}-{executors}'}"
     size = int(database.value("SELECT pg_table_size('t')"))
     settings = Settings(copy_range_size=size // PARTITIONS + 8192)
@@ -125,7 +125,7 @@ async def _copied(
     with Copier(storage, SparkCopyRunner(spark, location), 250_000).running():
         applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop))
         async with asyncio.timeout(_WAIT):
-            while (cut := read_cut(storage)) is None or TABLE not in cut.tables:
+            while (snapshot := read_snapshot(storage)) is None or TABLE not in snapshot.tables:
                 assert not running.done(), running.result()
                 await asyncio.sleep(0.01)
         seconds = time.monotonic() - began

@@ -1,7 +1,7 @@
 """What a Spark user writes today: Structured Streaming over the files of changes, and in ``foreachBatch`` the last change of each key,
 merged into a Delta table; without the Delta jar, the whole table rewritten.
 
-It is given what the applier is given, and does less: one table, no TOASTed values, no TRUNCATE, no change log, no cut.
+It is given what the applier is given, and does less: one table, no TOASTed values, no TRUNCATE, no change log, no snapshot.
 """
 
 from __future__ import annotations

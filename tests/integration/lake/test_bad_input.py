@@ -12,7 +12,7 @@ import pytest
 
 from subscriber import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.lakes import applied, assert_same, fill, lake_rows, storage
 from tests.support.program import Ended, confirmed, environment, running, slots, subscriber
@@ -239,7 +239,7 @@ async def test_a_landing_zone_that_was_damaged(publisher: Database, tmp_path: Pa
         "gap": f"landing zone {re.escape(str(lake / 'landing'))} has a gap: no manifest from [0-9A-F/]+ to [0-9A-F/]+",
     }[victim]
     assert_one_error(await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once"), words)
-    assert read_cut(storage(lake)) == before
+    assert read_snapshot(storage(lake)) == before
     assert set(lake_rows(lake, before, T, ["id"])) == {("1",)}
     broken.write_bytes(content)
     assert_same(lake, await applied(lake), publisher, [T])
@@ -258,10 +258,10 @@ async def test_table_changed_by_another_writer(publisher: Database, tmp_path: Pa
     done = await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once")
     told = f"Delta table {table.table_uri.removeprefix('file://').rstrip('/')} was changed by another writer"
     assert f'table "public.t" left the published snapshot: {told}' in done.errors
-    cut = read_cut(storage(lake))
-    assert cut is not None
-    assert cut.stopped[T].last == before.tables[T]
-    assert T not in cut.tables
+    snapshot = read_snapshot(storage(lake))
+    assert snapshot is not None
+    assert snapshot.stopped[T].last == before.tables[T]
+    assert T not in snapshot.tables
     # that is undone, as the hint says; then it continues
     table.update_incremental()
     table.restore(before.tables[T].version)
@@ -291,9 +291,9 @@ async def test_a_full_disk_acknowledges_nothing_and_publishes_nothing(publisher:
     assert_one_error(
         await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once"), "no space left|No space left|ENOSPC"
     )
-    cut = read_cut(storage(lake))
-    assert cut is not None
-    assert set(lake_rows(lake, cut, T, ["id"])) == {("1",)}
-    assert cut.tables == before.tables
+    snapshot = read_snapshot(storage(lake))
+    assert snapshot is not None
+    assert set(lake_rows(lake, snapshot, T, ["id"])) == {("1",)}
+    assert snapshot.tables == before.tables
     ballast.unlink()
     assert_same(lake, await applied(lake), publisher, [T])

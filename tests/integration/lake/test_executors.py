@@ -24,7 +24,7 @@ from subscriber import ConfigurationError, Subscription, TableName, Until
 from subscriber.abc import PublishedTable
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.sinks.spark.catalog.lake import Lake
-from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy import task as copytask
 from subscriber.sinks.spark.copy.copier import Copier, LocalCopyRunner
 from subscriber.sinks.spark.copy.order import CopyFailure, CopyOrder
@@ -109,8 +109,8 @@ def many_rows(publisher: Database, rows: int = 5000) -> None:
     )
 
 
-def files_of(lake: Path, cut: Cut, name: TableName = T) -> set[str]:
-    table = cut.tables[name]
+def files_of(lake: Path, snapshot: Snapshot, name: TableName = T) -> set[str]:
+    table = snapshot.tables[name]
     return {Path(uri).name for uri in DeltaTable(str(lake / table.path), version=table.version).file_uris()}
 
 
@@ -212,9 +212,9 @@ async def test_parts_that_are_done_are_kept_when_the_applier_is_stopped(publishe
     assert rest == all_parts[1:]
     assert len(progress.rows) == len(all_parts)
     assert sum(progress.rows) == 5000
-    cut = await applied(lake)
-    assert before < files_of(lake, cut)
-    assert_same(lake, cut, publisher18_db, [T])
+    snapshot = await applied(lake)
+    assert before < files_of(lake, snapshot)
+    assert_same(lake, snapshot, publisher18_db, [T])
     assert Counter(row["_op"] for row in log_of(lake)) == {"c": 5000}
     assert len({row["_lsn"] for row in log_of(lake)}) == 1
 
@@ -235,9 +235,9 @@ async def test_stopped_subscriber_starts_the_copy_again_and_leaves_no_files(publ
         await asyncio.gather(running, return_exceptions=True)
         publisher_db.execute("DELETE FROM t WHERE id % 2 = 0")
         await by_executors(publisher_db, tmp_path).run(Until())
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher_db, [T])
-    assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, cut)
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher_db, [T])
+    assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, snapshot)
     assert not (lake / "copy/1-1").exists()
 
 
@@ -291,8 +291,8 @@ async def test_altered_between_two_parts(publisher18_db: Database, tmp_path: Pat
     async with copier(lake, Watched(lake, between)):
         await by_executors(publisher18_db, tmp_path).run(Until())
     assert calls[2] > 0, "the parts do not fit together"
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher18_db, [T])
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher18_db, [T])
     assert publisher18_db.value("SELECT count(*) FROM t") == rows
 
 
@@ -316,8 +316,8 @@ async def test_swapped_between_two_parts(publisher18_db: Database, tmp_path: Pat
 
     async with copier(lake, Watched(lake, between)):
         await by_executors(publisher18_db, tmp_path).run(Until())
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher18_db, [T])
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher18_db, [T])
     assert generations[:3] == [1, 1, 2]
 
 
@@ -386,9 +386,9 @@ async def test_base_files_that_no_commit_names_yet_are_not_swept(publisher18_db:
     assert known is not None
     assert table.unneeded(0)
     assert remove_unneeded_files(storage(lake), known, [table], 0) == 0
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher18_db, [T])
-    assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, cut)
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher18_db, [T])
+    assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, snapshot)
 
 
 # --- an end while a part waits

@@ -10,21 +10,20 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
 from subscriber import Subscription, SubscriptionOptions, TableName, Until
-from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
-from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.pipeline import publisher as publisher_module
+from subscriber.errors import SubscriptionInUse, TargetError
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
 from tests.crash.process import QUICK as QUICK_SETTINGS
-from tests.crash.test_lake import LEFT, RIGHT, Program, Transfers, check_cut, check_logs, is_beyond, publishes, there, tidy
+from tests.crash.test_lake import LEFT, RIGHT, Program, Transfers, check_logs, check_snapshot, is_beyond, publishes, there, tidy
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.support.lakes import applied, apply_all, assert_same, published, storage
 from tests.support.object_store import object_store
@@ -72,11 +71,11 @@ async def test_every_kind_of_transaction_comes_through(publisher18_db: Database,
         found.stop()
         await running
         let_small_transactions_stream(publisher18_db)  # to the next one: all is copied
-    cut = published(lake)
-    assert_same(lake, cut, publisher18_db, names)
+    snapshot = published(lake)
+    assert_same(lake, snapshot, publisher18_db, names)
     landed = storage(lake).files("landing")
     await asyncio.to_thread(tidy, lake)
-    await asyncio.to_thread(check_logs, lake, cut)
+    await asyncio.to_thread(check_logs, lake, snapshot)
     assert len(storage(lake).files("landing")) < len(landed), "what is change log is landed no more"
 
 
@@ -88,12 +87,11 @@ async def test_directory_with_other_files_is_refused(publisher18_db: Database, l
     assert publisher18_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
 
 
-@pytest.mark.parametrize("late", [True, False])
-async def test_an_applier_that_was_thought_dead_takes_nothing_back(
-    publisher18_db: Database, lake: str, monkeypatch: pytest.MonkeyPatch, late: bool
+async def test_of_two_appliers_one_ends_and_nothing_wrong_is_published(
+    publisher18_db: Database, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no lock. The bug was that its old cut took the place of later ones, whose landed files were gone."""
-    db, name = publisher18_db, "write_cut" if late else "require_alone"
+    """There is no lock. One applier is paused before it publishes. The other one publishes, and removes landed files."""
+    db = publisher18_db
     db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
 
     async def landed(number: int) -> None:
@@ -103,16 +101,13 @@ async def test_an_applier_that_was_thought_dead_takes_nothing_back(
     await landed(1)
     await applied(lake)
     await landed(2)
-    paused, go = threading.Event(), threading.Event()
-    place: Any = publisher_module if late else publisher_module.CutPublisher
-    real = getattr(place, name)
+    paused, go, real = threading.Event(), threading.Event(), SnapshotPublisher.publish
 
-    def paused_at(*arguments: Any) -> Any:
-        # the second time it looks whether it is alone is before it publishes
-        if threading.current_thread() is old and (late or paused.is_set() or arguments[0]._mine):
+    def paused_at(self: SnapshotPublisher, snapshot: Snapshot) -> Snapshot:
+        if threading.current_thread() is old:
             paused.set()
             assert go.wait(60)
-        return real(*arguments)
+        return real(self, snapshot)
 
     refused: list[BaseException] = []
 
@@ -120,13 +115,12 @@ async def test_an_applier_that_was_thought_dead_takes_nothing_back(
         work = Applier(storage(lake), LocalEngine(storage(lake)))
         work.open()
         try:
-            while work.run_round() is not None:
-                pass
-        except (SubscriptionInUse, DataLossError) as error:
+            work.run_round()
+        except SubscriptionInUse as error:
             refused.append(error)
 
     old = threading.Thread(target=apply_late)
-    monkeypatch.setattr(place, name, paused_at)
+    monkeypatch.setattr(SnapshotPublisher, "publish", paused_at)
     old.start()
     assert await asyncio.to_thread(paused.wait, 60)
     for number in (3, 4, 5):
@@ -136,17 +130,66 @@ async def test_an_applier_that_was_thought_dead_takes_nothing_back(
     newest = published(lake)
     go.set()
     await asyncio.to_thread(old.join)
-    if late:
-        assert published(lake).lsn < newest.lsn, "it was too late to look"
-    else:
-        assert published(lake) == newest
-        assert [str(error) for error in refused] == [
-            f"the lake in {storage(lake).place} has another applier, which published in the meantime"
-        ]
+    assert published(lake) == newest
+    assert [str(error) for error in refused] == [f"the lake in {storage(lake).place} has another applier, which published in the meantime"]
     await landed(6)
     assert_same(lake, await applied(lake), db, [TableName("public", "t")])
     await asyncio.to_thread(tidy, lake)
     await asyncio.to_thread(check_logs, lake, published(lake))
+
+
+async def test_two_appliers_race_for_every_publication(publisher18_db: Database, lake: str) -> None:
+    """Each is started again when it ends. Every snapshot that was published has the rows of its LSN."""
+    db = publisher18_db
+    db.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE a, b")
+    ended, stop = Counter[str](), threading.Event()
+
+    def keep_applying(which: str) -> None:
+        work = Applier(storage(lake), LocalEngine(storage(lake)))
+        work.open()
+        while not stop.is_set():
+            try:
+                work.run_round()
+                work.tidy()
+            except SubscriptionInUse:
+                ended[which] += 1
+                work = Applier(storage(lake), LocalEngine(storage(lake)))
+                work.open()
+            except TargetError:
+                pass  # a table was changed by the other one, or its round's files are gone: planned again
+
+    found = subscription(db, lake, "?batch_delay=20ms")
+    running = asyncio.create_task(found.run())
+    while storage(lake).read("subscriber.json") is None:
+        await asyncio.sleep(0.05)
+    threads = [threading.Thread(target=keep_applying, args=[which]) for which in ("first", "second")]
+    for thread in threads:
+        thread.start()
+    number = 0
+    async with asyncio.timeout(60):
+        while ended.total() < 2:
+            number += 1
+            db.execute(f"BEGIN; INSERT INTO a VALUES ({number}); INSERT INTO b VALUES ({number}); COMMIT")
+            await asyncio.sleep(0.02)
+    await found.wait_for(db.current_lsn(), 60)
+    stop.set()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    found.stop()
+    await running
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, db, [TableName("public", "a"), TableName("public", "b")])
+    snapshots, before = Snapshots(storage(lake)), 0
+    assert snapshot.publication is not None
+    for version in range(1, DeltaTable(f"{lake}/snapshots").version() + 1):
+        if (one := snapshots.at(version)) is None:
+            continue  # both have created the table
+        assert one.lsn >= before
+        before = one.lsn
+        rows = [
+            DeltaTable(f"{lake}/{table.path}", version=table.version).to_pyarrow_table()["id"].to_pylist() for table in one.tables.values()
+        ]
+        assert len(rows) < 2 or sorted(rows[0]) == sorted(rows[1])
 
 
 @pytest.mark.crash
@@ -178,11 +221,11 @@ async def test_killed_at_random(publisher18_db: Database, lake: str, tmp_path: P
                 # chance, not synchronisation: somewhere in what it does
                 await asyncio.sleep(dice.uniform(0, 1))
                 victim.kill()
-                cut = read_cut(storage(lake))
-                assert cut is not None
-                met["checked"] += await asyncio.to_thread(check_cut, lake, cut)
+                snapshot = read_snapshot(storage(lake))
+                assert snapshot is not None
+                met["checked"] += await asyncio.to_thread(check_snapshot, lake, snapshot)
                 victim.start()
-                await there(partial(is_beyond, lake, cut), subscriber, applier)
+                await there(partial(is_beyond, lake, snapshot), subscriber, applier)
         subscriber.kill()
         applier.kill()
         status = await asyncio.to_thread(subscriber.start("--until-caught-up").wait, 90)
@@ -190,11 +233,11 @@ async def test_killed_at_random(publisher18_db: Database, lake: str, tmp_path: P
     finally:
         subscriber.end()
         applier.end()
-    cut = await asyncio.to_thread(apply_all, lake)
-    assert await asyncio.to_thread(check_cut, lake, cut)
-    assert_same(lake, cut, publisher18_db, [LEFT, RIGHT])
+    snapshot = await asyncio.to_thread(apply_all, lake)
+    assert await asyncio.to_thread(check_snapshot, lake, snapshot)
+    assert_same(lake, snapshot, publisher18_db, [LEFT, RIGHT])
     await asyncio.to_thread(tidy, lake)
-    await asyncio.to_thread(check_logs, lake, cut)
+    await asyncio.to_thread(check_logs, lake, snapshot)
     assert met["checked"] == KILLS
     changes = DeltaTable(f"{lake}/log/public/left_side").to_pyarrow_table(columns=["_op"])["_op"].to_pylist()
     assert changes.count("u") >= transfers.count // 2 > KILLS

@@ -42,8 +42,8 @@ async def test_copies_follows_and_resumes_after_a_stop(publisher_db: Database, t
     )
     lake = tmp_path / "lake"
     await subscription(publisher_db, lake).run(Until())
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher_db, [T])
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher_db, [T])
     publisher_db.execute(
         "UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id > 4990; UPDATE t SET id = id + 100000 WHERE id < 5"
     )
@@ -51,8 +51,8 @@ async def test_copies_follows_and_resumes_after_a_stop(publisher_db: Database, t
     await second.run(Until())
     assert second.status.statistics.updates == 14
     assert second.status.statistics.deletes == 10
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher_db, [T])
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher_db, [T])
     assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
 
 
@@ -124,8 +124,8 @@ async def test_every_type_and_every_kind_of_transaction_comes_through(publisher_
         found.stop()
         await running
         let_small_transactions_stream(publisher_db)  # to the next one: all is copied
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher_db, names)
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher_db, names)
 
 
 async def test_keys_that_are_toasted(publisher_db: Database, tmp_path: Path) -> None:
@@ -173,10 +173,10 @@ async def test_columns_come_and_go_while_it_runs(publisher_db: Database, tmp_pat
     publisher_db.execute("ALTER TABLE t ADD COLUMN b int; INSERT INTO t VALUES (2, 'y', 7)")
     publisher_db.execute("ALTER TABLE t ALTER COLUMN b TYPE bigint; INSERT INTO t VALUES (3, 'z', 5000000000)")
     await subscription(publisher_db, lake).run(Until())
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher_db, [T])
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher_db, [T])
     publisher_db.execute("ALTER TABLE t DROP COLUMN a; UPDATE t SET b = 0 WHERE id = 1")
     await subscription(publisher_db, lake).run(Until())
-    cut = await applied(lake)
-    assert_same(lake, cut, publisher_db, [T])
-    assert set(lake_rows(lake, cut, T, ["a"])) == {(None,)}
+    snapshot = await applied(lake)
+    assert_same(lake, snapshot, publisher_db, [T])
+    assert set(lake_rows(lake, snapshot, T, ["a"])) == {(None,)}

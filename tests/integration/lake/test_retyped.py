@@ -100,8 +100,8 @@ async def test_rows_are_found_by_values_that_are_taken_for_unchanged(publisher18
     await subscription(publisher, lake).run(Until())
     while work.run_round() is not None:
         pass
-    cut = published(lake)
-    wrong = {pair: left for name, pair in altered.items() if (left := lake_rows(lake, cut, TableName("public", name), ["id", "v"]))}
+    snapshot = published(lake)
+    wrong = {pair: left for name, pair in altered.items() if (left := lake_rows(lake, snapshot, TableName("public", name), ["id", "v"]))}
     assert not wrong
     assert len(altered) > len(pairs) * 0.9
     assert work.missing == MissingRows()

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from subscriber import TableName, Until
-from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from tests.integration.lake.test_replica import subscription
 from tests.support import every_type
 from tests.support.database import Database
@@ -27,8 +27,8 @@ def declared(database: Database, table: str) -> dict[str, str]:
     )
 
 
-def read(lake: Path, cut: Cut, table: str) -> pa.Table:
-    found = cut.tables[TableName("app", table)]
+def read(lake: Path, snapshot: Snapshot, table: str) -> pa.Table:
+    found = snapshot.tables[TableName("app", table)]
     return DeltaTable(str(lake / found.path), version=found.version).to_pyarrow_table()
 
 
@@ -52,10 +52,10 @@ async def test_every_type_by_copy_and_by_stream(publisher18_db: Database, tmp_pa
     # each row once more, under another key: by an UPDATE whose values the applier fetches where they were not sent
     publisher.execute("UPDATE app.streamed SET id = id + 1000; UPDATE app.copied SET id = id + 1000")
     await subscription(publisher, lake).run(Until())
-    cut = await applied(lake)
+    snapshot = await applied(lake)
     for table in ("copied", "streamed"):
         types = {name: lake_type(type_) for name, type_ in declared(publisher, table).items()}
-        found = read(lake, cut, table)
+        found = read(lake, snapshot, table)
         assert {name: plain(found.schema.field(name).type) for name in types} == types, table
         rows: dict[int, dict[str, Any]] = {row["id"]: row for row in found.to_pylist()}
         texts = every_type.texts(publisher, table)

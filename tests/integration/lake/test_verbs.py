@@ -86,7 +86,7 @@ async def landed(lake: Path, publisher: Database) -> None:
             found = Lake.find(storage(lake))
             assert found is not None
             reached = found.landed() or Lsn(0)
-            # a table that was handed over ahead of the stream is of no cut yet
+            # a table that was handed over ahead of the stream is of no snapshot yet
             ready = all(
                 table.entry.state.value == "r" or (table.entry.state.value == "s" and (table.entry.lsn or Lsn(0)) <= reached)
                 for table in found.state.tables.values()
@@ -266,9 +266,9 @@ async def test_table_changed_by_another_writer_is_copied_again(publisher18_db: D
         DeltaTable(str(lake / before.tables[T].path)).delete()
         publisher18_db.execute("INSERT INTO t VALUES (2, 'b'); INSERT INTO u VALUES (2, 'b')")
         await landed(lake, publisher18_db)
-        cut = await applied(lake)
-        assert set(cut.tables) == {U}
-        assert_same(lake, cut, publisher18_db, [U])
+        snapshot = await applied(lake)
+        assert set(snapshot.tables) == {U}
+        assert_same(lake, snapshot, publisher18_db, [U])
         found = await until(lake, lambda _: True)
         assert {item["name"]: bool(item["stopped"]) for item in found["tables"]} == {"t": True, "u": False}
         text = await asyncio.to_thread(subscriber, "status", f"--target=spark://{lake}")
@@ -282,9 +282,9 @@ async def test_table_changed_by_another_writer_is_copied_again(publisher18_db: D
         assert done.status == 0, done.errors
         publisher18_db.execute("INSERT INTO t VALUES (3, 'c')")
         await landed(lake, publisher18_db)
-        cut = await applied(lake)
-        assert not cut.stopped
-        assert_same(lake, cut, publisher18_db, [T, U])
+        snapshot = await applied(lake)
+        assert not snapshot.stopped
+        assert_same(lake, snapshot, publisher18_db, [T, U])
         found = await until(lake, lambda _: True)
         assert [item["stopped"] for item in found["tables"]] == [None, None]
 
@@ -303,20 +303,20 @@ async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: P
     assert found["applier"]["published_lsn"] is None
     async with launched(lake):
         await landed(lake, publisher)
-        cut = await applied(lake)
+        snapshot = await applied(lake)
         publisher.execute("INSERT INTO t VALUES (2, 'b')")
         await landed(lake, publisher)
         found = await until(lake, lambda found: bool(found["applier"]["waiting_batches"]) and found["state"] == "running")
         assert found["publisher"]["slot_active"] is True
         assert found["tables_by_state"] in ({"r": 1}, {"s": 1})
-        assert found["applier"]["published_lsn"] == str(cut.lsn)
+        assert found["applier"]["published_lsn"] == str(snapshot.lsn)
         assert found["applier"]["waiting_batches"] == 1
-        assert found["applier"]["waiting_bytes"] == _bytes_behind(lake, cut.lsn)
+        assert found["applier"]["waiting_bytes"] == _bytes_behind(lake, snapshot.lsn)
         text = await asyncio.to_thread(subscriber, "status", f"--target={target}")
         assert text.output.startswith(f"{name}: running, PID ")
-        assert f"  applier       not running, published {cut.lsn}, 1 batches, " in text.output
-        cut = await applied(lake)
+        assert f"  applier       not running, published {snapshot.lsn}, 1 batches, " in text.output
+        snapshot = await applied(lake)
         found = await until(lake, lambda found: not found["applier"]["waiting_batches"])
         assert found["stats_reset"] is None
-        assert Lsn.parse(found["applier"]["published_lsn"]) >= cut.lsn
+        assert Lsn.parse(found["applier"]["published_lsn"]) >= snapshot.lsn
     await drop_subscription(name, target=target, settings=QUICK)

@@ -9,7 +9,7 @@
 ``copy/<table>-<n>/``     of one table: the copied rows, then batches until it was handed to the apply worker
 ``prepared/<gid>/``       prepared transactions
 ``tables/``, ``log/``     Delta tables of the applier: current state, and change log
-``applied.json``          of the applier: the published cut of all tables; ``cuts/``: earlier cuts
+``snapshots/``            of the applier: the Delta table of the published snapshots (``snapshots.py``)
 ========================  ===============================================================================================
 """
 

@@ -12,7 +12,7 @@ from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.catalog.status_files import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly
 from subscriber.sinks.spark.catalog.subscriptions import defined, locks
 from subscriber.sinks.spark.files.file_lock import is_held
@@ -85,10 +85,10 @@ def _retry(worker: WorkerActivity | None) -> Retry | None:
 
 def _stopped(storage: Storage, lake: Lake) -> Mapping[TableName, str]:
     try:
-        cut = read_cut(storage)
+        snapshot = read_snapshot(storage)
     except TargetError:
         return {}  # the applier's error says that
-    stops = {} if cut is None else cut.stopped
+    stops = {} if snapshot is None else snapshot.stopped
     tables = lake.state.tables
     return {name: stop.error for name, stop in stops.items() if name in tables and tables[name].generation == stop.generation}
 
@@ -103,15 +103,15 @@ def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:
         last_error_time=_time(told.get("last_error_time")),
     )
     try:
-        cut = read_cut(storage)
-        waiting = read_manifests(storage, LANDING, cut.landed if cut is not None else INVALID_LSN)
+        snapshot = read_snapshot(storage)
+        waiting = read_manifests(storage, LANDING, snapshot.landed if snapshot is not None else INVALID_LSN)
     except TargetError as error:
         # the error that a running applier would report
         return replace(who, last_error=error.one_line(), last_error_time=None)
     times = [manifest.commit_time for manifest in waiting if manifest.commit_time is not None]
     return replace(
         who,
-        lsn=None if cut is None else cut.lsn,
+        lsn=None if snapshot is None else snapshot.lsn,
         waiting_batches=len(waiting),
         waiting_bytes=sum(file.size for manifest in waiting for file in manifest.files),
         waiting_since=times[0] / 1e6 + _EPOCH_OFFSET if times else None,

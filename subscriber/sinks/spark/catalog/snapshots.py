@@ -4,7 +4,7 @@ A snapshot says up to which LSN the tables are complete, and which Delta version
 versions sees the tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the snapshot, is
 not in it. Neither is a stopped table, which the applier cannot continue, for example because another writer changed its rows.
 
-Each publication is one commit (``tables/publication.py``), which replaces all rows of the Delta table:
+Each publication is one commit (``pipeline/publisher.py``), which replaces all rows of the Delta table:
 
 ================  ==========================================================================================
 column            value
@@ -37,7 +37,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber.abc import TableName
-from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.errors import damaged_file
 from subscriber.sinks.spark.files.storage import Storage

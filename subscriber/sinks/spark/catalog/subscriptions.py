@@ -35,7 +35,7 @@ from subscriber.sinks.spark.catalog.definition import (
     write_generation,
 )
 from subscriber.sinks.spark.catalog.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake, with_table, without_table
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.catalog.status_files import ERROR, RESET, STATUS, read_counters, write_error, write_reset
 from subscriber.sinks.spark.files.file_lock import FileLock, is_held
 from subscriber.sinks.spark.files.location import Location
@@ -275,7 +275,7 @@ class LakeCatalog:
         storage = self._storage
         storage.remove_directory("prepared")
         documents = [DEFINITION, STATUS, ERROR, RESET]
-        if not any(storage.files(LANDING)) and not storage.entries("copy") and read_cut(storage) is None:
+        if not any(storage.files(LANDING)) and not storage.entries("copy") and read_snapshot(storage) is None:
             storage.delete([IDENTITY])
             storage.remove_directory(LANDING)
             storage.remove_directory("copy")

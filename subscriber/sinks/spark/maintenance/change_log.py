@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from subscriber.abc import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
@@ -60,25 +60,25 @@ class ChangeLog:
         self._manifests = read
         self._target_rows = target_rows
 
-    def compact(self, cut: Cut, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> Lsn:
-        """Append the changes of the cut that the logs lack, if more than ``enough`` files wait. Then remove landed files.
+    def compact(self, snapshot: Snapshot, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> Lsn:
+        """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait. Then remove landed files.
 
         Returns:
             The LSN up to which the logs have all changes.
 
         Args:
-            cut: the published cut.
+            snapshot: the published snapshot.
             since: what the last call returned.
             enough: number of files.
-            is_applied: whether a table has its copy. In the cut, the same name may be the table from before it was copied again.
+            is_applied: whether a table has its copy. In the snapshot, the same name may be the table from before it was copied again.
 
         Raises:
             TargetError: the log cannot be written. Nothing is removed.
         """
-        manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=cut.landed)
+        manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=snapshot.landed)
         waiting = sum(len(manifest.files) for manifest in manifests if manifest.end > since)
         state = self._lake.state
-        tables = {name: table for name, table in state.tables.items() if _has_copy(cut, name, table, is_applied)}
+        tables = {name: table for name, table in state.tables.items() if _has_copy(snapshot, name, table, is_applied)}
         # a copy that a later copy replaced before it was applied is no longer needed either
         left = [table for name, table in state.removed.items() if table.until is not None and (name in tables or is_applied(name, table))]
         copies = [table for table in (*tables.values(), *left) if table.generation and self._storage.files(copy_directory(table))]
@@ -87,15 +87,17 @@ class ChangeLog:
         for name, table in state.removed.items():
             if table.until is not None:
                 theirs = [manifest for manifest in manifests if manifest.end <= table.until]
-                self._append(name, table, theirs, min(cut.landed, table.until))
+                self._append(name, table, theirs, min(snapshot.landed, table.until))
         for name, table in tables.items():
             before = state.removed.get(name)
             since = (before.until or INVALID_LSN) if before is not None else INVALID_LSN
-            self._append(name, table, [manifest for manifest in manifests if manifest.end > since], cut.landed)
+            self._append(name, table, [manifest for manifest in manifests if manifest.end > since], snapshot.landed)
         for table in copies:
             self._storage.remove_directory(copy_directory(table))
         # the last one remains, and those that a stopped table still needs
-        first = next((manifest.end for manifest in manifests if manifest.end > cut.needed), manifests[-1].end if manifests else INVALID_LSN)
+        first = next(
+            (manifest.end for manifest in manifests if manifest.end > snapshot.needed), manifests[-1].end if manifests else INVALID_LSN
+        )
         removable = [manifest for manifest in manifests if manifest.end < first]
         for manifest in removable:
             # the manifest first: files that no manifest names are ignored
@@ -105,7 +107,7 @@ class ChangeLog:
             # files of an applier that was killed between the two deletions
             ends = [(file.name, batch_end(file.name)) for file in self._storage.files(LANDING)]
             self._storage.delete(f"{LANDING}/{name}" for name, end in ends if end is not None and end < first)
-        return cut.landed
+        return snapshot.landed
 
     def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
         directory = table_directory("log", name, table.id)
@@ -232,13 +234,13 @@ class ChangeLog:
         return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
 
 
-def _has_copy(cut: Cut, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool]) -> bool:
+def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool]) -> bool:
     if table.entry.state is TableState.INIT:
-        return False  # the stop, or the version in the cut, is of the removed table
-    stop = cut.stopped.get(name)
+        return False  # the stop, or the version in the snapshot, is of the removed table
+    stop = snapshot.stopped.get(name)
     if stop is not None and stop.last is not None:
         return stop.generation == table.generation  # even if another program has removed the table
-    return (stop is not None or name in cut.tables) and is_applied(name, table)
+    return (stop is not None or name in snapshot.tables) and is_applied(name, table)
 
 
 def _in_the_table(name: TableName, table: LakeTable, copied: TableCopy, file: DataFile) -> LandedFile:

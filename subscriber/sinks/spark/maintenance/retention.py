@@ -1,6 +1,6 @@
 """Removes files that are no longer needed: files that no version of a table within the retention time has, and abandoned copies.
 
-A reader may still have a file open, or use it through a published cut, until the retention time has passed since its removal from the
+A reader may still have a file open, or use it through a published snapshot, until the retention time has passed since its removal from the
 table. Files that no commit ever named, for example of a round that was killed, are removed at the same age. So are unfinished files.
 delta-rs trims Delta's own log at each checkpoint (``delta.py``).
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.catalog.snapshots import CUTS
+from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -56,7 +56,7 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], gr
     known = [*lake.state.tables.items(), *lake.state.removed.items()]
     hours = {table_directory(root, name, table.id): grace_hours for root in ("tables", "log") for name, table in known}
     # other processes may be writing small files there
-    hours |= dict.fromkeys(["", CUTS], max(grace_hours, 1))
+    hours |= dict.fromkeys(["", SNAPSHOTS], max(grace_hours, 1))
     now, count = time.time(), 0
     for directory, old in hours.items():
         names = [

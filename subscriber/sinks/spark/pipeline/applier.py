@@ -1,16 +1,17 @@
 """The applier: turns what was landed into Delta tables, in rounds.
 
 A round takes the waiting manifests and plans the work of each table, in units (``table_planner.py``). An engine does the work
-(``engines.py``). The round commits each table, and publishes one cut of all of them (``publisher.py``). These rules make the result exact
-after any crash:
+(``engines.py``). The round commits each table, and publishes one snapshot of all of them (``publisher.py``). These rules make the result
+exact after any crash:
 
 * A table's commit contains its LSN (``delta.py``). If a table was committed in a round that crashed, the next round applies only what is
   after that LSN. Files that its units wrote and no commit names have no effect.
-* A round ends no earlier than the LSN of any table, so that the cut it publishes is consistent.
+* A round ends no earlier than the LSN of any table, so that the snapshot it publishes is consistent. If tables are ahead of the published
+  snapshot, because a round failed or was killed between its commits, the next round takes only what brings the others to their LSN.
 * A table that is still being synchronized is not part of it. Its first commit takes its copy, its own batches, and what the apply worker
-  landed since. The table is not published until the cut has reached the LSN at which it was handed over.
-* Landed files are removed once the cut is published and the change log has them (``change_log.py``).
-* A table that cannot be continued leaves the cut, and the others continue (``stopped_tables.py``).
+  landed since. The table is not published until the snapshot has reached the LSN at which it was handed over.
+* Landed files are removed once the snapshot is published and the change log has them (``change_log.py``).
+* A table that cannot be continued leaves the snapshot, and the others continue (``stopped_tables.py``).
 
 A lake has only one applier. It has its own lock, besides the subscriber's.
 """
@@ -28,7 +29,7 @@ from subscriber.abc import TableName, TableState
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, read_cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, read_snapshot
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
@@ -39,7 +40,7 @@ from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
 from subscriber.sinks.spark.pipeline.engines import COMMITS_AT_ONCE, Engine, TableRound
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, is_readable, load
-from subscriber.sinks.spark.pipeline.publisher import CutPublisher
+from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, stop_of, stopped_documents, stopping
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
@@ -69,7 +70,6 @@ class ApplierSettings:
         log_files: number of landed files after which the change log takes them, and they are removed.
         sweep_seconds: interval of the search for files that are no longer needed.
         grace_hours: how long to keep files that readers may still have open; at most 48.
-        cuts: how many published cuts are stored for readers of earlier states.
     """
 
     target_rows: int = 250_000
@@ -77,7 +77,6 @@ class ApplierSettings:
     log_files: int = 200
     sweep_seconds: float = 3600.0
     grace_hours: int = 24
-    cuts: int = 1000
 
 
 class Applier:
@@ -101,7 +100,7 @@ class Applier:
         self._tables = OpenTables(storage)
         self._checks = StopChecks(self._tables)
         self._planner = TablePlanner(storage, self._tables, self._checks, engine, self._settings.target_rows)
-        self._publisher = CutPublisher(storage, self._settings.cuts)
+        self._publisher = SnapshotPublisher(storage)
         self._logs: dict[str, LakeDelta] = {}
         self._read = ManifestsRead()
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
@@ -121,7 +120,7 @@ class Applier:
         if Lake.find(self._storage) is None:
             raise TargetError(f"there is no lake in {self._storage.place}", hint="`subscriber run --target spark://…` creates one")
         self._lock.take()
-        self._publisher.open()
+        self._publisher.forget()
         self._storage.remove_directory(ROUND_DIRECTORY)
         self._status.begin()
 
@@ -133,11 +132,11 @@ class Applier:
         """Release the lock."""
         self._lock.give_back()
 
-    def run_round(self) -> Cut | None:
+    def run_round(self) -> Snapshot | None:
         """Run one round, a micro-batch: apply what is waiting.
 
         Returns:
-            The cut that was published. None if there was nothing to do.
+            The snapshot that was published. None if there was nothing to do.
 
         Raises:
             TargetError, DataLossError: nothing of this round is published.
@@ -155,21 +154,21 @@ class Applier:
                 if not self._planner.refuse(error):
                     raise
 
-    def _round(self) -> Cut | None:
+    def _round(self) -> Snapshot | None:
         # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a table is
         # in the catalog before anything is landed for it, so this round knows every table that has rows among them
         position = self._lake().position
-        cut = self._publisher.require_alone()
-        kept, manifests = self._manifests(cut)
+        snapshot = self._publisher.read()
+        kept, manifests = self._manifests(snapshot)
         lake = self._lake()
         known = position.lsn if position is not None else INVALID_LSN
         tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
         left = _left(lake)
         seen = (tables, left)
-        if cut is not None and not manifests and known <= cut.lsn and seen == self._seen and time.monotonic() < self._next_look:
+        if snapshot is not None and not manifests and known <= snapshot.lsn and seen == self._seen and time.monotonic() < self._next_look:
             return None
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        left = [one for one in left if self._waits(*one, cut, manifests)]
+        left = [one for one in left if self._waits(*one, snapshot, manifests)]
         stopped: dict[TableName, TableStopped] = {}
         all_of = tables | {name: table for name, table, _ in left}
         for name, table in all_of.items():
@@ -177,15 +176,15 @@ class Applier:
                 load(self._tables.of(name, table))
         loaded = {name: table for name, table in all_of.items() if name not in stopped}
         first = kept[0].previous if kept else None
-        if cut is not None and not kept and cut.needed < cut.landed:
-            first = cut.landed  # they are gone
-        stopped |= self._checks.find(lake, loaded, cut, first)
+        if snapshot is not None and not kept and snapshot.needed < snapshot.landed:
+            first = snapshot.landed  # they are gone
+        stopped |= self._checks.find(lake, loaded, snapshot, first)
         going = {name: table for name, table in tables.items() if name not in stopped}
-        taken = self._taken(lake, going, manifests)
-        landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
+        taken = self._taken(lake, going, manifests, snapshot)
+        landed = taken[-1].end if taken else (snapshot.landed if snapshot is not None else INVALID_LSN)
         end = landed
         if len(taken) == len(manifests):
-            end = max(end, known, cut.lsn if cut is not None else INVALID_LSN)
+            end = max(end, known, snapshot.lsn if snapshot is not None else INVALID_LSN)
         waiting: list[TableRound] = []
         for name, table, until in [*((name, table, end) for name, table in going.items()), *(one for one in left if one[0] not in stopped)]:
             with stopping(name, stopped):
@@ -196,14 +195,16 @@ class Applier:
             self._apply(waiting)
             self._storage.remove_directory(ROUND_DIRECTORY)
             # MERGE INTO may have continued from a commit that another writer made in the meantime
-            stopped |= self._checks.find(lake, {name: table for name, table in tables.items() if name not in stopped}, cut)
-        continued = self._cut(lake, {name: table for name, table in tables.items() if name not in stopped}, end, landed)
-        published = replace(continued, stopped=stopped_documents(self._tables, all_of, stopped, cut, self._settings.grace_hours))
-        if published != cut:
-            self._publisher.publish(published)
+            stopped |= self._checks.find(lake, {name: table for name, table in tables.items() if name not in stopped}, snapshot)
+        continued = self._snapshot(lake, {name: table for name, table in tables.items() if name not in stopped}, end, landed)
+        published = replace(continued, stopped=stopped_documents(self._tables, all_of, stopped, snapshot, self._settings.grace_hours))
+        if published != snapshot:
+            published = self._publisher.publish(published)
         self._status.tell(self.missing)
         self._seen = seen if len(taken) == len(manifests) else None
-        changed = bool(waiting) or cut is None or (published.tables, published.stopped) != (cut.tables, cut.stopped) or bool(taken)
+        changed = (
+            bool(waiting) or snapshot is None or (published.tables, published.stopped) != (snapshot.tables, snapshot.stopped) or bool(taken)
+        )
         return published if changed else None
 
     def _lake(self) -> Lake:
@@ -213,7 +214,7 @@ class Applier:
         return lake
 
     def tidy(self, *, now: bool = False) -> None:
-        """Append to the change log up to the published cut if enough files wait, and remove the landed files that are no longer needed.
+        """Append to the change log up to the published snapshot if enough files wait. Remove landed files that are no longer needed.
 
         Args:
             now: append even if few files wait.
@@ -221,54 +222,63 @@ class Applier:
         Raises:
             TargetError: a file cannot be read, written or removed. Nothing is removed that is still needed.
         """
-        lake, cut = Lake.find(self._storage), read_cut(self._storage)
-        if lake is None or cut is None:
+        lake, snapshot = Lake.find(self._storage), read_snapshot(self._storage)
+        if lake is None or snapshot is None:
             return
         log = ChangeLog(self._storage, lake, self._logs, read=self._read, target_rows=self._settings.target_rows)
         with arrow_errors(self._storage.what("log")):
             enough = 0 if now else self._settings.log_files
-            self._logged = log.compact(cut, self._logged, enough, lambda name, table: self._tables.is_applied(lake, name, table))
+            self._logged = log.compact(snapshot, self._logged, enough, lambda name, table: self._tables.is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
             # if the published version of a table is the newest one, its files are not removed
-            published = {table.path: table.version for table in cut.tables.values()}
+            published = {table.path: table.version for table in snapshot.tables.values()}
             names = [*lake.state.tables.items(), *lake.state.removed.items()]
-            stopped = {self._tables.of(name, table).directory for name, table in names if name in cut.stopped}
-            opened = (*self._tables.opened.values(), *self._logs.values())
+            stopped = {self._tables.of(name, table).directory for name, table in names if name in snapshot.stopped}
+            opened = (*self._tables.opened.values(), *self._logs.values(), self._publisher.delta)
             known = [delta for delta in opened if delta.directory not in stopped and is_readable(delta)]
             tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
                 _log.info("removed %d files that are no longer needed", count)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
 
-    def _manifests(self, cut: Cut | None) -> tuple[list[Manifest], list[Manifest]]:
-        """Those up to the cut that are kept for stopped tables, and those after it."""
-        landed = cut.landed if cut is not None else INVALID_LSN
+    def _manifests(self, snapshot: Snapshot | None) -> tuple[list[Manifest], list[Manifest]]:
+        """Those up to the snapshot that are kept for stopped tables, and those after it."""
+        landed = snapshot.landed if snapshot is not None else INVALID_LSN
         found = read_manifests(self._storage, LANDING, landed, anchor=landed, read=self._read)
         kept: list[Manifest] = []
-        if cut is not None and cut.needed < landed:
-            kept = read_manifests(self._storage, LANDING, cut.needed, read=self._read, until=landed)
+        if snapshot is not None and snapshot.needed < landed:
+            kept = read_manifests(self._storage, LANDING, snapshot.needed, read=self._read, until=landed)
         check_files(self._storage, LANDING, [*kept, *found])
         return kept, found
 
-    def _taken(self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest]) -> list[Manifest]:
-        reached = [(self._tables.of(name, table).applied(application(lake, table)), table.entry.lsn) for name, table in tables.items()]
+    def _taken(
+        self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest], snapshot: Snapshot | None
+    ) -> list[Manifest]:
+        """The manifests of a round. After a crash, only those that bring all tables to the LSN of the tables that are ahead."""
+        reached = [
+            (name, self._tables.of(name, table).applied(application(lake, table)), table.entry.lsn) for name, table in tables.items()
+        ]
+        published = snapshot.tables if snapshot is not None else {}
+        ahead = [lsn for name, lsn, _ in reached if lsn is not None and snapshot is not None and name in published and lsn > snapshot.lsn]
+        level = max(ahead, default=None)
 
         def may_end(lsn: Lsn) -> bool:
-            """Whether no table would be ahead of a cut at ``lsn``. A table that is handed over later is not in the cut."""
-            return all(applied is None or applied <= lsn or _is_ahead(handed, lsn) for applied, handed in reached)
+            """Whether no table would be ahead of a snapshot at ``lsn``. A table that is handed over later is not in the snapshot."""
+            return all(applied is None or applied <= lsn or _is_ahead(handed, lsn) for _, applied, handed in reached)
 
         taken: list[Manifest] = []
         size = 0
         for manifest in manifests:
-            if size >= self._settings.round_bytes and may_end(taken[-1].end):
+            enough = size >= self._settings.round_bytes or (level is not None and taken and taken[-1].end >= level)
+            if enough and may_end(taken[-1].end):
                 break
             taken.append(manifest)
             size += sum(file.size for file in manifest.files)
         return taken
 
-    def _waits(self, name: TableName, table: LakeTable, until: Lsn, cut: Cut | None, manifests: Sequence[Manifest]) -> bool:
+    def _waits(self, name: TableName, table: LakeTable, until: Lsn, snapshot: Snapshot | None, manifests: Sequence[Manifest]) -> bool:
         """Whether a removed table is stopped, or may have changes that wait."""
-        if stop_of(cut, name, table) is not None or (table.generation and self._storage.files(copy_directory(table))):
+        if stop_of(snapshot, name, table) is not None or (table.generation and self._storage.files(copy_directory(table))):
             return True
         return any(file.table_id == table.id for manifest in manifests if manifest.end <= until for file in manifest.files)
 
@@ -280,15 +290,15 @@ class Applier:
             self.missing.add(done.missing)
             _log.debug('table "%s" is at %s', work.name, work.source.reached)
 
-    def _cut(self, lake: Lake, tables: Mapping[TableName, LakeTable], end: Lsn, landed: Lsn) -> Cut:
-        found: dict[TableName, CutTable] = {}
+    def _snapshot(self, lake: Lake, tables: Mapping[TableName, LakeTable], end: Lsn, landed: Lsn) -> Snapshot:
+        found: dict[TableName, SnapshotTable] = {}
         for name, table in tables.items():
             delta = self._tables.of(name, table)
             applied = delta.applied(application(lake, table))
             if applied is not None and not _is_ahead(table.entry.lsn, end):
                 delta.make_durable()
-                found[name] = CutTable(delta.directory, delta.version, applied)
-        return Cut(end, landed, found)
+                found[name] = SnapshotTable(delta.directory, delta.version, applied)
+        return Snapshot(end, landed, found)
 
 
 def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:

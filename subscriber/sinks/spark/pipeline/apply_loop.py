@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.pipeline.applier import Applier
 
 __all__ = ["apply_forever"]
@@ -24,7 +24,7 @@ _FIRST_RETRY_SECONDS: Final = 0.2
 def apply_forever(
     applier: Applier,
     stop: threading.Event,
-    published: Callable[[Cut], None] = lambda _: None,
+    published: Callable[[Snapshot], None] = lambda _: None,
     *,
     once: bool = False,
     rest_seconds: float = 0.0,
@@ -35,7 +35,7 @@ def apply_forever(
     Args:
         applier: the applier, not open.
         stop: set by another thread. A round in progress is finished.
-        published: is told each published cut.
+        published: is told each published snapshot.
         once: end as soon as nothing is waiting, and at the first error.
         rest_seconds: after ``stop``, continue for at most this long until nothing is waiting.
         check: called before each round. If it raises, that counts as an error of the round.
@@ -57,10 +57,10 @@ def apply_forever(
                     return
             try:
                 check()
-                cut = applier.run_round()
-                if cut is not None:
-                    published(cut)
-                applier.tidy(now=once and cut is None)
+                snapshot = applier.run_round()
+                if snapshot is not None:
+                    published(snapshot)
+                applier.tidy(now=once and snapshot is None)
                 pause = _FIRST_RETRY_SECONDS
             except SubscriberError as error:
                 applier.failed(error)
@@ -73,7 +73,7 @@ def apply_forever(
                 stop.wait(pause)
                 pause = min(pause * 2, _RETRY_SECONDS)
                 continue
-            if cut is None:
+            if snapshot is None:
                 if once or stopping:
                     return
                 stop.wait(_LOOK_SECONDS)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
@@ -78,5 +78,5 @@ def apply_in_process(location: Location, stop: threading.Event, rest_seconds: fl
         apply_forever(Applier(storage, engine, settings), stop, _tell, rest_seconds=rest_seconds, check=copier.check)
 
 
-def _tell(cut: Cut) -> None:
-    _log.info("published %s, %d tables", cut.lsn, len(cut.tables))
+def _tell(snapshot: Snapshot) -> None:
+    _log.info("published %s, %d tables", snapshot.lsn, len(snapshot.tables))

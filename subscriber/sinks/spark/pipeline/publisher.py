@@ -1,71 +1,106 @@
-"""Publishes cuts, and notices another applier of the same lake where there are no locks."""
+"""Publishes snapshots: one commit to the Delta table ``snapshots/`` for each (``catalog/snapshots.py``).
+
+Delta gives each version to one commit only, in directories and in object stores. So of two appliers of a lake, only one can publish after a
+snapshot that both have read. The other one ends with :class:`SubscriptionInUse`, and nothing that it did is published.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
+from uuid import uuid4
 
-from subscriber.errors import SubscriptionInUse
-from subscriber.sinks.spark.catalog.snapshots import Cut, forget_cuts, read_cut, restore_cut, write_cut
+import pyarrow.parquet as pq
+
+from subscriber.errors import SubscriptionInUse, TargetError
+from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS, Publication, Snapshot, Snapshots, snapshot_rows
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta
 
-__all__ = ["CutPublisher"]
+__all__ = ["SnapshotPublisher"]
 
-_FORGET_EVERY: Final = 100
-_UNANSWERED: Final = 16
+_APPLICATION: Final = "subscriber-snapshot"
+_EARLIER: Final = "applied.json"
 
 
-class CutPublisher:
-    """Publishes the cuts of one applier.
+class SnapshotPublisher:
+    """Reads and publishes the snapshots of a lake, for its applier.
 
     Args:
         storage: of the lake.
-        keep: how many published cuts are stored for readers of earlier states.
+
+    Attributes:
+        delta: the Delta table.
     """
 
-    def __init__(self, storage: Storage, keep: int) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._keep = keep
-        self._is_locked = storage.root is not None  # then the applier's lock keeps others away
-        self._published = 0
-        # the cut that was published at the last look, and the cuts that this applier tried to publish since. Empty: unknown
-        self._mine: tuple[Cut | None, ...] = ()
+        self._snapshots = Snapshots(storage)
+        self._applier = uuid4().hex
+        self._last: Publication | None = None
+        self.delta = LakeDelta(storage, SNAPSHOTS)
 
-    def open(self) -> None:
-        """Begin. The caller holds the lock, if there is one."""
-        self._mine = ()
-        if not self._is_locked:
-            restore_cut(self._storage)
+    def forget(self) -> None:
+        """Continue from whatever is published, even if another applier has published it."""
+        self._last = None
 
-    def require_alone(self) -> Cut | None:
-        """Read the published cut. Without a lock, check that this applier has published or read it before.
+    def read(self) -> Snapshot | None:
+        """Read the newest snapshot, durably. None before the first.
 
         Raises:
-            SubscriptionInUse: another applier has published.
+            SubscriptionInUse: another applier has published since the last call.
+            TargetError: it is damaged or cannot be read, or the lake is of an earlier version of this program.
         """
-        cut = read_cut(self._storage)
-        known = cut in self._mine
-        if not self._is_locked and self._mine and cut is not None and not known:
-            text = f"the lake in {self._storage.place} has another applier, which published in the meantime"
+        if not self.delta.load():
+            if self._storage.read(_EARLIER) is not None:
+                raise TargetError(
+                    f"the lake in {self._storage.place} was made by an earlier version of pg-subscriber",
+                    hint="start over in a new directory",
+                )
+            return None
+        # landed files are removed on the strength of it
+        self.delta.make_durable()
+        found = self._snapshots.at(self.delta.version)
+        published = found.publication if found is not None else None
+        if self._last is not None and published is not None and published != self._last and published.applier != self._applier:
             raise SubscriptionInUse(
-                text, hint="stop one of them; if there is only one, the object store stored a cut late: start the applier again"
+                f"the lake in {self._storage.place} has another applier, which published in the meantime", hint="stop one of them"
             )
-        # the cuts that it tried to publish after this one may still appear
-        self._mine = (cut, *self._mine[self._mine.index(cut) + 1 :]) if known else (cut,)
-        return cut
+        self._last = published
+        return found
 
-    def publish(self, cut: Cut) -> None:
-        """Publish a cut.
+    def publish(self, snapshot: Snapshot) -> Snapshot:
+        """Publish a snapshot after the one that was read last.
 
         Raises:
-            SubscriptionInUse: another applier has published.
-            TargetError: it cannot be written. The previous cut stays published.
+            SubscriptionInUse: another applier has published in the meantime.
+            CommitConflict: another writer committed to the table in the meantime.
+            TargetError: it cannot be written. A store may have taken it without an answer; :meth:`read` tells.
         """
-        self.require_alone()
-        if cut not in self._mine:
-            # the store may publish it without giving an answer, and even later
-            self._mine = (self._mine[0], *(*self._mine[1:], cut)[-_UNANSWERED:])
-        write_cut(self._storage, cut)
-        self._mine = (cut,)
-        self._published += 1
-        if self._published % _FORGET_EVERY == 0:
-            forget_cuts(self._storage, self._keep)
+        now = datetime.now(UTC)
+        time = now if self._last is None else max(now, self._last.published)  # readers search by time
+        publication = Publication(snapshot.lsn, snapshot.landed, time, self._applier)
+        rows = snapshot_rows(snapshot, publication)
+        if not self.delta.is_there:
+            self.delta.create(rows.schema)
+            if self.delta.version:
+                raise CommitConflict(self.delta.uri)  # another applier created it, too, and may have published
+        path = f"{int(snapshot.lsn):020d}-{uuid4().hex}.parquet"
+        pending = self._storage.create(f"{SNAPSHOTS}/{path}")
+        try:
+            with self._storage.reading(path):
+                pq.write_table(rows, pending.stream, compression="zstd")
+                size = pending.commit()
+        except BaseException:
+            pending.discard()
+            raise
+        file = DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+        try:
+            self.delta.commit([file], list(self.delta.files()), _APPLICATION, snapshot.lsn, note=publication.note())
+        except CommitConflict:
+            self.read()
+            raise
+        self._last = publication
+        return replace(snapshot, publication=publication)

@@ -1,6 +1,6 @@
 """Stopped tables: those that the applier cannot continue, while it continues the others.
 
-A stopped table leaves the cut. Its landed changes are kept for the grace time. Within it, the table continues once the reason is gone;
+A stopped table leaves the snapshot. Its landed changes are kept for the grace time. Within it, the table continues once the reason is gone;
 later it must be copied again. This also applies to a removed table with landed changes, because it may be added again without a copy.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
-from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, StoppedTable
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, StoppedTable
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.foreign_commits import (
@@ -40,9 +40,9 @@ def stopping(name: TableName, stopped: dict[TableName, TableStopped]) -> Iterato
         stopped[name] = error
 
 
-def stop_of(cut: Cut | None, name: TableName, table: LakeTable) -> StoppedTable | None:
-    """The stop of a table in a cut. A stop of an earlier copy of the table has ended."""
-    stop = cut.stopped.get(name) if cut is not None else None
+def stop_of(snapshot: Snapshot | None, name: TableName, table: LakeTable) -> StoppedTable | None:
+    """The stop of a table in a snapshot. A stop of an earlier copy of the table has ended."""
+    stop = snapshot.stopped.get(name) if snapshot is not None else None
     return stop if stop is not None and stop.generation == table.generation else None
 
 
@@ -52,34 +52,34 @@ class StopChecks:
 
     Attributes:
         tables: of the lake.
-        copied: tables that executors copied, with the version that has the copy, until a cut has the table.
+        copied: tables that executors copied, with the version that has the copy, until a snapshot has the table.
     """
 
     tables: OpenTables
     copied: dict[str, int] = field(default_factory=dict)
 
     def find(
-        self, lake: Lake, tables: Mapping[TableName, LakeTable], cut: Cut | None, kept: Lsn | None = None
+        self, lake: Lake, tables: Mapping[TableName, LakeTable], snapshot: Snapshot | None, kept: Lsn | None = None
     ) -> dict[TableName, TableStopped]:
         """The tables that cannot be continued. For stopped ones, landed changes after ``kept`` are kept."""
         found: dict[TableName, TableStopped] = {}
         for name, table in tables.items():
             with stopping(name, found):
-                stop = stop_of(cut, name, table)
+                stop = stop_of(snapshot, name, table)
                 if stop is not None:
                     if not stop.kept:
                         raise TableStopped(stop.error)
                     if kept is not None and kept > stop.lsn:
                         raise TableStopped(f'landed changes of table "{name}" from {stop.lsn} to {kept} are gone', hint=COPY_AGAIN)
-                    self._require_ours(lake, name, table, cut, stop.last)
+                    self._require_ours(lake, name, table, snapshot, stop.last)
                 else:
-                    self._require_ours(lake, name, table, cut, cut.tables.get(name) if cut is not None else None)
+                    self._require_ours(lake, name, table, snapshot, snapshot.tables.get(name) if snapshot is not None else None)
         return found
 
-    def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, cut: Cut | None, known: CutTable | None) -> None:
+    def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, snapshot: Snapshot | None, known: SnapshotTable | None) -> None:
         delta, app = self.tables.of(name, table), application(lake, table)
         applied = delta.applied(app)
-        if cut is None or known is None or known.path != delta.directory:
+        if snapshot is None or known is None or known.path != delta.directory:
             if applied is not None and delta.directory not in self.copied:
                 self.copied[delta.directory] = first_version(delta, app)
             if delta.directory in self.copied:
@@ -87,13 +87,13 @@ class StopChecks:
             return
         self.copied.pop(delta.directory, None)
         # a copy that was made since replaces what was there, with all later changes to it
-        if not (table.generation and (applied is None or applied > cut.lsn)):
+        if not (table.generation and (applied is None or applied > snapshot.lsn)):
             require_published_version(delta, known, applied)
         if delta.is_there and not (table.generation and applied is None):
             self._require_ours_since(lake, table, delta, known.version)
 
     def require_ours_since_copy(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> None:
-        """Check a table that begins with files of executors. No cut has it yet, so its commits are checked from its copy on.
+        """Check a table that begins with files of executors. No snapshot has it yet, so its commits are checked from its copy on.
 
         Raises:
             TableStopped: another writer changed rows or columns.
@@ -110,28 +110,28 @@ def stopped_documents(
     open_tables: OpenTables,
     tables: Mapping[TableName, LakeTable],
     stopped: Mapping[TableName, TableStopped],
-    cut: Cut | None,
+    snapshot: Snapshot | None,
     grace_hours: int,
 ) -> dict[TableName, StoppedTable]:
-    """What the next cut says about stopped tables.
+    """What the next snapshot says about stopped tables.
 
     Args:
         open_tables: of the lake.
         tables: all tables by name.
         stopped: the reasons.
-        cut: the published cut.
+        snapshot: the published snapshot.
         grace_hours: how long landed changes of a stopped table are kept.
     """
     found: dict[TableName, StoppedTable] = {}
     for name, error in stopped.items():
         table, now = tables[name], time.time()
-        stop = stop_of(cut, name, table)
+        stop = stop_of(snapshot, name, table)
         if stop is None:
-            last = cut.tables.get(name) if cut is not None else None
+            last = snapshot.tables.get(name) if snapshot is not None else None
             if last is not None and last.path != open_tables.of(name, table).directory:
                 last = None
             # every round applies all that it takes to the tables that are not stopped
-            lsn = max(table.entry.lsn or table.added, cut.landed if cut is not None else INVALID_LSN)
+            lsn = max(table.entry.lsn or table.added, snapshot.landed if snapshot is not None else INVALID_LSN)
             stop = StoppedTable(last=last, generation=table.generation, lsn=lsn, kept=True, since=now, error="")
             what = 'table "%s" left the published snapshot' if table.until is None else 'removed table "%s" lacks landed changes'
             _log.error(f"{what}: %s", name, error.one_line())

@@ -1,4 +1,4 @@
-"""Reads a lake with Spark: DataFrames of one published cut, with the Delta jar or without it."""
+"""Reads a lake with Spark: DataFrames of one published snapshot, with the Delta jar or without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import SPECIAL
@@ -22,11 +22,11 @@ from subscriber.sinks.spark.tables.delta import LakeDelta
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["CutRows", "cut_of", "read_table"]
+__all__ = ["SnapshotRows", "read_table", "snapshot_of"]
 
 
-def cut_of(target: str, as_of_lsn: Lsn | str | None = None) -> Cut:
-    """The newest published cut, or the last one at or before an LSN.
+def snapshot_of(target: str, as_of_lsn: Lsn | str | None = None) -> Snapshot:
+    """The newest published snapshot, or the last one at or before an LSN.
 
     Args:
         target: the subscription's target, or the lake's directory.
@@ -34,48 +34,50 @@ def cut_of(target: str, as_of_lsn: Lsn | str | None = None) -> Cut:
 
     Raises:
         ConfigurationError: the URL or the LSN is invalid.
-        TargetError: there is no such cut.
+        TargetError: there is no such snapshot.
     """
     storage = Storage.open(Location.of(target))
     if as_of_lsn is None:
-        found = read_cut(storage)
+        found = read_snapshot(storage)
     else:
         try:
             lsn = as_of_lsn if isinstance(as_of_lsn, Lsn) else Lsn.parse(as_of_lsn)
         except ValueError as error:
             raise ConfigurationError(str(error), hint="as in 16/B374D848") from None
-        found = cut_as_of(storage, lsn)
+        found = Snapshots(storage).as_of_lsn(lsn)
     if found is None:
         when = "" if as_of_lsn is None else f" at or before {as_of_lsn}"
-        raise TargetError(f"the lake in {storage.place} has no published cut{when}", hint="start the applier: subscriber spark-apply")
+        raise TargetError(f"the lake in {storage.place} has no published snapshot{when}", hint="start the applier: subscriber spark-apply")
     return found
 
 
-def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | str | None = None, *, cut: Cut | None = None) -> DataFrame:
-    """A table's rows as of a cut.
+def read_table(
+    spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | str | None = None, *, snapshot: Snapshot | None = None
+) -> DataFrame:
+    """A table's rows as of a snapshot.
 
     Args:
         spark: a session that can access the lake.
         target: the subscription's target, or the lake's directory.
         table: ``schema.table``.
-        as_of_lsn: see :func:`cut_of`.
-        cut: a result of :func:`cut_of`, to read several tables at one moment.
+        as_of_lsn: see :func:`snapshot_of`.
+        snapshot: a result of :func:`snapshot_of`, to read several tables at one moment.
 
     Raises:
         ConfigurationError: the URL or the LSN is invalid.
-        TargetError: the cut does not exist, or does not have the table.
+        TargetError: the snapshot does not exist, or does not have the table.
     """
-    found = cut if cut is not None else cut_of(target, as_of_lsn)
+    found = snapshot if snapshot is not None else snapshot_of(target, as_of_lsn)
     namespace, dot, name = table.partition(".")
     where = found.tables.get(TableName(namespace, name)) if dot else None
     stop = found.stopped.get(TableName(namespace, name))
     if stop is not None:
         raise TargetError(
-            f'table "{table}" is not in the cut at {found.lsn}: {stop.error}', hint="read a cut from before that, with as_of_lsn"
+            f'table "{table}" is not in the snapshot at {found.lsn}: {stop.error}', hint="read a snapshot from before that, with as_of_lsn"
         )
     if where is None:
         raise TargetError(
-            f'table "{table}" is not in the cut at {found.lsn}',
+            f'table "{table}" is not in the snapshot at {found.lsn}',
             hint="check that the name has the form schema.table, and that the table is part of the subscription and synchronized",
         )
     delta = LakeDelta(Storage.open(Location.of(target)), where.path)
@@ -83,7 +85,7 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
         opened = DeltaTable(delta.uri, version=where.version)
     except DeltaError as error:
         raise TargetError(
-            f'table "{table}" has no version {where.version} any more', hint="its log was removed; read a newer cut"
+            f'table "{table}" has no version {where.version} any more', hint="its log was removed; read a newer snapshot"
         ) from error
     if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
@@ -98,32 +100,32 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
 
 
 _ROWS: Final = 10_000
-_VIEW: Final = "subscriber_cut"
+_VIEW: Final = "subscriber_snapshot"
 
 
-class CutRows:
-    """Rows of the tables of one cut, for comparing a lake with its publisher. All methods block.
+class SnapshotRows:
+    """Rows of the tables of one snapshot, for comparing a lake with its publisher. All methods block.
 
     Args:
         spark: a session that can access the lake.
         target: the subscription's target.
-        cut: the cut.
+        snapshot: the snapshot.
     """
 
-    def __init__(self, spark: SparkSession, target: str, cut: Cut) -> None:
+    def __init__(self, spark: SparkSession, target: str, snapshot: Snapshot) -> None:
         self._spark = spark
         self._target = target
-        self._cut = cut
+        self._snapshot = snapshot
 
     def columns(self, table: TableName) -> list[str]:
-        """The columns of a table. Empty if the cut has no such table."""
-        if table not in self._cut.tables:
+        """The columns of a table. Empty if the snapshot has no such table."""
+        if table not in self._snapshot.tables:
             return []
-        return list(read_table(self._spark, self._target, str(table), cut=self._cut).columns)
+        return list(read_table(self._spark, self._target, str(table), snapshot=self._snapshot).columns)
 
     def batches(self, table: TableName, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
         """All rows, in batches. A value that its column cannot hold is given as text."""
-        read_table(self._spark, self._target, str(table), cut=self._cut).createOrReplaceTempView(_VIEW)
+        read_table(self._spark, self._target, str(table), snapshot=self._snapshot).createOrReplaceTempView(_VIEW)
         names = ", ".join(f"`{name.replace('`', '``')}`" for name in [*columns, SPECIAL])
         query = f"SELECT {names} FROM {_VIEW}"  # noqa: S608 -- names, quoted
         for batch in self._spark.sql(query).toArrow().to_batches(max_chunksize=_ROWS):

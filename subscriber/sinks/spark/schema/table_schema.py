@@ -4,7 +4,7 @@ Rows of landing files and change logs have metadata columns before the table's o
 
 ===========  ==============  =============================================================================================
 ``_op``      string          ``i`` insert, ``u`` update, ``d`` delete, ``t`` truncate, ``c`` copied
-``_lsn``     int64           end LSN of the transaction's commit; a cut at that LSN includes the row
+``_lsn``     int64           end LSN of the transaction's commit; a snapshot at that LSN includes the row
 ``_seq``     int64           place in the transaction, from 0
 ``_xid``     int64           the publisher's transaction ID
 ``_ts``      timestamp UTC   commit time

@@ -4,8 +4,8 @@ A commit contains the table's new position in Delta's ``txn`` action: an applica
 after a crash a commit that was already made is recognised. Other programs may maintain the tables (OPTIMIZE, VACUUM, properties). A commit
 follows theirs if they left the files that it removes; otherwise it fails with :class:`CommitConflict`, and the work is planned again.
 
-delta-rs and Spark do not fsync commits. A published cut and the removal of landed files depend on commits, and must not survive a crash
-that the commits do not survive. So call :meth:`LakeDelta.make_durable` first.
+delta-rs and Spark do not fsync commits. A published snapshot and the removal of landed files depend on commits, and must not survive a
+crash that the commits do not survive. So call :meth:`LakeDelta.make_durable` first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": str(_CHECKPOINT_VERSIONS),
     # cleanup when a checkpoint is written would remove the commits that it replaces before the checkpoint is on disk
     "delta.enableExpiredLogCleanup": "false",
-    # versions are read as of a cut, and hundreds of cuts are stored; but a long log makes each commit slower
+    # versions are read as of a snapshot, and hundreds of snapshots are stored; but a long log makes each commit slower
     "delta.logRetentionDuration": "interval 3 hours",
     # how long the log keeps removed files: longer than the grace time, after which retention.py deletes the files
     "delta.deletedFileRetentionDuration": "interval 2 days",

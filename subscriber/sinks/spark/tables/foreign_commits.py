@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.snapshots import CutTable
+from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.tables.delta import LakeDelta, changes_rows, has, lake_schema
 from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
@@ -54,12 +54,12 @@ def copy_application(application: str) -> str:
     return f"{application}-copied"
 
 
-def require_published_version(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> None:
+def require_published_version(delta: LakeDelta, published: SnapshotTable, applied: Lsn | None) -> None:
     """Check that the published version of a table is still there.
 
     Args:
         delta: the table, loaded.
-        published: the table in the published cut.
+        published: the table in the published snapshot.
         applied: the LSN of the table.
 
     Raises:

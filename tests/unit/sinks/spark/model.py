@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, TupleData, Update
-from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.transaction.model import Transaction
 from tests.unit.sinks.spark.stream import row, transaction
 
@@ -147,12 +147,12 @@ class Publisher:
         }
 
 
-def read(path: Path, cut: Cut) -> dict[str, Counter[Values]]:
-    """The tables at a cut, as a plain Delta reader has them."""
+def read(path: Path, snapshot: Snapshot) -> dict[str, Counter[Values]]:
+    """The tables at a snapshot, as a plain Delta reader has them."""
     import json
 
     found: dict[str, Counter[Values]] = {}
-    for name, table in cut.tables.items():
+    for name, table in snapshot.tables.items():
         rows = DeltaTable(str(path / table.path), version=table.version).to_pyarrow_table().to_pylist()
         relation = next(relation for relation in RELATIONS if relation.name == name.name)
         found[name.name] = Counter()

@@ -55,7 +55,7 @@ class Store:
 
 
 def read(store: Any) -> bytes | None:
-    return Storage(store, None, "s3://bucket/lake").read("applied.json")
+    return Storage(store, None, "s3://bucket/lake").read("position.json")
 
 
 @pytest.mark.parametrize("new", [b"a longer one", b"short", b"as long", b""])
@@ -81,7 +81,7 @@ def test_one_that_never_rests_is_tried_again_later() -> None:
         assert store.content is not None
         store.content += b"x"
 
-    with pytest.raises(TargetUnavailable, match=r"cannot read or write s3://bucket/lake/applied\.json"):
+    with pytest.raises(TargetUnavailable, match=r"cannot read or write s3://bucket/lake/position\.json"):
         read(Store(b"content", grow))
 
 

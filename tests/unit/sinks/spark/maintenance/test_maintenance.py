@@ -1,4 +1,4 @@
-"""A lake over a long time: its logs, its files and its cuts stay few, and nothing goes that a published cut needs."""
+"""A lake over a long time: its logs, its files and its snapshots stay few, and nothing goes that a published snapshot needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
-from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance import change_log as changelog_module
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
@@ -33,18 +33,18 @@ from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, r
 
 def sweeping(path: Path, grace_hours: int, **settings: int) -> Applier:
     """An applier that sweeps after each round."""
-    made = ApplierSettings(**{"target_rows": 8, "log_files": 10, "cuts": 20, **settings}, sweep_seconds=0.0, grace_hours=grace_hours)
+    made = ApplierSettings(**{"target_rows": 8, "log_files": 10, **settings}, sweep_seconds=0.0, grace_hours=grace_hours)
     work = Applier(storage(path), LocalEngine(storage(path)), made)
     work._next_sweep = 0.0
     return work
 
 
-def on_disk(path: Path, cut: Cut, name: TableName) -> set[str]:
-    return {file.name for file in (path / cut.tables[name].path).glob("*.parquet")}
+def on_disk(path: Path, snapshot: Snapshot, name: TableName) -> set[str]:
+    return {file.name for file in (path / snapshot.tables[name].path).glob("*.parquet")}
 
 
-def of_cut(path: Path, cut: Cut, name: TableName) -> set[str]:
-    table = cut.tables[name]
+def of_snapshot(path: Path, snapshot: Snapshot, name: TableName) -> set[str]:
+    table = snapshot.tables[name]
     return {Path(uri).name for uri in DeltaTable(str(path / table.path), version=table.version).file_uris()}
 
 
@@ -70,25 +70,28 @@ async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatc
         work.run_round()
         if number % 5 == 0:
             work.tidy()
-            cut = read_cut(storage(tmp_path))
-            assert cut is not None
-            assert cut.lsn == end
-            assert of_cut(tmp_path, cut, TABLE) <= on_disk(tmp_path, cut, TABLE)
+            snapshot = read_snapshot(storage(tmp_path))
+            assert snapshot is not None
+            assert snapshot.lsn == end
+            assert of_snapshot(tmp_path, snapshot, TABLE) <= on_disk(tmp_path, snapshot, TABLE)
     await sink.close()
     work.tidy(now=True)
-    cut = all_rounds(work)
+    snapshot = all_rounds(work)
     log = tmp_path / "tables/public/t/_delta_log"
     versions = [int(file.name.split(".")[0]) for file in log.glob("*.json")]
-    assert cut.tables[TABLE].version >= 220
+    assert snapshot.tables[TABLE].version >= 220
     # a checkpoint every hundred versions, and what is before the last one is removed
     assert any(file.name.endswith(".checkpoint.parquet") for file in log.iterdir())
     assert len(versions) <= 101
-    # nothing but the files of the cut, all near the target
-    assert on_disk(tmp_path, cut, TABLE) == of_cut(tmp_path, cut, TABLE)
-    assert 5 <= len(on_disk(tmp_path, cut, TABLE)) <= 15
+    # nothing but the files of the snapshot, all near the target
+    assert on_disk(tmp_path, snapshot, TABLE) == of_snapshot(tmp_path, snapshot, TABLE)
+    assert 5 <= len(on_disk(tmp_path, snapshot, TABLE)) <= 15
     assert len(list((tmp_path / "landing").iterdir())) <= 2
-    assert len(list((tmp_path / "cuts").iterdir())) <= 20 + 100
-    table = DeltaTable(str(tmp_path / "tables/public/t"), version=cut.tables[TABLE].version).to_pyarrow_table()
+    published = DeltaTable(str(tmp_path / "snapshots"))
+    assert published.version() >= 220
+    assert len(list((tmp_path / "snapshots").glob("*.parquet"))) == len(published.file_uris()) == 1
+    assert len(list((tmp_path / "snapshots/_delta_log").glob("*.json"))) <= 101
+    table = DeltaTable(str(tmp_path / "tables/public/t"), version=snapshot.tables[TABLE].version).to_pyarrow_table()
     assert dict(zip(table["id"].to_pylist(), table["note"].to_pylist(), strict=True)) == rows
     assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 220
 
@@ -121,20 +124,20 @@ def test_a_log_is_removed_after_the_checkpoint_that_stands_for_it_is_on_disk(
     assert LakeDelta(storage(tmp_path), "t").load()
 
 
-async def test_within_the_grace_time_every_cut_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:
+async def test_within_the_grace_time_every_snapshot_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:
     publisher = Publisher(11)
     sink = await begun(make(tmp_path), tables=NAMES)
-    work = sweeping(tmp_path, 2, cuts=1000)
+    work = sweeping(tmp_path, 2)
     history = {}
-    cut: Cut | None = None
+    snapshot: Snapshot | None = None
     for _ in range(8):
         await sink.apply(batch(publisher.transaction(25)))
         await sink.advance(Lsn(publisher.end))
-        cut = all_rounds(work)
+        snapshot = all_rounds(work)
         work.tidy()
         history[publisher.end] = publisher.rows()
     for end, rows in history.items():
-        found = cut_as_of(storage(tmp_path), Lsn(end))
+        found = Snapshots(storage(tmp_path)).as_of_lsn(Lsn(end))
         assert found is not None
         if len(found.tables) == len(NAMES):
             assert read(tmp_path, found) == rows
@@ -147,13 +150,13 @@ async def test_within_the_grace_time_every_cut_is_read_and_files_of_dead_rounds_
     work.tidy()
     assert young.exists()
     assert not old.exists()
-    # the files of the cut stay, however old they are
+    # the files of the snapshot stay, however old they are
     for file in directory.glob("part-*.parquet"):
         os.utime(file, (hours_ago, hours_ago))
     work.tidy()
     assert not young.exists()
-    assert cut is not None
-    assert read(tmp_path, cut) == publisher.rows()
+    assert snapshot is not None
+    assert read(tmp_path, snapshot) == publisher.rows()
     await sink.close()
 
 
@@ -203,7 +206,7 @@ async def test_what_was_being_written_when_a_process_was_killed_goes_after_the_g
     hours_ago = time.time() - 3 * 3600
     left: list[Path] = []
     removed: list[Path] = []
-    for directory in ("tables/public/t", "log/public/t", ".", "cuts"):
+    for directory in ("tables/public/t", "log/public/t", ".", "snapshots"):
         for name, age, stays in [
             (f".tmp-{random}-part-{random}.parquet", hours_ago, False),
             (f".tmp-{random}-part-young.parquet", time.time(), True),

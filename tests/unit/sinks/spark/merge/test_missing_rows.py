@@ -128,8 +128,8 @@ async def test_a_table_that_is_removed_and_comes_back_keeps_its_rows(tmp_path: P
     await sink.apply(batch(transaction(200, _KEYED, Insert(5, row("1", "a", "1")))))
     await sink.remove_table(name)  # nothing was applied yet
     work: Applier = applier(tmp_path)
-    cut = all_rounds(work)
-    assert name not in cut.tables
+    snapshot = all_rounds(work)
+    assert name not in snapshot.tables
     assert _keyed_rows(tmp_path) == {(1, "a", 1)}
     await sink.add_tables([name], TableEntry(TableState.READY))
     await sink.apply(batch(transaction(300, Insert(5, row("2", "b", "2")), Update(5, None, None, row("1", "unchanged", "7")))))
@@ -155,7 +155,7 @@ async def test_a_table_that_comes_back_with_a_copy_is_that_and_its_log_is_whole(
     copying = sink.open_table(name)
     await copying.begin()
     await copying.start_copy()
-    work.tidy(now=True)  # the cut that is published has the table as it was
+    work.tidy(now=True)  # the snapshot that is published has the table as it was
 
     async def lines() -> AsyncIterator[bytes]:
         yield b"7\tcopied\t7\n"

@@ -1,4 +1,4 @@
-"""A table that is altered again and again amid its changes: however they are cut into rounds, the lake has the publisher's rows."""
+"""A table that is altered again and again amid its changes: however they are snapshot into rounds, the lake has the publisher's rows."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_whatever_is_altered_amid_changes_the_rows_are_the_publishers(tmp_
                 await sink.advance(Lsn(end))
             end += 10
         await sink.advance(Lsn(end - 10))
-        # applied now, and cut in many ways
+        # applied now, and snapshot in many ways
         settings = ApplierSettings(target_rows=dice.choice([4, 1000]), round_bytes=dice.choice([1, 10**9]), log_files=5)
         work = Applier(storage(tmp_path), LocalEngine(storage(tmp_path)), settings)
         all_rounds(work)

@@ -19,14 +19,14 @@ from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
 from subscriber.sinks.spark import landing_stream as landing_stream_module
-from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
 from subscriber.sinks.spark.files.location import Location, table_directory
 from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.landing.manifest import first_manifest
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
-from subscriber.sinks.spark.pipeline import publisher as publisher_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
@@ -42,20 +42,20 @@ def applier(path: Path, settings: ApplierSettings = SMALL) -> Applier:
     return Applier(storage(path), LocalEngine(storage(path)), settings)
 
 
-def all_rounds(work: Applier) -> Cut:
+def all_rounds(work: Applier) -> Snapshot:
     last = None
-    while (cut := work.run_round()) is not None:
-        last = cut
-    found = last or read_cut(work._storage)
+    while (snapshot := work.run_round()) is not None:
+        last = snapshot
+    found = last or read_snapshot(work._storage)
     assert found is not None
     return found
 
 
 def stop_of(work: Applier, pattern: str) -> str:
-    """Apply: the table leaves the cut. Gives the reason."""
-    cut = all_rounds(work)
-    assert TABLE not in cut.tables
-    reason = cut.stopped[TABLE].error
+    """Apply: the table leaves the snapshot. Gives the reason."""
+    snapshot = all_rounds(work)
+    assert TABLE not in snapshot.tables
+    reason = snapshot.stopped[TABLE].error
     assert re.search(pattern, reason), reason
     return reason
 
@@ -70,9 +70,9 @@ async def test_any_transactions_give_the_publishers_rows(tmp_path: Path, seed: i
         for _ in range(publisher.random.randrange(1, 6)):
             await sink.apply(batch(*(publisher.transaction(publisher.random.randrange(1, 30)) for _ in range(2))))
             await sink.advance(Lsn(publisher.end))
-        cut = all_rounds(work)
-        assert cut.lsn == publisher.end
-        assert read(tmp_path, cut) == publisher.rows()
+        snapshot = all_rounds(work)
+        assert snapshot.lsn == publisher.end
+        assert read(tmp_path, snapshot) == publisher.rows()
         work.tidy()
     await sink.close()
     work.tidy(now=True)
@@ -102,7 +102,9 @@ class Fragile(LocalEngine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-async def test_killed_anywhere_the_cut_is_one_and_nothing_comes_twice(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_killed_anywhere_the_snapshot_is_one_and_nothing_comes_twice(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dice = random.Random(seed)
     publisher = Publisher(seed + 100)
     history: dict[int, dict[str, Counter[tuple[str | None, ...]]]] = {100: publisher.rows()}
@@ -121,7 +123,7 @@ async def test_killed_anywhere_the_cut_is_one_and_nothing_comes_twice(tmp_path: 
 
     sink = await begun(make(tmp_path), tables=NAMES)
     monkeypatch.setattr(LakeDelta, "commit", fragile(LakeDelta.commit))
-    monkeypatch.setattr(publisher_module, "write_cut", fragile(write_cut))
+    monkeypatch.setattr(SnapshotPublisher, "publish", fragile(SnapshotPublisher.publish))
     monkeypatch.setattr(Storage, "delete", fragile(Storage.delete))
     work = Applier(storage(tmp_path), Fragile(storage(tmp_path), dice), SMALL)
     for _ in range(25):
@@ -134,18 +136,18 @@ async def test_killed_anywhere_the_cut_is_one_and_nothing_comes_twice(tmp_path: 
             work.tidy()
         except Killed:
             kills += 1
-            # another size of rounds, so that they are cut differently
+            # another size of rounds, so that they end elsewhere
             settings = ApplierSettings(target_rows=8, round_bytes=dice.choice([1, 5_000, 10**9]), log_files=dice.choice([0, 10]))
             work = Applier(storage(tmp_path), Fragile(storage(tmp_path), dice), settings)
-        cut = read_cut(storage(tmp_path))
-        if cut is not None and len(cut.tables) == len(NAMES):
-            assert read(tmp_path, cut) == history[cut.lsn]
+        snapshot = read_snapshot(storage(tmp_path))
+        if snapshot is not None and len(snapshot.tables) == len(NAMES):
+            assert read(tmp_path, snapshot) == history[snapshot.lsn]
     monkeypatch.undo()
     assert kills > 5
     await sink.close()
     last = applier(tmp_path)
-    cut = all_rounds(last)
-    assert read(tmp_path, cut) == publisher.rows()
+    snapshot = all_rounds(last)
+    assert read(tmp_path, snapshot) == publisher.rows()
     last.tidy(now=True)
     changes = [
         (item["_lsn"], item["_seq"])
@@ -253,7 +255,7 @@ async def test_a_second_applier_is_refused(tmp_path: Path) -> None:
         applier(tmp_path / "nowhere").open()
 
 
-async def test_table_changed_by_another_writer_leaves_the_cut(tmp_path: Path) -> None:
+async def test_table_changed_by_another_writer_leaves_the_snapshot(tmp_path: Path) -> None:
     await _one(tmp_path, transaction(200, RELATION, Insert(5, row("1", None, None))))
     work = applier(tmp_path)
     all_rounds(work)
@@ -266,9 +268,9 @@ async def test_table_changed_by_another_writer_leaves_the_cut(tmp_path: Path) ->
 
     work = Applier(storage(tmp_path), Meddled(storage(tmp_path)), SMALL)
     assert "TO VERSION AS OF 1;" in stop_of(work, r"public/t was changed by another writer, in version 2 ")
-    cut = read_cut(storage(tmp_path))
-    assert cut is not None
-    assert cut.lsn == 300
+    snapshot = read_snapshot(storage(tmp_path))
+    assert snapshot is not None
+    assert snapshot.lsn == 300
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ async def test_what_is_missing_in_the_landing_zone_is_named(tmp_path: Path, vict
     next((tmp_path / "landing").glob(victim)).unlink()
     with pytest.raises(error, match=words):
         applier(tmp_path).run_round()
-    assert read_cut(storage(tmp_path)) is None
+    assert read_snapshot(storage(tmp_path)) is None
 
 
 async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,8 +377,8 @@ async def test_confirm_applied_reports_what_the_applier_published(tmp_path: Path
     # what is sent again is dropped
     await sink.apply(batch(transaction(300, RELATION, Insert(5, row("2", None, None)))))
     await sink.close()
-    cut = all_rounds(applier(tmp_path))
-    assert cut.lsn == 300
+    snapshot = all_rounds(applier(tmp_path))
+    assert snapshot.lsn == 300
     assert current(tmp_path) == [(1, None), (2, None)]
 
 
@@ -397,14 +399,16 @@ async def test_what_the_applier_publishes_and_removes_meanwhile_is_no_gap(tmp_pa
     all_rounds(work)
     await landed(300, 400, 500)
 
-    def overtaken(place: Storage) -> Cut | None:
-        monkeypatch.setattr(landing_stream_module, "read_cut", read_cut)
-        found = read_cut(place)
+    real = Snapshots.newest
+
+    def overtaken(snapshots: Snapshots) -> Snapshot | None:
+        monkeypatch.setattr(Snapshots, "newest", real)
+        found = snapshots.newest()
         all_rounds(work)
         work.tidy(now=True)
         return found
 
-    monkeypatch.setattr(landing_stream_module, "read_cut", overtaken)
+    monkeypatch.setattr(Snapshots, "newest", overtaken)
     assert await sink._usable.applied() == 500
     # a manifest that is missing is a loss all the same
     await landed(600, 700)

@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.errors import TargetUnavailable
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline import applier_thread as beside_module
 from subscriber.sinks.spark.pipeline.applier import Applier
@@ -80,7 +80,7 @@ async def test_what_is_landed_amid_the_last_look_is_applied(tmp_path: Path, monk
     work, stop = Applier(storage(tmp_path), LocalEngine(storage(tmp_path))), threading.Event()
     loop, real, round_ = asyncio.get_running_loop(), work.run_round, 0
 
-    def run_round() -> Cut | None:
+    def run_round() -> Snapshot | None:
         nonlocal round_
         found = real()
         round_ += 1
@@ -102,7 +102,7 @@ async def test_an_error_after_the_stop_ends_it(tmp_path: Path, monkeypatch: pyte
     sink, stop, rounds = await begun(make(tmp_path, "?batch_delay=0")), threading.Event(), 0
     work = Applier(storage(tmp_path), LocalEngine(storage(tmp_path)))
 
-    def run_round() -> Cut | None:
+    def run_round() -> Snapshot | None:
         nonlocal rounds
         rounds += 1
         stop.set()

@@ -17,13 +17,12 @@ from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, Tab
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
-from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
-from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.opened import OpenedSparkSink
-from subscriber.sinks.spark.pipeline import publisher as publisher_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
@@ -86,18 +85,18 @@ async def start(path: Path, *messages: Message) -> tuple[OpenedSparkSink, Applie
 async def test_a_table_that_comes_amid_a_round_keeps_its_first_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
     other = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="u")
-    loop, real = asyncio.get_running_loop(), read_cut
+    loop, real = asyncio.get_running_loop(), SnapshotPublisher.read
 
     async def come() -> None:
         await sink.add_tables([TableName("public", "u")], TableEntry(TableState.READY))
         await land(sink, 300, other, Insert(6, row("1", "x")))
 
-    def between(storage: Storage) -> Cut | None:
-        monkeypatch.setattr(publisher_module, "read_cut", real)
+    def between(publisher: SnapshotPublisher) -> Snapshot | None:
+        monkeypatch.setattr(SnapshotPublisher, "read", real)
         asyncio.run_coroutine_threadsafe(come(), loop).result()
-        return real(storage)
+        return real(publisher)
 
-    monkeypatch.setattr(publisher_module, "read_cut", between)
+    monkeypatch.setattr(SnapshotPublisher, "read", between)
     await asyncio.to_thread(work.run_round)
     await land(sink, 400, Insert(6, row("2", "y")))
     await sink.close()
@@ -120,10 +119,10 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return synced
 
 
-async def test_a_cut_is_published_after_its_commits_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_snapshot_is_published_after_its_commits_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = record(monkeypatch)
     sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
-    published = next(number for number, path in enumerate(synced) if path.endswith("-applied.json"))
+    published = next(number for number, path in enumerate(synced) if "/snapshots/" in path and path.endswith(".parquet"))
     log = str(tmp_path / "tables/public/t/_delta_log")
     commits = [f"{log}/{number:020d}.json" for number in (0, 1)]
     assert sorted(str(file) for file in Path(log).glob("*.json")) == commits
@@ -159,7 +158,7 @@ async def test_what_a_killed_applier_committed_is_on_disk_before_it_is_published
 async def test_a_published_commit_that_is_gone_is_told(tmp_path: Path, lost: str, again: bool) -> None:
     sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
     await land(sink, 300, Insert(5, row("2", "b")))
-    cut = all_rounds(work)
+    snapshot = all_rounds(work)
     work.tidy(now=True)
     table = tmp_path / "tables/public/t"
     if lost == "table":
@@ -173,9 +172,9 @@ async def test_a_published_commit_that_is_gone_is_told(tmp_path: Path, lost: str
     work = applier(tmp_path) if again else work
     # the applier that saw it commit sees it when it commits again
     stop_of(work, r"Delta table .*public/t has lost version 2, which was published")
-    now = read_cut(storage(tmp_path))
+    now = read_snapshot(storage(tmp_path))
     assert now is not None
-    assert now.stopped[TABLE].last == cut.tables[TABLE]
+    assert now.stopped[TABLE].last == snapshot.tables[TABLE]
 
 
 async def test_an_update_before_the_identity_becomes_full_replaces_its_row(tmp_path: Path) -> None:
@@ -269,7 +268,7 @@ async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_comm
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(publisher_module, "write_cut", killed)
+        patched.setattr(SnapshotPublisher, "publish", killed)
         with pytest.raises(KeyboardInterrupt):
             applier(tmp_path).run_round()
     assert all_rounds(applier(tmp_path)).lsn == 400
@@ -460,9 +459,9 @@ async def test_a_table_that_is_handed_over_far_ahead_makes_no_round_longer(tmp_p
     await copy(sink, other, b"1\tcopied\n", 355)
     work = applier(tmp_path, ApplierSettings(round_bytes=1))
     ends, with_other = [], []
-    while (cut := work.run_round()) is not None:
-        ends.append(int(cut.lsn))
-        with_other.append(other in cut.tables)
+    while (snapshot := work.run_round()) is not None:
+        ends.append(int(snapshot.lsn))
+        with_other.append(other in snapshot.tables)
     assert ends == [300 + 10 * number for number in range(10)]
     assert with_other == [end >= 355 for end in ends]
     await sink.close()

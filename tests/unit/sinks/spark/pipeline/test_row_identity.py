@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
-from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
@@ -38,14 +38,14 @@ async def test_a_new_key_that_rows_from_before_lack_is_told(tmp_path: Path, chan
         await land(sink, 300, NUMBERED, Insert(5, row("c", "3")))
         all_rounds(work)
         work = applier(tmp_path)
-    cut = read_cut(storage(tmp_path))
+    snapshot = read_snapshot(storage(tmp_path))
     await land(sink, 400, NUMBERED, change)
     await sink.close()
     assert "copy it again" in stop_of(work, CAME_LATER.format("id"))
-    now = read_cut(storage(tmp_path))
-    assert cut is not None
+    now = read_snapshot(storage(tmp_path))
+    assert snapshot is not None
     assert now is not None
-    assert now.stopped[TABLE].last == cut.tables[TABLE]
+    assert now.stopped[TABLE].last == snapshot.tables[TABLE]
 
 
 async def test_a_renamed_key_is_told(tmp_path: Path) -> None:

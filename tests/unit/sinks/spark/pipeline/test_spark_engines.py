@@ -41,10 +41,10 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
-async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_cut(tmp_path: Path, spark: SparkSession) -> None:
+async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(tmp_path: Path, spark: SparkSession) -> None:
     from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
-    from subscriber.spark import cut_of
     from subscriber.spark import read as read_by_spark
+    from subscriber.spark import snapshot_of
 
     publisher = Publisher(3)
     sink = await begun(make(tmp_path), tables=NAMES)
@@ -54,25 +54,25 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_cut(tmp_pa
         for _ in range(3):
             await sink.apply(batch(publisher.transaction(30)))
             await sink.advance(Lsn(publisher.end))
-        cut = all_rounds(work)
-        assert read(tmp_path, cut) == publisher.rows()
+        snapshot = all_rounds(work)
+        assert read(tmp_path, snapshot) == publisher.rows()
         history[publisher.end] = len(publisher.keyed["keyed"])
     await sink.close()
     for lsn, count in history.items():
         assert read_by_spark(spark, str(tmp_path), "public.keyed", Lsn(lsn)).count() == count
-    newest = cut_of(str(tmp_path))
-    rows = read_by_spark(spark, str(tmp_path), "public.pairs", cut=newest).collect()
+    newest = snapshot_of(str(tmp_path))
+    rows = read_by_spark(spark, str(tmp_path), "public.pairs", snapshot=newest).collect()
     expected = {(name, int(n or 0)) for name, n in publisher.keyed["pairs"]}
     assert {(row["name"], row["n"]) for row in rows} == expected
-    with pytest.raises(TargetError, match="no published cut at or before 0/1"):
-        cut_of(str(tmp_path), "0/1")
-    with pytest.raises(TargetError, match="is not in the cut"):
+    with pytest.raises(TargetError, match="no published snapshot at or before 0/1"):
+        snapshot_of(str(tmp_path), "0/1")
+    with pytest.raises(TargetError, match="is not in the snapshot"):
         read_by_spark(spark, str(tmp_path), "public.nothing")
     # a unit that fails on an executor is named by what failed
     await _and_damage(tmp_path, publisher)
     with pytest.raises(TargetError, match=r"\.parquet is damaged"):
         work.run_round()
-    assert cut_of(str(tmp_path)) == newest
+    assert snapshot_of(str(tmp_path)) == newest
 
 
 @pytest.mark.timeout(400)
@@ -87,8 +87,8 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
     await sink.apply(batch(publisher.transaction(20)))
     await sink.advance(Lsn(publisher.end))
     await sink.close()
-    cut = all_rounds(Applier(storage(lake), SparkEngine(spark, Location(path=str(lake))), ApplierSettings(target_rows=30)))
-    assert read(lake, cut) == publisher.rows()
+    snapshot = all_rounds(Applier(storage(lake), SparkEngine(spark, Location(path=str(lake))), ApplierSettings(target_rows=30)))
+    assert read(lake, snapshot) == publisher.rows()
     assert read_by_spark(spark, f"spark://{quote(str(lake))}", "public.keyed").count() == len(publisher.keyed["keyed"])
 
 

@@ -10,25 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
-from subscriber.errors import SubscriptionInUse, TargetUnavailable
+from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.file_lock import FileLock
-from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.opened import OpenedSparkSink
-from subscriber.sinks.spark.pipeline import publisher
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import storage
-from tests.unit.sinks.spark.pipeline.test_rounds import KEYED
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, rows
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
+
+OTHER = "has another applier, which published in the meantime"
 
 
 def _applier(path: Path) -> Applier:
     work = Applier(storage(path), LocalEngine(storage(path)))
-    work._publisher._is_locked, work._lock = False, FileLock(None, "", "")
+    work._lock = FileLock(None, "", "")
     return work
 
 
@@ -37,8 +40,8 @@ async def _land(sink: OpenedSparkSink, end: int) -> None:
 
 
 def _is_published(path: Path, lsn: int) -> bool:
-    cut = read_cut(storage(path))
-    return cut is not None and cut.lsn == lsn
+    snapshot = read_snapshot(storage(path))
+    return snapshot is not None and snapshot.lsn == lsn
 
 
 def _until(what: Callable[[], bool]) -> bool:
@@ -49,26 +52,27 @@ def _until(what: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-async def test_a_cut_whose_writing_failed_is_its_own_whether_the_store_took_it_or_not(
+async def test_publication_without_an_answer_is_its_own_whether_the_store_took_it_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     sink = await begun(make(tmp_path, "?batch_delay=0"))
     await _land(sink, 200)
-    stop, real, lost = threading.Event(), Storage.write, threading.Event()
+    stop, real, lost = threading.Event(), LakeDelta.commit, threading.Event()
 
-    def write(self: Storage, name: str, *arguments: Any, **options: Any) -> None:
-        if name == "applied.json" and not lost.is_set():
+    def commit(self: LakeDelta, *arguments: Any, **named: Any) -> None:
+        if self.directory == "snapshots" and not lost.is_set():
             if taken:
-                real(self, name, *arguments, **options)
+                real(self, *arguments, **named)
             lost.set()
+            self._table = None  # as after every error of delta-rs
             raise TargetUnavailable("the answer was lost")
-        real(self, name, *arguments, **options)
+        real(self, *arguments, **named)
 
     work = threading.Thread(target=apply_forever, args=[_applier(tmp_path), stop], daemon=True)
     work.start()
     try:
         assert _until(lambda: _is_published(tmp_path, 200))
-        monkeypatch.setattr(Storage, "write", write)
+        monkeypatch.setattr(LakeDelta, "commit", commit)
         await _land(sink, 300)
         assert lost.wait(30)
         await _land(sink, 400)
@@ -79,95 +83,37 @@ async def test_a_cut_whose_writing_failed_is_its_own_whether_the_store_took_it_o
     await sink.close()
 
 
-@pytest.mark.parametrize("between", [Applier._manifests, Applier._cut])
-async def test_cut_that_was_stored_although_the_store_reported_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: Callable[..., Any]
-) -> None:
-    """Between two looks of a later round: the first one found the former cut."""
-    sink, work = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path)
-    await _land(sink, 200)
-    work.open()
-    work.run_round()
-    await _land(sink, 300)
-    late: list[Cut] = []
-
-    def write(_: Storage, cut: Cut) -> None:
-        late.append(cut)
-        raise TargetUnavailable("the answer was lost")
-
-    def taken(*arguments: Any) -> Any:
-        if late:
-            write_cut(storage(tmp_path), late.pop())
-            late.clear()
-        return between(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(publisher, "write_cut", write)
-        for _ in range(2):
-            with pytest.raises(TargetUnavailable):
-                work.run_round()
-    assert _is_published(tmp_path, 200)
-    monkeypatch.setattr(Applier, between.__name__, taken)
-    await _land(sink, 400)
-    work.run_round()
-    assert _is_published(tmp_path, 400)
-    await _land(sink, 500)
-    work.run_round()
-    assert _is_published(tmp_path, 500)
-    await sink.close()
-
-
-async def test_however_many_cuts_the_store_refuses_the_published_one_stays_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink, work = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path)
-    await _land(sink, 200)
-    work.open()
-    work.run_round()
-    with monkeypatch.context() as patch:
-        patch.setattr(publisher, "write_cut", _refused)
-        for number in range(20):
-            await _land(sink, 300 + 10 * number)
-            with pytest.raises(TargetUnavailable):
-                work.run_round()
-    work.run_round()
-    assert _is_published(tmp_path, 490)
-    await sink.close()
-
-
-def _refused(_: Storage, __: Cut) -> None:
-    raise TargetUnavailable("the answer was lost")
-
-
-@pytest.mark.parametrize("tidied", [True, False])
-async def test_a_former_cut_that_another_one_publishes_late_is_not_gone_on_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tidied: bool
-) -> None:
+async def test_applier_that_was_believed_dead_cannot_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is paused before it publishes. The other one publishes, and removes landed files."""
     sink, dead, work = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path), _applier(tmp_path)
     await _land(sink, 200)
     dead.open()
     dead.run_round()
     await _land(sink, 300)
-    late: list[Cut] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(publisher, "write_cut", lambda _, cut: late.append(cut))
-        dead.run_round()
-    work.open()
-    work.run_round()
-    assert read_cut(storage(tmp_path)) == late[0], "both publish the same one"
-    await _land(sink, 400)
-    await _land(sink, 500)
-    work.run_round()
-    if tidied:
-        work.tidy(now=True)
-    write_cut(storage(tmp_path), late[0])
-    with pytest.raises(SubscriptionInUse):
+    real, loop = SnapshotPublisher.publish, asyncio.get_running_loop()
+
+    def paused(self: SnapshotPublisher, snapshot: Snapshot) -> Snapshot:
+        monkeypatch.setattr(SnapshotPublisher, "publish", real)
+        work.open()
         work.run_round()
-    # a start finds the newest one
-    work.open()
-    assert _is_published(tmp_path, 500)
-    await _land(sink, 600)
+        asyncio.run_coroutine_threadsafe(_land(sink, 400), loop).result(30)
+        work.run_round()
+        work.tidy(now=True)
+        return real(self, snapshot)
+
+    monkeypatch.setattr(SnapshotPublisher, "publish", paused)
+    with pytest.raises(SubscriptionInUse, match=OTHER):
+        await asyncio.to_thread(dead.run_round)
+    assert _is_published(tmp_path, 400)
+    # started again, it continues from there
+    await _land(sink, 500)
     await sink.close()
-    work.run_round()
-    assert _is_published(tmp_path, 600)
+    dead.open()
+    dead.run_round()
+    assert _is_published(tmp_path, 500)
+    assert sorted(rows(tmp_path)) == [(end, "a") for end in (200, 300, 400, 500)]
+    with pytest.raises(SubscriptionInUse, match=OTHER):
+        work.run_round()
 
 
 async def test_one_of_two_ends(tmp_path: Path) -> None:
@@ -184,7 +130,7 @@ async def test_one_of_two_ends(tmp_path: Path) -> None:
             second.open()
             second.run_round()
 
-    with pytest.raises(SubscriptionInUse, match="has another applier, which published in the meantime"):
+    with pytest.raises(SubscriptionInUse, match=OTHER):
         await asyncio.to_thread(apply_forever, first, threading.Event(), check=between)
     assert _is_published(tmp_path, 300)
     # the other one continues
@@ -192,3 +138,29 @@ async def test_one_of_two_ends(tmp_path: Path) -> None:
     await sink.close()
     second.run_round()
     assert _is_published(tmp_path, 400)
+
+
+async def test_commits_of_other_programs_to_the_snapshots_do_not_matter(tmp_path: Path) -> None:
+    sink, work = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path)
+    await _land(sink, 200)
+    work.open()
+    work.run_round()
+    before = read_snapshot(storage(tmp_path))
+    table = DeltaTable(str(tmp_path / "snapshots"))
+    table.alter.set_table_description("mine")
+    table.delete()
+    assert read_snapshot(storage(tmp_path)) == before
+    await _land(sink, 300)
+    await sink.close()
+    work.run_round()
+    assert _is_published(tmp_path, 300)
+    assert DeltaTable(str(tmp_path / "snapshots")).to_pyarrow_table(columns=["lsn_number"])["lsn_number"].to_pylist() == [300]
+
+
+async def test_lake_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    sink, work = await begun(make(tmp_path)), _applier(tmp_path)
+    await sink.close()
+    (tmp_path / "applied.json").write_text("{}")
+    work.open()
+    with pytest.raises(TargetError, match="was made by an earlier version"):
+        work.run_round()

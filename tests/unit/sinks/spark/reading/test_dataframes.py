@@ -1,4 +1,4 @@
-"""Which files Spark is given to read where it has no Delta jar: those of the cut, by names that it takes as they are."""
+"""Which files Spark is given to read where it has no Delta jar: those of the snapshot, by names that it takes as they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.reading.dataframes import cut_of, read_table
+from subscriber.sinks.spark.reading.dataframes import read_table, snapshot_of
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
@@ -47,7 +47,7 @@ async def test_a_lake_may_lie_in_a_directory_of_any_name(tmp_path: Path, name: s
     all_rounds(applier(lake))
     spark: Any = NoSpark()
     read_table(spark, f"spark://{url}", "public.t")
-    assert cut_of(str(lake)) == cut_of(f"spark://{url}")
+    assert snapshot_of(str(lake)) == snapshot_of(f"spark://{url}")
     # as Hadoop reads a pattern: a backslash before a character takes it as it is
     assert not [file for file in spark.files if re.search(r"(?<!\\)[\[\]{}*?]", file)]
     named = {Path(re.sub(r"\\(.)", r"\1", file)) for file in spark.files}

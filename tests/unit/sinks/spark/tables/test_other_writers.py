@@ -18,7 +18,7 @@ from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
-from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.pipeline import applier as applier_module
@@ -94,12 +94,12 @@ async def test_maintenance_by_others_between_and_during_rounds(tmp_path: Path, s
         while True:
             work = Applier(storage(tmp_path), Maintained(tmp_path, between), SMALL)
             try:
-                cut = all_rounds(work)
+                snapshot = all_rounds(work)
                 break
             except Killed:
                 continue
-        assert cut.lsn == publisher.end
-        assert read(tmp_path, cut) == publisher.rows()
+        assert snapshot.lsn == publisher.end
+        assert read(tmp_path, snapshot) == publisher.rows()
         work.tidy()
     await sink.close()
     assert during
@@ -235,28 +235,32 @@ async def two_tables(path: Path) -> OpenedSparkSink:
     return sink
 
 
-async def test_table_whose_rows_others_changed_leaves_the_cut_alone(tmp_path: Path) -> None:
+async def test_table_whose_rows_others_changed_leaves_the_snapshot_alone(tmp_path: Path) -> None:
     sink = await two_tables(tmp_path)
     work = applier(tmp_path)
     assert "RESTORE TABLE … TO VERSION AS OF 1" in stop_of(work, "was changed by another writer, in version 2 ")
     await land(sink, 400, Insert(5, row("3", "c")), Insert(6, row("3", "c")))
     await sink.close()
-    cut = all_rounds(work)
+    snapshot = all_rounds(work)
     work.tidy(now=True)
-    assert (cut.lsn, cut.stopped[TABLE].lsn, cut.stopped[TABLE].last) == (400, 200, CutTable("tables/public/t", 1, Lsn(200)))
-    assert [item["id"] for item in DeltaTable(str(tmp_path / cut.tables[OTHER_NAME].path)).to_pyarrow_table().to_pylist()] == [1, 2, 3]
+    assert (snapshot.lsn, snapshot.stopped[TABLE].lsn, snapshot.stopped[TABLE].last) == (
+        400,
+        200,
+        SnapshotTable("tables/public/t", 1, Lsn(200)),
+    )
+    assert [item["id"] for item in DeltaTable(str(tmp_path / snapshot.tables[OTHER_NAME].path)).to_pyarrow_table().to_pylist()] == [1, 2, 3]
     assert DeltaTable(str(tmp_path / "tables/public/t")).version() == 2
     # the log has all changes; the landed ones are kept for the table
     assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["_lsn"].to_pylist()) == [200, 300, 400]
     assert {file.name for file in (tmp_path / "landing").glob("*.json")} == {f"{300:020d}.json", f"{400:020d}.json"}
     no_session: Any = None
-    with pytest.raises(TargetError, match=r"not in the cut at 0/190: .* was changed by another writer"):
+    with pytest.raises(TargetError, match=r"not in the snapshot at 0/190: .* was changed by another writer"):
         read_table(no_session, str(tmp_path), "public.t")
     # it continues once its rows are there again
     DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
     work = applier(tmp_path)
-    cut = all_rounds(work)
-    assert not cut.stopped
+    snapshot = all_rounds(work)
+    assert not snapshot.stopped
     assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c")]
     work.tidy(now=True)
     assert {file.name for file in (tmp_path / "landing").glob("*.json")} == {f"{400:020d}.json"}
@@ -290,7 +294,7 @@ async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -
     dice, publisher = random.Random(seed), Publisher(seed)
     sink = await begun(make(tmp_path), tables=NAMES)
     broken: dict[str, int] = {}
-    cut: Cut | None = None
+    snapshot: Snapshot | None = None
     history: dict[int, dict[str, Any]] = {}
 
     def between() -> None:
@@ -311,21 +315,21 @@ async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -
         while True:
             work = Applier(storage(tmp_path), Maintained(tmp_path, between), SMALL)
             try:
-                cut = all_rounds(work)
+                snapshot = all_rounds(work)
                 work.tidy(now=dice.random() < 0.5)
                 break
             except Killed:
                 continue
-        assert cut is not None
-        assert {name.name for name in cut.stopped} == set(broken)
-        expected = history[int(cut.lsn)]
-        assert read(tmp_path, cut) == {name: rows for name, rows in expected.items() if name not in broken}
+        assert snapshot is not None
+        assert {name.name for name in snapshot.stopped} == set(broken)
+        expected = history[int(snapshot.lsn)]
+        assert read(tmp_path, snapshot) == {name: rows for name, rows in expected.items() if name not in broken}
     for name, version in broken.items():
         DeltaTable(str(tmp_path / "tables/public" / name)).restore(version)
     await sink.close()
     work = applier(tmp_path)
-    cut = all_rounds(work)
-    assert read(tmp_path, cut) == publisher.rows()
+    snapshot = all_rounds(work)
+    assert read(tmp_path, snapshot) == publisher.rows()
     work.tidy(now=True)
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
 
@@ -363,9 +367,9 @@ async def test_feature_that_cannot_be_written_stops_its_table_alone(tmp_path: Pa
     await sink.close()
     work = applier(tmp_path)
     assert "DROP FEATURE" in stop_of(work, f"public/t has what engine local cannot write: {reason}")
-    cut = all_rounds(work)
-    assert cut.lsn == 300
-    assert set(cut.tables) == {OTHER_NAME}
+    snapshot = all_rounds(work)
+    assert snapshot.lsn == 300
+    assert set(snapshot.tables) == {OTHER_NAME}
     commit(tmp_path, protocol(), {"metaData": {**metadata, "configuration": {}}})
     assert not all_rounds(applier(tmp_path)).stopped
     assert rows(tmp_path) == [(1, "b")]
@@ -442,9 +446,9 @@ async def test_landed_changes_of_a_stopped_table_that_was_removed_are_kept(tmp_p
     await sink.remove_table(TABLE)
     work = applier(tmp_path, settings)
     for end in (350, 360, 370):
-        cut = all_rounds(work)
+        snapshot = all_rounds(work)
         work.tidy(now=True)
-        assert set(cut.tables) == {OTHER_NAME}
+        assert set(snapshot.tables) == {OTHER_NAME}
         await land(sink, end, Insert(6, row(str(end), "c")))
     table.update_incremental()
     table.alter.set_table_properties({"delta.appendOnly": "false"})
@@ -488,15 +492,15 @@ async def test_round_ends_if_a_removed_table_violates_a_constraint(tmp_path: Pat
     await sink.close()
     real, rounds = Applier._round, 0
 
-    def counted(self: Applier) -> Cut | None:
+    def counted(self: Applier) -> Snapshot | None:
         nonlocal rounds
         rounds += 1
         assert rounds < 10
         return real(self)
 
     monkeypatch.setattr(Applier, "_round", counted)
-    cut = all_rounds(work)
-    assert (cut.lsn, set(cut.tables), set(cut.stopped)) == (300, {OTHER_NAME}, {TABLE})
+    snapshot = all_rounds(work)
+    assert (snapshot.lsn, set(snapshot.tables), set(snapshot.stopped)) == (300, {OTHER_NAME}, {TABLE})
     table.update_incremental()
     table.alter.drop_constraint("small")
     assert not all_rounds(applier(tmp_path)).stopped
@@ -515,8 +519,8 @@ async def test_removed_table_that_cannot_be_read_stops_no_other_table(tmp_path: 
     await land(sink, 400, Insert(6, row("3", "c")))
     await sink.close()
     for _ in range(2):
-        cut = all_rounds(work)
-        assert (cut.lsn, set(cut.tables), set(cut.stopped)) == (400, {OTHER_NAME}, {TABLE} if waits else set())
+        snapshot = all_rounds(work)
+        assert (snapshot.lsn, set(snapshot.tables), set(snapshot.stopped)) == (400, {OTHER_NAME}, {TABLE} if waits else set())
         work._next_sweep = 0.0
         work.tidy(now=True)
         work = applier(tmp_path)
