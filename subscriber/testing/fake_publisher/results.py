@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOOL",
+    "INT2",
+    "INT2_VECTOR",
     "INT4",
     "INT8",
     "NAME",
+    "NAME_ARRAY",
     "OID",
     "TEXT",
     "CopyResult",
@@ -32,10 +35,12 @@ __all__ = [
 BOOL: Final = 16
 INT8: Final = 20
 INT2: Final = 21
+INT2_VECTOR: Final = 22
 INT4: Final = 23
 NAME: Final = 19
 TEXT: Final = 25
 OID: Final = 26
+NAME_ARRAY: Final = 1003
 _SPACE: Final = re.compile(r"\s+")
 _LITERAL: Final = re.compile(r"'((?:[^']|'')*)'")
 _QUOTED: Final = re.compile(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")")

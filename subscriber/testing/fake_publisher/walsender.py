@@ -131,7 +131,8 @@ class WalSender:
             if reading.done() and not self._client_done:
                 return
             if self._client_done:
-                self._session.write(wire.COPY_DONE + wire.command_complete("COPY 0"))
+                # two, because libpqrcv_endstreaming wants two
+                self._session.write(wire.COPY_DONE + wire.command_complete("COPY 0") + wire.command_complete("START_STREAMING"))
                 await self._session.drain()
                 return
             self._check_slot()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from subscriber.testing.fake_publisher.publications import Publication, PublishedTable, listed_columns
+from subscriber.testing.fake_publisher.catalog.published import attribute_numbers, published_by
 from subscriber.testing.fake_publisher.results import BOOL, INT4, INT8, NAME, OID, TEXT, Result, known, literals, result
 from subscriber.testing.fake_publisher.slots import slot_row
-from subscriber.testing.fake_publisher.tables import FakeTable
 from subscriber.waits import WAIT_COLUMNS
 
 if TYPE_CHECKING:
@@ -39,26 +38,6 @@ def _observe_slot(session: Session, values: Mapping[str, str]) -> Result:
     lag = None if slot.active_pid is None else 0
     row = (json.dumps(slot_row(slot, publisher.caps)), end - slot.restart_lsn, end, lag)
     return result({"to_json": _JSON, "pg_wal_lsn_diff": INT8, "lsn": _LSN, "coalesce": TEXT}, [row])
-
-
-def published_by(session: Session, names: str) -> Iterator[tuple[Publication, PublishedTable, FakeTable]]:
-    """The tables of publications, as pg_get_publication_tables gives them."""
-    publisher = session.publisher
-    for name in literals(names):
-        publication = publisher.publications.get(name)
-        if publication is None:
-            continue
-        for table in publisher.tables.values():
-            covered = publication.covers(table.shape)
-            if covered is not None:
-                yield publication, covered, table
-
-
-def attribute_numbers(session: Session, publication: Publication, covered: PublishedTable, table: FakeTable) -> list[int] | None:
-    """``pg_get_publication_tables.attrs``: without a column list NULL in 15, and all columns from 16 on."""
-    if covered.columns is None and not session.publisher.caps.at_least(16):
-        return None
-    return [column.number for column in listed_columns(table.shape, publication, covered)]
 
 
 def _published_tables(session: Session, values: Mapping[str, str]) -> Result:
