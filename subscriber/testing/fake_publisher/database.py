@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
@@ -14,7 +14,7 @@ from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.testing.fake_publisher.errors import ServerError
-from subscriber.testing.fake_publisher.filters import passes_filters
+from subscriber.testing.fake_publisher.filters import bound_filter, check_command, row_passes
 from subscriber.testing.fake_publisher.parameters import parameters
 from subscriber.testing.fake_publisher.publications import Publication, PublishedTable
 from subscriber.testing.fake_publisher.slots import Slot
@@ -183,9 +183,8 @@ class FakeDatabase:
             listed = (columns or {}).get(table)
             made.tables[shape.name] = PublishedTable(None if listed is None else tuple(listed), (where or {}).get(table))
         made.check(self.caps)
-        for table in tables:
-            if (where or {}).get(table):
-                passes_filters(self.find_table(table).shape, ((where or {})[table],), None, self.types)
+        for table, condition in (where or {}).items():
+            bound_filter(self.find_table(table).shape, condition, self.types)
         self.publications[name] = made
 
     def everything(self) -> Sequence[Publication]:
@@ -354,6 +353,14 @@ class FakeDatabase:
         """Whether there is a parameter of this name."""
         return name.lower() in parameters(self, session)
 
-    def passes(self, shape: TableShape, filters: tuple[str, ...], row: RowValues) -> bool:
-        """Whether a row passes one of the filters."""
-        return passes_filters(shape, filters, row, self.types)
+    def passes(self, shape: TableShape, where: str, row: RowValues) -> bool:
+        """Whether a row passes a filter."""
+        return row_passes(shape, where, row, self.types)
+
+    def check_command(self, shape: TableShape, operation: Literal["update", "delete"]) -> None:
+        """Check that the publications allow an UPDATE or DELETE of a table.
+
+        Raises:
+            ConfigurationError: they do not.
+        """
+        check_command(shape, operation, self.publications.values(), self.types)

@@ -40,8 +40,9 @@ from subscriber.protocol.messages import (
 )
 from subscriber.protocol.messages import Origin as OriginMessage
 from subscriber.testing.fake_publisher.decoding import DecodedTransaction
+from subscriber.testing.fake_publisher.filters import relation_filters, whole_tuple
 from subscriber.testing.fake_publisher.publications import Publication, Published, published
-from subscriber.testing.fake_publisher.tables import RowValues, TableShape, Types
+from subscriber.testing.fake_publisher.tables import TableShape, Types
 from subscriber.testing.fake_publisher.values import binary_value
 from subscriber.testing.fake_publisher.wal import (
     DeleteRow,
@@ -54,13 +55,15 @@ from subscriber.testing.fake_publisher.wal import (
     UpdateRow,
 )
 
+if TYPE_CHECKING:
+    from subscriber.rowfilter import RelationFilters
+
 __all__ = ["PgOutput", "PgOutputOptions", "Send"]
 
 _FIRST_OID: Final = 16384
 
 Send = Callable[[Lsn, Message], None]
 """Is given each message and its LSN, which is 0 if the message is not the last of its record."""
-RowTest = Callable[[TableShape, tuple[str, ...], RowValues], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,14 @@ class _Stream:
     shapes: dict[int, TableShape] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """How a table is sent."""
+
+    how: Published
+    filters: RelationFilters | None
+
+
 class PgOutput:
     """One session of pgoutput.
 
@@ -91,7 +102,6 @@ class PgOutput:
         caps: of the emulated version.
         types: of the publisher.
         publications: returns the subscribed publications, as they are now.
-        passes: whether a row passes one of some filters.
         send: gets the messages.
     """
 
@@ -102,14 +112,12 @@ class PgOutput:
         caps: Capabilities,
         types: Types,
         publications: Callable[[], Iterable[Publication]],
-        passes: RowTest,
         send: Send,
     ) -> None:
         self._options = options
         self._caps = caps
         self._types = types
         self._publications = publications
-        self._passes = passes
         self._send = send
         self._described: dict[int, TableShape] = {}
         self._streams: dict[int, _Stream] = {}
@@ -196,7 +204,7 @@ class PgOutput:
 
     def _changes(self, changes: Sequence[Record], begin: Callable[[], None]) -> None:
         publications = list(self._publications())
-        known: dict[int, tuple[TableShape, Published | None]] = {}
+        known: dict[int, tuple[TableShape, _Sent | None]] = {}
         for record in changes:
             match record.content:
                 case EmittedMessage() as content if self._options.messages:
@@ -209,7 +217,9 @@ class PgOutput:
                     shape = content.shape
                     found = known.get(shape.oid)
                     if found is None or found[0] is not shape:
-                        found = known[shape.oid] = shape, published(shape, publications)
+                        how = published(shape, publications)
+                        sent = None if how is None else _Sent(how, relation_filters(shape, publications, self._types))
+                        found = known[shape.oid] = shape, sent
                     if found[1] is not None:
                         self._row(record, content, found[1], begin)
 
@@ -218,7 +228,7 @@ class PgOutput:
 
     def _truncate(self, record: Record, content: TruncateTables, publications: Sequence[Publication], begin: Callable[[], None]) -> None:
         found = [(shape, published(shape, publications)) for shape in content.shapes]
-        sent = [(shape, how) for shape, how in found if how is not None and "truncate" in how.filters]
+        sent = [(shape, how) for shape, how in found if how is not None and "truncate" in how.operations]
         if not sent:
             return
         begin()
@@ -226,67 +236,40 @@ class PgOutput:
             self._describe(record, shape, how)
         self._send(record.start, Truncate(content.options, tuple(shape.oid for shape, _ in sent), self._xid(record)))
 
-    def _row(self, record: Record, content: RowChange, how: Published, begin: Callable[[], None]) -> None:
+    def _row(self, record: Record, content: RowChange, sent: _Sent, begin: Callable[[], None]) -> None:
         operation = {InsertRow: "insert", UpdateRow: "update", DeleteRow: "delete"}[type(content)]
-        if operation not in how.filters:
-            return
-        if isinstance(content, DeleteRow) and content.old is None:
-            # without a replica identity there is nothing to send
-            return
-        message = self._filtered(record, content, how, how.filters[operation])
+        message = _whole_change(content, self._xid(record)) if operation in sent.how.operations else None
+        if message is not None and sent.filters is not None:
+            message = sent.filters.transform(message)
         if message is None:
             return
         begin()
-        self._describe(record, content.shape, how)
+        shape, how = content.shape, sent.how
+        self._describe(record, shape, how)
+        match message:
+            case Insert(new=new):
+                message = Insert(shape.oid, self._tuple(shape, how, new), message.xid)
+            case Update(key=key, old=old, new=new):
+                message = Update(shape.oid, *self._old(shape, how, key, old), self._tuple(shape, how, new), message.xid)
+            case Delete(key=key, old=old):
+                message = Delete(shape.oid, *self._old(shape, how, key, old), message.xid)
         self._send(record.start, message)
 
-    def _filtered(self, record: Record, content: RowChange, how: Published, filters: tuple[str, ...] | None) -> Message | None:
-        """The message of a change, after the row filter (pgoutput_row_filter)."""
-        shape, xid = content.shape, self._xid(record)
+    def _old(
+        self, shape: TableShape, how: Published, key: TupleData | None, old: TupleData | None
+    ) -> tuple[TupleData | None, TupleData | None]:
+        return (None if key is None else self._tuple(shape, how, key), None if old is None else self._tuple(shape, how, old))
 
-        def passes(row: RowValues) -> bool:
-            return filters is None or self._passes(shape, filters, row)
-
-        def whole(row: RowValues, unchanged: frozenset[str] = frozenset()) -> TupleData:
-            return self._tuple(shape, how, row, unchanged)
-
-        match content:
-            case InsertRow():
-                return Insert(shape.oid, whole(content.new), xid) if passes(content.new) else None
-            case DeleteRow(old=old) if old is not None:
-                return Delete(shape.oid, *self._old(shape, how, old, key=content.old_is_key), xid) if passes(old) else None
-            case UpdateRow(old=None):
-                return Update(shape.oid, None, None, whole(content.new, content.unchanged), xid) if passes(content.new) else None
-            case UpdateRow(old=old) if old is not None:
-                before, after = passes(old), passes(content.new)
-                if not after:
-                    return Delete(shape.oid, *self._old(shape, how, old, key=content.old_is_key), xid) if before else None
-                if not before:
-                    # unchanged TOASTed values are taken from the old row where it has them
-                    return Insert(shape.oid, whole(content.new, content.unchanged if content.old_is_key else frozenset()), xid)
-                old_tuples = self._old(shape, how, old, key=content.old_is_key)
-                return Update(shape.oid, *old_tuples, whole(content.new, content.unchanged), xid)
-        return None
-
-    def _old(self, shape: TableShape, how: Published, row: RowValues, *, key: bool) -> tuple[TupleData | None, TupleData | None]:
-        data = self._tuple(shape, how, row, frozenset())
-        return (data, None) if key else (None, data)
-
-    def _tuple(self, shape: TableShape, how: Published, row: RowValues, unchanged: frozenset[str]) -> TupleData:
+    def _tuple(self, shape: TableShape, how: Published, data: TupleData) -> TupleData:
+        """The published columns of a row, in the format that the client wants."""
         kinds = bytearray()
         values: list[bytes | None] = []
         for place in how.columns:
-            column, value = shape.columns[place], row[place]
-            if value is None:
-                kind = NULL
-            elif column.name in unchanged:
-                kind, value = UNCHANGED, None
-            else:
-                kind = TEXT
-                if self._options.binary:
-                    binary = binary_value(self._types, column.type_oid, column.modifier, value)
-                    if binary is not None:
-                        kind, value = BINARY, binary
+            column, kind, value = shape.columns[place], data.kinds[place], data.values[place]
+            if value is not None and self._options.binary:
+                binary = binary_value(self._types, column.type_oid, column.modifier, value)
+                if binary is not None:
+                    kind, value = BINARY, binary
             kinds.append(kind)
             values.append(value)
         return TupleData(bytes(kinds), values)
@@ -313,3 +296,25 @@ class PgOutput:
         flags = shape.key_flags
         described = tuple(Column(column.name, column.type_oid, column.modifier, column.name in flags) for column in columns)
         self._send(INVALID_LSN, Relation(shape.oid, shape.name.namespace, shape.name.name, shape.replica_identity, described, xid))
+
+
+def _whole_change(content: RowChange, xid: int | None) -> Insert | Update | Delete | None:
+    """The message of a change with all columns as text. None: a table without replica identity has no old row to send."""
+    oid = content.shape.oid
+    match content:
+        case InsertRow():
+            return Insert(oid, whole_tuple(content.new), xid)
+        case UpdateRow():
+            new = whole_tuple(content.new)
+            for name in content.unchanged:
+                place = content.shape.places[name]
+                new.values[place] = None
+                new.kinds = new.kinds[:place] + bytes([UNCHANGED]) + new.kinds[place + 1 :]
+            return Update(oid, *_key_or_old(content), new, xid)
+        case DeleteRow():
+            return None if content.old is None else Delete(oid, *_key_or_old(content), xid)
+
+
+def _key_or_old(content: UpdateRow | DeleteRow) -> tuple[TupleData | None, TupleData | None]:
+    data = None if content.old is None else whole_tuple(content.old)
+    return (data, None) if content.old_is_key else (None, data)

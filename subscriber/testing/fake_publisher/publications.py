@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -88,11 +88,11 @@ class Published:
 
     Attributes:
         columns: their places in the shape, in its order.
-        filters: by operation: the row filters of which one must be true; None: every row.
+        operations: the published operations.
     """
 
     columns: tuple[int, ...]
-    filters: Mapping[str, tuple[str, ...] | None]
+    operations: frozenset[str]
 
 
 def listed_columns(shape: TableShape, publication: Publication, table: PublishedTable) -> tuple[FakeColumn, ...]:
@@ -109,21 +109,17 @@ def published(shape: TableShape, publications: Iterable[Publication]) -> Publish
         ServerError: they have different column lists.
     """
     lists: set[tuple[str, ...]] = set()
-    filters: dict[str, tuple[str, ...] | None] = {}
+    operations: frozenset[str] = frozenset()
     for publication in publications:
         table = publication.covers(shape)
         if table is None:
             continue
         lists.add(tuple(column.name for column in listed_columns(shape, publication, table)))
-        for operation in publication.publish:
-            before = filters.get(operation, ())
-            filters[operation] = None if before is None or table.where is None else (*before, table.where)
+        operations |= publication.publish
     if not lists:
         return None
     if len(lists) > 1:
         raise ServerError("0A000", f'cannot use different column lists for table "{shape.name}" in different publications')
     (names,) = lists
-    return Published(tuple(shape.places[name] for name in names), filters)
+    return Published(tuple(shape.places[name] for name in names), operations)
 
-
-RowFilter = Callable[[Sequence[bytes | None]], bool]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import TruncateOption
-from subscriber.testing.fake_publisher.tables import FakeTable, RowValues, Types
+from subscriber.testing.fake_publisher.tables import FakeTable, RowValues, TableShape, Types
 from subscriber.testing.fake_publisher.wal import (
     Abort,
     Commit,
@@ -48,6 +48,8 @@ class Database(Protocol):
     def now(self) -> int: ...
 
     def write(self, content: WalContent, *, xid: int = 0, top_xid: int = 0, origin: Origin | None = None) -> Record: ...
+
+    def check_command(self, shape: TableShape, operation: Literal["update", "delete"]) -> None: ...
 
     def began(self, transaction: FakeTransaction) -> None: ...
 
@@ -126,6 +128,7 @@ class FakeTransaction:
         """
         found = self._table(table)
         found.check_columns(values)
+        self._database.check_command(found.shape, "update")
         matching = self._matching(found, where)
         for number, row in matching:
             new = found.changed(self._database.types, row, values)
@@ -149,6 +152,7 @@ class FakeTransaction:
             ConfigurationError: a column does not exist, or another open transaction has changed a row.
         """
         found = self._table(table)
+        self._database.check_command(found.shape, "delete")
         matching = self._matching(found, where)
         for number, row in matching:
             old, is_key = self._old(found, row, key=True)

@@ -71,7 +71,6 @@ class WalSender:
                 caps=caps,
                 types=publisher.types,
                 publications=self._plugin.publications,
-                passes=publisher.passes,
                 send=self._plugin.message,
             ),
             caps,

@@ -53,7 +53,7 @@ def _copy(session: Session, table: str, columns: Sequence[str], where: str | Non
     chosen = [shape.places[name] for name in columns] if columns else [shape.places[c.name] for c in shape.columns if not c.generated]
     rows: Sequence[RowValues] = content.rows
     if where is not None:
-        rows = [row for row in rows if session.publisher.passes(shape, (where,), row)]
+        rows = [row for row in rows if session.publisher.passes(shape, where, row)]
     session.read_tables.add(shape.oid)
     described = [shape.columns[place] for place in chosen]
     cut = [[row[place] for place in chosen] for row in rows]
