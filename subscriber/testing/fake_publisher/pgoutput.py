@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import (
     BINARY,
-    NULL,
-    TEXT,
     UNCHANGED,
     Begin,
     BeginPrepare,

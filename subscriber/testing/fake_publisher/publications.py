@@ -122,4 +122,3 @@ def published(shape: TableShape, publications: Iterable[Publication]) -> Publish
         raise ServerError("0A000", f'cannot use different column lists for table "{shape.name}" in different publications')
     (names,) = lists
     return Published(tuple(shape.places[name] for name in names), operations)
-
