@@ -36,7 +36,9 @@ if _typing.TYPE_CHECKING:
     from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
     from subscriber.subscription.management.create import create_subscription
     from subscriber.subscription.management.drop import drop_subscription
+    from subscriber.subscription.management.repair import repair
     from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
+    from subscriber.subscription.management.verify import verify
     from subscriber.subscription.run_status import Status, Until
     from subscriber.subscription.setup.checks import check
     from subscriber.subscription.subscription import Subscription
@@ -49,6 +51,7 @@ if _typing.TYPE_CHECKING:
         TruncateChange,
         UpdateChange,
     )
+    from subscriber.verification.model import RowDifference, RowKind, TableReport, VerificationLimits, VerificationReport
 
 __version__ = "0.1.0"
 
@@ -73,6 +76,8 @@ __all__ = [
     "ReceivedMessage",
     "ReceivedTransaction",
     "RelationError",
+    "RowDifference",
+    "RowKind",
     "Settings",
     "Sink",
     "SlotInUse",
@@ -87,6 +92,7 @@ __all__ = [
     "SubscriptionStatus",
     "TableEntry",
     "TableName",
+    "TableReport",
     "TableState",
     "TargetError",
     "TargetUnavailable",
@@ -94,14 +100,18 @@ __all__ = [
     "TruncateChange",
     "Until",
     "UpdateChange",
+    "VerificationLimits",
+    "VerificationReport",
     "__version__",
     "alter_subscription",
     "check",
     "create_subscription",
     "drop_subscription",
+    "repair",
     "reset_subscription_stats",
     "subscription_status",
     "transactions",
+    "verify",
 ]
 
 _MODULES = {
@@ -133,6 +143,8 @@ _MODULES = {
     "subscriber.subscription.management.create": ("create_subscription",),
     "subscriber.subscription.management.drop": ("drop_subscription",),
     "subscriber.subscription.management.status": ("SubscriptionStatus", "reset_subscription_stats", "subscription_status"),
+    "subscriber.subscription.management.repair": ("repair",),
+    "subscriber.subscription.management.verify": ("verify",),
     "subscriber.subscription.run_status": ("Status", "Until"),
     "subscriber.subscription.setup.checks": ("check",),
     "subscriber.subscription.subscription": ("Subscription",),
@@ -145,6 +157,7 @@ _MODULES = {
         "TruncateChange",
         "UpdateChange",
     ),
+    "subscriber.verification.model": ("RowDifference", "RowKind", "TableReport", "VerificationLimits", "VerificationReport"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 _SUBMODULES = {module.split(".")[1] for module in _MODULES}

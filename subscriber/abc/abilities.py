@@ -16,15 +16,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DescribedSink",
+    "ExportSnapshot",
+    "ExportingSink",
     "GroupingSink",
     "ParallelSink",
     "ParallelTransaction",
     "PingedSink",
     "PostgresDatabase",
     "Query",
+    "RepairingSink",
+    "Row",
     "TwoPhaseSink",
     "WatchedSink",
 ]
+
+
+Row = Sequence[str | None]
+"""One row of texts."""
+
+Query = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
+"""Runs one SELECT without parameters. Its columns are texts."""
 
 
 @runtime_checkable
@@ -169,10 +180,6 @@ class ParallelSink(Protocol):
         ...
 
 
-Query = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
-"""Runs one SELECT without parameters. Its columns are texts."""
-
-
 @runtime_checkable
 class PostgresDatabase(Protocol):
     """A :class:`Sink` whose target may be a PostgreSQL database."""
@@ -184,6 +191,46 @@ class PostgresDatabase(Protocol):
 
         Raises:
             TargetUnavailable, TargetError: the target cannot be queried.
+        """
+        ...
+
+
+ExportSnapshot = Callable[[], Awaitable[tuple[str, str]]]
+"""Takes a snapshot of the target. Returns its name, for other sessions, and the text of its ``pg_snapshot``."""
+
+
+@runtime_checkable
+class ExportingSink(Protocol):
+    """An opened sink whose target can export snapshots."""
+
+    def exporting(self) -> AbstractAsyncContextManager[ExportSnapshot]:
+        """Open a session that can take a snapshot at once. The snapshot can be imported until the block ends. May overlap with any call.
+
+        Raises:
+            TargetUnavailable, TargetError: also from the function that it yields.
+        """
+        ...
+
+
+@runtime_checkable
+class RepairingSink(Protocol):
+    """An opened sink that can replace rows by their state on the publisher."""
+
+    async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
+        """Make the rows with these keys equal to those of the publisher, in one transaction that does not move the position.
+
+        Called like the other methods, by the one caller, while the target has exactly the publisher's transactions up to one LSN.
+        Triggers and foreign keys do not fire, as when changes are applied.
+
+        Args:
+            table: as published.
+            key: columns that identify a row.
+            keys: values of these columns, as PostgreSQL's texts. Those that have no row in ``rows`` are deleted.
+            rows: the publisher's rows with these keys: all published columns, as PostgreSQL's texts or None.
+
+        Raises:
+            ApplyError, RelationError: the target rejects a row. Nothing was changed.
+            TargetError, TargetUnavailable
         """
         ...
 

@@ -171,6 +171,29 @@ class Receiver:
         """Return the next event without taking it; None if there is none yet."""
         return self._queue[0][0] if self._queue else None
 
+    def waiting(self) -> Sequence[Event]:
+        """Return all events that were not taken yet."""
+        return [event for event, _ in self._queue]
+
+    async def wait_received(self, lsn: Lsn, timeout: float) -> bool:
+        """Wait until everything up to an LSN was received. False: not within ``timeout`` seconds, or there is no memory for it.
+
+        Raises:
+            SubscriberError: see :meth:`wait`.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while self.tracker.received < lsn:
+                    if self._held >= self._budget:
+                        return False
+                    if self._task is not None and self._task.done():
+                        self._task.result()
+                    self._activity.clear()
+                    await self._activity.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def pop(self) -> tuple[Event, int]:
         """Take the next event. Return it and its memory, to be passed to :meth:`release` when it is done."""
         self.popped += 1

@@ -27,6 +27,7 @@ from typing import Protocol
 
 from subscriber.abc import Batch, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.apply.batch import collect
+from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
@@ -62,6 +63,16 @@ class ApplyOwner(Protocol):
 
     def is_awaited(self, lsn: Lsn) -> bool:
         """Whether another task waits for this LSN. Then the idle position is stored at once, not once a second."""
+        ...
+
+    @property
+    def applied(self) -> AppliedTransactions:
+        """The transactions that this run has applied last."""
+        ...
+
+    @property
+    def hold(self) -> Hold | None:
+        """Where apply is to be held for another task, if one wants that."""
         ...
 
     async def was_rolled_back(self, xid: int) -> bool:
@@ -113,6 +124,8 @@ class ApplyWorker:
             SubscriberError: of the stream or the sink. Earlier transactions stay applied, up to the stored position.
         """
         while not self._owner.finished() and not self._enable_two_phase():
+            if self._owner.hold is not None and not await self._owner.hold.passes(self._receiver, self._owner.applied):
+                continue
             event = self._receiver.peek()
             if event is None:
                 await self._idle()
@@ -137,6 +150,7 @@ class ApplyWorker:
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._owner.finished, [transaction]):
             return False
+        self._owner.applied.add([event])
         if not await self._parallel.commit(event):
             return False
         self._receiver.release(self._receiver.pop()[1])
@@ -145,18 +159,24 @@ class ApplyWorker:
         return True
 
     async def _apply_batch(self) -> None:
-        batch, held = await collect(self._receiver, self._settings, self._tables.gate, self._parallel.serves)
+        batch, held = await collect(self._receiver, self._settings, self._tables.gate, self._alone)
         try:
             if not await self._tables.hand(batch.end_lsn, self._owner.finished, batch.transactions):
                 return
+            self._owner.applied.add(batch.transactions)
             await self._parallel.guard(lambda: self._sink.apply(batch))
         finally:
             self._receiver.release(held)
         self._tracker.applied_to(batch.end_lsn)
         self._receiver.report()
 
+    def _alone(self, transaction: Transaction) -> bool:
+        hold = self._owner.hold
+        return self._parallel.serves(transaction) or (hold is not None and hold.alone(transaction))
+
     async def _apply_single(self, event: Event) -> None:
         held = self._receiver.pop()[1]
+        self._owner.applied.add([event])
         end_lsn: Lsn | None = None
         try:
             match event:

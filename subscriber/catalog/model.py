@@ -12,6 +12,10 @@ Tables and columns have the same names as in PostgreSQL's system catalogs, where
     the latest reports of the workers of a process, renewed about once a second.
 ``subscription_stats``
     counters, and the last error.
+``snapshot_request``
+    what a verb asks the process that runs a subscription to do at one LSN (:mod:`subscriber.catalog.snapshot_requests`).
+``verification``
+    for each table, the snapshots in which both sides were last found equal.
 
 A kind of target can add columns and tables that only it needs (:meth:`Table.extended`).
 """
@@ -32,7 +36,9 @@ __all__ = [
     "PG_SUBSCRIPTION",
     "PG_SUBSCRIPTION_REL",
     "POSITION",
+    "SNAPSHOT_REQUEST",
     "SUBSCRIPTION_STATS",
+    "VERIFICATION",
     "WORKER",
     "Column",
     "Kind",
@@ -235,5 +241,29 @@ SUBSCRIPTION_STATS: Final = Table(
     Column("last_error", Kind.TEXT, null=True),
     Column("last_error_time", Kind.TIME, null=True),
     key=("subid",),
+    subscription="subid",
+)
+
+SNAPSHOT_REQUEST: Final = Table(
+    "snapshot_request",
+    Column("subid", Kind.OID),
+    Column("request", Kind.TEXT, length=36),
+    Column("state", Kind.CODE),
+    Column("payload", Kind.LONG_TEXT, null=True),
+    Column("answer", Kind.LONG_TEXT, null=True),
+    key=("subid",),
+    subscription="subid",
+)
+
+VERIFICATION: Final = Table(
+    "verification",
+    Column("subid", Kind.OID),
+    Column("nspname", Kind.NAME),
+    Column("relname", Kind.NAME),
+    Column("lsn", Kind.LSN),
+    Column("publisher_xmin", Kind.INTEGER),
+    Column("target_xmin", Kind.INTEGER, null=True),
+    Column("verified_at", Kind.TIME),
+    key=("subid", "nspname", "relname"),
     subscription="subid",
 )

@@ -45,7 +45,12 @@ class StoredCatalog(Generic[_Store]):
         defined = [definition_of(row, positions.get(row["oid"]), claimed=verb_key(row["oid"]) in claims) for row in found]
         return sorted(defined, key=lambda definition: definition.name)
 
-    async def _find(self, name: str) -> Definition:
+    async def find(self, name: str) -> Definition:
+        """Return the definition of a subscription.
+
+        Raises:
+            TargetError: it does not exist.
+        """
         for found in await self.subscriptions():
             if found.name == name:
                 return found
@@ -70,11 +75,11 @@ class StoredCatalog(Generic[_Store]):
                 claim.push_async_callback(self._release, oid)
                 async with self.store.transaction() as rows:
                     await _insert(rows, oid, replace(definition, enabled=False, made=False))
-            yield await self._find(definition.name)
+            yield await self.find(definition.name)
 
     @contextlib.asynccontextmanager
     async def claim(self, name: str) -> AsyncIterator[Definition]:
-        oid = (await self._find(name)).oid
+        oid = (await self.find(name)).oid
         what = f'subscription "{name}"'
         await self.store.take_lock(verb_key(oid), what)
         try:
@@ -92,7 +97,7 @@ class StoredCatalog(Generic[_Store]):
                 await self.store.shut_out(oid)
             finally:
                 await self.store.release_lock(writer_key(oid))
-            found = await self._find(name)
+            found = await self.find(name)
             if found.oid != oid:
                 raise TargetError(f'subscription "{name}" was dropped and created again in the meantime', hint="try again")
             yield found
@@ -144,7 +149,7 @@ class StoredCatalog(Generic[_Store]):
             await note_error(rows, oid, text, details, self.store.now())
 
     async def reset_statistics(self, name: str) -> None:
-        oid = (await self._find(name)).oid
+        oid = (await self.find(name)).oid
         async with self.store.transaction() as rows:
             await reset_statistics(rows, oid, self.store.now())
 

@@ -31,6 +31,7 @@ _VERBS: Final = {
     "alter": "change a subscription",
     "drop": "remove a subscription",
     "status": "show the status of subscriptions",
+    "verify": "compare the rows of both sides at one position",
     "check": "find problems before the first run",
     "tail": "print committed changes",
     "decode": "print captured pgoutput messages as text",

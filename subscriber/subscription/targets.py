@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
-from subscriber.abc import Sink
-from subscriber.catalog import Catalog, Observation
+from subscriber.abc import Query, Sink
+from subscriber.catalog import Catalog, Definition, Observation
+from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
@@ -99,6 +101,25 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
     return await PostgresCatalog.open(target, application_name)
 
 
+@contextlib.asynccontextmanager
+async def open_store(target: str, application_name: str) -> AsyncIterator[tuple[Store, Callable[[str], Awaitable[Definition]]]]:
+    """Open the target's catalog, and give its rows, and a function that finds the definition of a subscription by its name.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`; or the target is a lake, whose catalog has no rows.
+        TargetUnavailable, TargetError: the target cannot be reached, or rejected a request.
+    """
+    from subscriber.catalog.subscriptions import StoredCatalog  # noqa: PLC0415 -- most verbs need only one kind of target
+
+    catalog = await open_catalog(target, application_name)
+    try:
+        if not isinstance(catalog, StoredCatalog):
+            raise ConfigurationError("a lake cannot be verified", hint="compare it with a query of your own")
+        yield catalog.store, catalog.find
+    finally:
+        await catalog.close()
+
+
 async def observe_target(target: str) -> Sequence[Observation]:
     """Read what the target knows of its subscriptions. Nothing is created.
 
@@ -119,6 +140,20 @@ async def observe_target(target: str) -> Sequence[Observation]:
     with _postgres():
         from subscriber.sinks.postgres.catalog.subscriptions import observe  # noqa: PLC0415 -- as above
     return await observe(target)
+
+
+def read_postgres_snapshot(
+    target: str, snapshot_name: str | None, jobs: int, *, setup: Sequence[str], application_name: str
+) -> AbstractAsyncContextManager[Sequence[Query]]:
+    """Open sessions that share an exported snapshot of a PostgreSQL target. See :func:`subscriber.sinks.postgres.snapshots.read_snapshot`.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`.
+        TargetUnavailable, TargetError: the target cannot be reached, or has no such snapshot.
+    """
+    with _postgres():
+        from subscriber.sinks.postgres.snapshots import read_snapshot  # noqa: PLC0415 -- as above
+    return read_snapshot(target, snapshot_name, jobs, setup=setup, application_name=application_name)
 
 
 def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None:

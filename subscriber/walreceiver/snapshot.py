@@ -23,7 +23,7 @@ from subscriber.protocol.quoting import quote_literal
 from subscriber.waits import moved
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.errors import connection_lost, result_error
-from subscriber.walreceiver.session import Session
+from subscriber.walreceiver.session import Row, Session
 
 __all__ = ["ExportedSnapshot", "SnapshotReader"]
 
@@ -34,6 +34,8 @@ _GONE: Final = frozenset({"42704", "22023", "55000"})
 
 class SnapshotReader(Session):
     """An ordinary session in a REPEATABLE READ READ ONLY transaction under an exported snapshot."""
+
+    _has_savepoint = False
 
     @classmethod
     async def open(cls, conninfo: str, snapshot_name: str, *, application_name: str) -> Self:
@@ -57,6 +59,21 @@ class SnapshotReader(Session):
             await reader.close()
             raise
         return reader
+
+    async def read(self, query: str) -> list[Row]:
+        """Run a query, and release the locks that it took on tables: a TRUNCATE must not wait for the end of the transaction.
+
+        Raises:
+            PublisherError: or a subclass. The transaction continues unless the session was lost.
+        """
+        if not self._has_savepoint:
+            self._has_savepoint = True
+            await self.execute("SAVEPOINT clean")
+        try:
+            return await self.execute(query)
+        finally:
+            if self.pgconn.transaction_status in {pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR}:
+                await self.execute("ROLLBACK TO SAVEPOINT clean")
 
     async def copy_out(
         self, query: str, copy_format: CopyFormat = CopyFormat.TEXT, rows: Callable[[int], None] | None = None

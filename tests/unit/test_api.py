@@ -51,6 +51,7 @@ def test_nothing_else_looks_public() -> None:
         "testing",
         "transaction",
         "types",
+        "verification",
         "waits",
         "walreceiver",
     }

@@ -11,9 +11,12 @@ from typing import Final
 from subscriber.abc import (
     ApplyStatistics,
     Batch,
+    ExportSnapshot,
     ParallelTransaction,
     Position,
+    PublishedTable,
     RelationGate,
+    Row,
     SubscriptionState,
     TableEntry,
     TableName,
@@ -34,6 +37,7 @@ from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
 from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.parallel.transaction import PostgresParallelTransaction
+from subscriber.sinks.postgres.repair import repair_rows
 from subscriber.sinks.postgres.session.activity import Watcher
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
@@ -41,6 +45,7 @@ from subscriber.sinks.postgres.session.durability import Durability
 from subscriber.sinks.postgres.session.locks import table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, drop_origins
 from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.snapshots import exporting
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -340,6 +345,20 @@ class OpenedPostgresSink(CatalogStateStore):
         pid = waiting.pid if isinstance(waiting, PostgresParallelTransaction) else self.session.pid
         ours = {other.pid: other for other in others if isinstance(other, PostgresParallelTransaction)}
         return [ours[found] for found in await self._parallel.holding_up(pid, ours.keys())]
+
+    @property
+    def store(self) -> PostgresStore:
+        """The catalog, on the reading session."""
+        return PostgresStore(self.reader)
+
+    def exporting(self) -> contextlib.AbstractAsyncContextManager[ExportSnapshot]:
+        """See :meth:`subscriber.abc.ExportingSink.exporting`."""
+        return exporting(self._target.applying, self.state.name)
+
+    async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
+        """See :meth:`subscriber.abc.RepairingSink.repair`."""
+        self._require_ready()
+        await repair_rows(self.session, self.reader, table, key=key, keys=keys, rows=rows, as_owner=self._target.as_owner)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
         """The table's synchronization. See :meth:`subscriber.abc.OpenedSink.open_table`."""

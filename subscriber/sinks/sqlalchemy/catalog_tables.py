@@ -68,8 +68,9 @@ __all__ = [
     "catalog_tables",
 ]
 
-VERSION: Final = max(2, *(column.version for column in model.PG_SUBSCRIPTION.columns.values()))
-"""The catalog's version. Version 2 added ``worker.details``; each later version adds the columns that have its number."""
+VERSION: Final = max(4, *(column.version for column in model.PG_SUBSCRIPTION.columns.values()))
+"""The catalog's version. Version 2 added ``worker.details``, version 4 ``snapshot_request`` and ``verification``. Each version adds the
+columns that have its number."""
 
 PREFIX: Final = "subscriber_"
 FIRST_OID: Final = 16384
@@ -124,6 +125,8 @@ OF_SUBSCRIPTION: Final = (
         model.Column("host", Kind.TEXT, null=True),
         model.Column("reported", Kind.TIME, null=True),
     ),
+    model.SNAPSHOT_REQUEST,
+    model.VERIFICATION,
     model.SUBSCRIPTION_STATS,
     FENCE,
     model.PG_SUBSCRIPTION,

@@ -2,7 +2,7 @@
 
 It begins with the setup (``setup/setup.py``). Then these run side by side until the end: the table synchronizations, each on its own
 connections; the attempts to follow the slot, one after another (``slot_follower.py``); the status reports; the search for published tables
-that are left out; and the watchdog.
+that are left out; the service that gives snapshots to other processes; and the watchdog.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from subscriber.errors import SubscriberError
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.run_state import RunState, Stopped
 from subscriber.subscription.run.slot_follower import SlotFollower
+from subscriber.subscription.run.snapshot_service import SnapshotService
 from subscriber.subscription.run.status_reports import KnownProgress, StatusReports
 from subscriber.subscription.run.table_synchronizations import TableSynchronizations
 from subscriber.subscription.run.watchdog import Watchdog
@@ -111,9 +112,10 @@ class Run:
         await synchronizations.sweep_spools()
         launcher = synchronizations.launcher
         follower = SlotFollower(self._target, prepared, state, reports, self._watchdog)
+        service = SnapshotService(self._target, state)
         complete = self._until is not None and not self._until.allow_missing_tables
         async with task_group() as group:
-            beside = [group.create_task(work) for work in (launcher.run(), reports.run(), left_out.run())]
+            beside = [group.create_task(work) for work in (launcher.run(), reports.run(), left_out.run(), service.run())]
             try:
                 await follower.run()
                 if complete:

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from subscriber.abc import Retry, TableName, TableState, WorkerState
+from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.table_state import TableStates, Watchers
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -40,6 +41,8 @@ class RunState:
         last_error: the latest error.
         failed: the failed attempt to follow the stream, until the next attempt makes progress.
         disabled_by: the error that ended the run because of ``disable_on_error``, or None.
+        applied: the transactions that were applied last.
+        hold: where apply is to be held; None: nowhere.
         watchers: are notified of changes to everything here.
     """
 
@@ -56,6 +59,8 @@ class RunState:
         self.last_error: SubscriberError | None = None
         self.failed: Retry | None = None
         self.disabled_by: SubscriberError | None = None
+        self.applied = AppliedTransactions()
+        self.hold: Hold | None = None
         self.watchers = Watchers()
         self._caught_up: StreamSession | None = None
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import ParallelSink, Retry, TwoPhaseState
+from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skip import Skipping
@@ -281,6 +282,16 @@ class SlotFollower:
     def is_awaited(self, lsn: Lsn) -> bool:
         """Whether a caller waits for this LSN."""
         return self._state.is_awaited(lsn)
+
+    @property
+    def applied(self) -> AppliedTransactions:
+        """The transactions that this run has applied last."""
+        return self._state.applied
+
+    @property
+    def hold(self) -> Hold | None:
+        """Where apply is to be held."""
+        return self._state.hold
 
     async def was_rolled_back(self, xid: int) -> bool:
         """Ask the publisher whether it has rolled back a transaction. False if it does not say."""

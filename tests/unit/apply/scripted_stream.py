@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from subscriber.apply.hold import AppliedTransactions
 from subscriber.errors import SubscriberError
 from subscriber.protocol.frames import StandbyStatusUpdate, decode_status_update
 from subscriber.protocol.lsn import Lsn
@@ -29,6 +30,10 @@ class EndlessRun:
     """A :class:`subscriber.apply.worker.ApplyOwner` that does not end its worker."""
 
     empty_prepares = True
+    hold = None
+
+    def __init__(self) -> None:
+        self.applied = AppliedTransactions()
 
     def finished(self) -> bool:
         return False

@@ -10,6 +10,7 @@ from typing import NoReturn
 import pytest
 
 from subscriber.abc import Batch, Position, RelationGate, TableEntry, TableState, TwoPhaseState
+from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
@@ -58,6 +59,8 @@ class WorkerSetup:
         self.goal: Lsn | None = None
         self.progress = 0
         self.rolled_back: set[int] = set()
+        self.applied = AppliedTransactions()
+        self.hold: Hold | None = None
         self.worker = ApplyWorker(self.receiver, self.sink, self.states, self, two_phase=two_phase, skipping=Skipping(skip_lsn, "sub"))
 
     async def was_rolled_back(self, xid: int) -> bool:

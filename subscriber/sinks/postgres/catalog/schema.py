@@ -20,6 +20,8 @@ that all kinds of targets share.
     What each worker of a process reports, about once a second; unlogged. A row is valid only while the worker's lock is held.
 ``subscription_stats``
     Counters, and the last error.
+``snapshot_request``, ``verification``
+    See :mod:`subscriber.catalog.model`.
 ``pg_stat_subscription``, ``pg_stat_subscription_stats``, ``pg_stat_reset_subscription_stats(oid)``
     As in PostgreSQL. ``pid`` is the process of the worker's session in the target.
 ``version``
@@ -181,6 +183,26 @@ _STEPS: Final[Mapping[int, str]] = {
     """,
     3: """
     ALTER TABLE subscriber.worker ADD details text;
+    """,
+    4: """
+    CREATE TABLE subscriber.snapshot_request (
+        subid oid PRIMARY KEY,
+        request text NOT NULL,
+        state "char" NOT NULL,
+        payload text,
+        answer text
+    );
+    CREATE TABLE subscriber.verification (
+        subid oid NOT NULL,
+        nspname name NOT NULL,
+        relname name NOT NULL,
+        lsn pg_lsn NOT NULL,
+        publisher_xmin bigint NOT NULL,
+        target_xmin bigint,
+        verified_at timestamptz NOT NULL,
+        PRIMARY KEY (subid, nspname, relname)
+    );
+    GRANT SELECT ON subscriber.verification TO PUBLIC;
     """,
 }
 """SQL that upgrades the catalog to a version, without the columns of options (:attr:`Option.catalog_version`). Never change a step."""

@@ -30,6 +30,8 @@ _TABLES: Final = (
     COPY_PART,
     _PREPARED_TRANSACTION,
     model.WORKER,
+    model.SNAPSHOT_REQUEST,
+    model.VERIFICATION,
     model.SUBSCRIPTION_STATS,
     model.PG_SUBSCRIPTION,
 )

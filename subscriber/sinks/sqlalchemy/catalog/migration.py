@@ -58,14 +58,19 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
                 name = connection.dialect.identifier_preparer.format_table(table)
                 added = CreateColumn(table.c[column.name]).compile(dialect=connection.dialect)
                 await connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {added}"))
+        await _create_missing(connection, tables)
         await connection.execute(update(tables.version).values(version=VERSION))
         return
+    await _create_missing(connection, tables)
+    identifier = str(secrets.randbits(63))
+    await connection.execute(insert(tables.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
+
+
+async def _create_missing(connection: AsyncConnection, tables: CatalogTables) -> None:
     for table in tables.metadata.sorted_tables:
         # check first: IF NOT EXISTS gives a warning on MariaDB
         if not await connection.run_sync(_has, table):
             await connection.execute(CreateTable(table, if_not_exists=True))
-    identifier = str(secrets.randbits(63))
-    await connection.execute(insert(tables.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
 
 
 async def read_version(connection: AsyncConnection, tables: CatalogTables) -> int | None:

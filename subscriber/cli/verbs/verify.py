@@ -1,0 +1,186 @@
+"""``subscriber verify``: compare the rows of both sides at one LSN while replication runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.cli.options import add_name_argument, add_target_argument
+from subscriber.cli.output import complain, emit, say
+from subscriber.errors import ConfigurationError
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.management.repair import repair
+from subscriber.subscription.management.verify import verify
+from subscriber.verification.model import RowDifference, RowKind, TableReport, VerificationLimits, VerificationReport
+
+__all__ = ["add_arguments"]
+
+_SHOWN: Final = 20
+"""How many rows of a table are shown as text. The JSON report has all."""
+_TELL_SECONDS: Final = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the verb's arguments."""
+    parser.description = (
+        "Compares the tables of a running subscription with the publisher's, both as of one LSN. Apply is held only until the snapshots are"
+        " open. Exit status 1 if a table differs or could not be compared."
+    )
+    add_name_argument(parser)
+    add_target_argument(parser)
+    parser.add_argument(
+        "--connection",
+        metavar="CONNINFO",
+        help="connection string of the publisher, for a subscription that its command line defines",
+    )
+    parser.add_argument(
+        "--table", action="append", type=_table, default=[], metavar="SCHEMA.TABLE", help="only this table; may be repeated"
+    )
+    parser.add_argument("--jobs", type=_positive, default=2, metavar="N", help="sessions on each side; default: %(default)s")
+    parser.add_argument("--max-rate", type=_positive, metavar="ROWS", help="read at most so many rows per second on each side")
+    parser.add_argument("--sample", type=_percent, metavar="PERCENT", help="compare only about so many of the rows, chosen at random")
+    parser.add_argument(
+        "--max-differences", type=_positive, default=1000, metavar="N", help="name at most so many rows of a table; default: %(default)s"
+    )
+    parser.add_argument("--show-values", action="store_true", help="show the values of differing rows, not only their keys and columns")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="remember finished parts of large tables here, and skip those that it has"
+    )
+    parser.add_argument(
+        "--changed", action="store_true", help="read only rows that changed since the last verification found a table equal"
+    )
+    parser.add_argument("--repair", action="store_true", help="make the differing rows of the target equal to those of the publisher")
+    parser.add_argument("--dry-run", action="store_true", help="with --repair: only show which rows would be changed")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(execute=_execute)
+
+
+def _table(text: str) -> TableName:
+    namespace, dot, name = text.partition(".")
+    if not (namespace and dot and name):
+        raise argparse.ArgumentTypeError(f'"{text}" is not of the form schema.table')
+    return TableName(namespace, name)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number above 0')
+    return int(text)
+
+
+def _percent(text: str) -> float:
+    try:
+        found = float(text.removesuffix("%"))
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 100:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a percentage')
+    return found
+
+
+class _Told:
+    """Tells the progress on standard error, at most every two seconds. A :class:`subscriber.verification.model.Progress`."""
+
+    def __init__(self) -> None:
+        self._total = self._rows = 0
+        self._began = self._told = time.monotonic()
+
+    def waiting(self, what: str) -> None:
+        complain(f"waiting: {what}")
+
+    def opened(self, lsn: Lsn | None, held_seconds: float, tables: int, rows: int) -> None:
+        self._total = rows
+        self._began = self._told = time.monotonic()
+        complain(f"comparing {tables} tables as of {lsn}; apply was held for {held_seconds * 1000:.0f} ms")
+
+    def advanced(self, table: TableName, rows: int) -> None:
+        self._rows += rows
+        now = time.monotonic()
+        if now - self._told >= _TELL_SECONDS:
+            self._told = now
+            percent = f", about {min(self._rows * 100 // self._total, 100)} %" if self._total else ""
+            complain(f"{table}: {self._rows:,} rows compared{percent}, {self._rows / (now - self._began):,.0f} rows/s")
+
+    def finished(self, report: TableReport) -> None:
+        pass
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    if args.dry_run and not args.repair:
+        raise ConfigurationError("--dry-run belongs to --repair", hint="verify changes nothing without --repair")
+    if args.repair and args.sample is not None:
+        raise ConfigurationError("--repair does not work with --sample", hint="omit one of them")
+    quiet = args.quiet or not sys.stderr.isatty()
+    limits = VerificationLimits(
+        jobs=args.jobs,
+        max_rate=args.max_rate,
+        max_differences=args.max_differences,
+        sample=args.sample,
+        show_values=args.show_values,
+    )
+    report = await verify(
+        args.name,
+        target=args.target,
+        connection=args.connection,
+        tables=args.table,
+        limits=limits,
+        progress=None if quiet else _Told(),
+        resume=args.resume,
+    )
+    repaired: dict[TableName, int] = {}
+    if args.repair and not args.dry_run:
+        repaired = await repair(report, target=args.target)
+    if args.json:
+        emit(json.dumps({**report.to_json(), "repaired": {str(table): rows for table, rows in repaired.items()}}) + "\n")
+    else:
+        _show(report, repaired, quiet=args.quiet, would=args.dry_run)
+    if args.repair and not args.dry_run:
+        return 0 if all(table.table in repaired and not table.more for table in report.tables if not table.equal) else 1
+    return 0 if report.equal else 1
+
+
+def _show(report: VerificationReport, repaired: dict[TableName, int], *, quiet: bool, would: bool) -> None:
+    for table in report.tables:
+        if table.left_out is not None:
+            say(f"{table.table}: not compared: {table.left_out}")
+        elif not table.equal:
+            _show_table(table, would=would)
+            if table.table in repaired:
+                say(f"{table.table}: {repaired[table.table]:,} rows repaired")
+    compared = [table for table in report.tables if table.left_out is None]
+    rows = sum(table.publisher_rows for table in compared)
+    differing = len(report.differing)
+    if not quiet or differing:
+        found = f"{differing} of them differ" if differing else "all equal" if report.sample is None else "no difference in the sample"
+        say(f"{len(compared)} tables with {rows:,} rows compared as of {report.lsn} in {report.seconds:.1f} s: {found}")
+
+
+def _show_table(table: TableReport, *, would: bool) -> None:
+    more = "at least " if table.more else ""
+    counts = ", ".join(
+        f"{sum(each.count for each in table.differences if each.kind is kind):,} {kind.value}"
+        for kind in RowKind
+        if any(each.kind is kind for each in table.differences)
+    )
+    say(f"{table.table}: {table.publisher_rows:,} rows on the publisher, {table.target_rows:,} in the target: {more}{counts}")
+    for each in table.differences[:_SHOWN]:
+        action = {RowKind.MISSING: "insert ", RowKind.EXTRA: "delete ", RowKind.DIFFERENT: "update "}[each.kind] if would else ""
+        say(f"  {action}{_described(each)}")
+    if len(table.differences) > _SHOWN:
+        say(f"  and {len(table.differences) - _SHOWN:,} more (--json shows them)")
+
+
+def _described(row: RowDifference) -> str:
+    key = ", ".join(f"{name}={value}" for name, value in row.key.items()) or f"{row.count} rows without a key"
+    columns = f" in {', '.join(row.columns)}" if row.columns else ""
+    values = "".join(
+        f"; {side}: " + ", ".join(f"{name}={value}" for name, value in found.items() if not row.columns or name in row.columns)
+        for side, found in (("publisher", row.publisher), ("target", row.target))
+        if found is not None
+    )
+    return f"{row.kind.value}: {key}{columns}{values}"

@@ -1,0 +1,74 @@
+"""Repair the rows that a verification has named.
+
+The process that runs the subscription does it, while apply is held at an LSN: it reads the rows from a snapshot of the publisher, and
+writes them in one transaction of the target. At that moment the target has exactly the transactions that the snapshot sees. So the rows
+that it writes are those that apply would have written, and each later change comes after them. What the verification found is used only to
+know which rows to look at.
+
+Some hundred rows are repaired at a time, so that apply is held for a short time only.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.errors import ConfigurationError
+from subscriber.subscription.management.snapshot_request import Asker
+from subscriber.subscription.targets import open_store
+from subscriber.verification.model import Progress, Quiet, TableReport, VerificationReport
+
+__all__ = ["repair"]
+
+_ROWS: Final = 200
+
+
+async def repair(report: VerificationReport, *, target: str, progress: Progress | None = None) -> dict[TableName, int]:
+    """Make the differing rows of the target equal to those of the publisher.
+
+    Rows beyond ``Limits.max_differences`` are not known, and not repaired: verify again.
+
+    Args:
+        report: what :func:`subscriber.verify` found.
+        target: URL or conninfo of the target.
+        progress: is told about long waits.
+
+    Returns:
+        How many rows were repaired, by table.
+
+    Raises:
+        ConfigurationError: a table has no key. No row of any table was changed.
+        ApplyError, RelationError: the target rejects a row. Rows repaired before stay so.
+        TargetError, PublisherError, SubscriptionInUse: as :func:`subscriber.verify`.
+    """
+    for table in report.differing:
+        if not table.key:
+            raise ConfigurationError(
+                f'table "{table.table}" has no key: its rows cannot be repaired one by one',
+                hint="empty the table in the target and copy it again, or repair the other tables with --table",
+            )
+    repaired: dict[TableName, int] = {}
+    async with open_store(target, "subscriber verify") as (store, find):
+        oid = (await find(report.subscription)).oid
+        async with Asker(store, oid, report.subscription, progress or Quiet()) as asker:
+            for table in report.differing:
+                repaired[table.table] = await _repair(asker, table)
+    return repaired
+
+
+async def _repair(asker: Asker, table: TableReport) -> int:
+    keys = list(dict.fromkeys(tuple(row.key[name] for name in table.key) for row in table.differences))
+    if any(None in key for key in keys):
+        raise ConfigurationError(
+            f'table "{table.table}" of the target has NULL in its key: such rows cannot be repaired', hint="delete them in the target"
+        )
+    for begin in range(0, len(keys), _ROWS):
+        payload = {
+            "kind": "repair",
+            "table": [table.table.namespace, table.table.name],
+            "key": list(table.key),
+            "keys": [list(key) for key in keys[begin : begin + _ROWS]],
+        }
+        async with asker.ask(payload):
+            pass
+    return len(keys)

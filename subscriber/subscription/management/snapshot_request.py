@@ -1,0 +1,164 @@
+"""Ask the process that runs a subscription for snapshots of both sides at one LSN, or for a repair there.
+
+:mod:`subscriber.subscription.run.snapshot_service` answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from subscriber.catalog.snapshot_requests import (
+    RequestState,
+    SnapshotRequest,
+    change_request,
+    put_request,
+    read_request,
+    remove_request,
+    request_key,
+)
+from subscriber.catalog.store import Store, writer_key
+from subscriber.errors import PublisherError, SubscriberError, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.walreceiver.snapshot import SnapshotReader
+
+__all__ = ["Asker", "PublisherSide", "Waiting", "publisher_sessions"]
+
+_POLL: Final = 0.02
+_NOT_RUNNING_SECONDS: Final = 5.0
+"""A worker that is between two connections has no lock for a moment."""
+_TOLD_SECONDS: Final = 10.0
+
+
+class Waiting(Protocol):
+    """Is told about long waits."""
+
+    def waiting(self, what: str) -> None:
+        """The request waits for something."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSide:
+    """An exported snapshot of the publisher.
+
+    Attributes:
+        lsn: the target has exactly the transactions up to here.
+        name: of the snapshot.
+        xmin: all transactions below have ended before it.
+    """
+
+    lsn: Lsn
+    name: str
+    xmin: int
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> PublisherSide:
+        """Read the answer to a request."""
+        return cls(Lsn.parse(answer["lsn"]), str(answer["publisher_snapshot"]), int(answer["publisher_xmin"]))
+
+
+class Asker:
+    """Makes requests for one subscription. While it is entered, no other process can make one.
+
+    Args:
+        store: the target's catalog.
+        oid: the subscription's.
+        name: its name.
+        waiting: is told about long waits.
+    """
+
+    def __init__(self, store: Store, oid: int, name: str, waiting: Waiting) -> None:
+        self.store = store
+        self.oid = oid
+        self.name = name
+        self._waiting = waiting
+
+    async def __aenter__(self) -> Asker:
+        await self.store.take_lock(request_key(self.oid), f'verification of subscription "{self.name}"')
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(TargetUnavailable):
+            await self.store.release_lock(request_key(self.oid))
+
+    @contextlib.asynccontextmanager
+    async def ask(self, payload: Mapping[str, Any]) -> AsyncIterator[SnapshotRequest]:
+        """Make a request and wait for the answer. The request exists until the block ends.
+
+        Raises:
+            TargetError: no process runs the subscription, or the process could not do it.
+            PublisherError: the process could not do it because of the publisher.
+        """
+        number = str(uuid.uuid4())
+        await put_request(self.store, self.oid, number, payload)
+        try:
+            yield await self._answer(number)
+        finally:
+            with contextlib.suppress(TargetUnavailable):
+                await remove_request(self.store, self.oid, number)
+
+    async def _answer(self, number: str) -> SnapshotRequest:
+        now = asyncio.get_running_loop().time
+        seen = told = now()
+        while True:
+            request = await read_request(self.store, self.oid)
+            if request is None or request.number != number:
+                raise TargetError("the request for snapshots was removed from the target's catalog", hint="try again")
+            if request.state is RequestState.FAILED:
+                raise _failure(request.answer)
+            if request.state is not RequestState.REQUESTED:
+                return request
+            if await self.store.held_locks([writer_key(self.oid)]):
+                seen = now()
+            elif now() - seen > _NOT_RUNNING_SECONDS:
+                raise TargetError(
+                    f'subscription "{self.name}" is not running: its target cannot be brought to one position',
+                    hint="start it with `subscriber run`, and try again",
+                )
+            if now() - told > _TOLD_SECONDS:
+                told = now()
+                self._waiting.waiting("the target has not applied what the publisher has committed so far")
+            await asyncio.sleep(_POLL)
+
+    async def opened(self, request: SnapshotRequest) -> None:
+        """Say that the snapshots of a request are open. Apply continues, if it waited for that.
+
+        Raises:
+            TargetUnavailable: it came too late; the snapshots may be of different moments.
+        """
+        if not await change_request(self.store, self.oid, request.number, only_from=request.state, to=RequestState.DONE):
+            raise TargetUnavailable("the snapshots were not opened in time", hint="try again when the servers are less busy")
+
+    async def held_seconds(self) -> float:
+        """How long apply was held for the request that is done."""
+        request = await read_request(self.store, self.oid)
+        return float(request.answer.get("held_seconds", 0.0)) if request is not None else 0.0
+
+
+def _failure(answer: Mapping[str, Any]) -> SubscriberError:
+    text, hint = str(answer.get("error")), answer.get("hint")
+    return (PublisherError if answer.get("publisher") else TargetError)(text, hint=hint)
+
+
+@contextlib.asynccontextmanager
+async def publisher_sessions(
+    conninfo: str, snapshot_name: str, jobs: int, *, setup: Sequence[str], application_name: str
+) -> AsyncIterator[Sequence[SnapshotReader]]:
+    """Open sessions with the publisher that share a snapshot.
+
+    Raises:
+        PublisherError: the publisher cannot be reached, or has no such snapshot.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        found: list[SnapshotReader] = []
+        for _ in range(jobs):
+            reader = await SnapshotReader.open(conninfo, snapshot_name, application_name=application_name)
+            stack.push_async_callback(reader.close)
+            await reader.execute("; ".join(setup))
+            found.append(reader)
+        yield found

@@ -1,0 +1,257 @@
+"""``verify``: compare the rows of both sides at one LSN while replication runs, and repair those that differ."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from subscriber.abc import PublishedTable, TableName, TableState
+from subscriber.catalog import Definition
+from subscriber.catalog.model import PG_SUBSCRIPTION_REL, VERIFICATION
+from subscriber.catalog.store import Store
+from subscriber.catalog.subscription_rows import entry_of
+from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
+from subscriber.subscription.management.snapshot_request import Asker, PublisherSide, publisher_sessions
+from subscriber.subscription.management.verification_file import VerificationFile
+from subscriber.subscription.targets import open_store, read_postgres_snapshot
+from subscriber.verification.compare import TableComparison
+from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
+from subscriber.verification.row_sql import TEXT_SETTINGS
+from subscriber.verification.sides import Rate, Side
+from subscriber.verification.tables import describe, divide, pair, stored_anew_query
+from subscriber.walreceiver.publication import published_tables
+
+__all__ = ["verify"]
+
+
+async def verify(
+    name: str,
+    *,
+    target: str,
+    connection: str | None = None,
+    tables: Sequence[TableName] = (),
+    limits: VerificationLimits | None = None,
+    progress: Progress | None = None,
+    resume: Path | None = None,
+) -> VerificationReport:
+    """Compare the tables of a running subscription with the publisher's, both as of one LSN.
+
+    Args:
+        name: of the subscription.
+        target: URL or conninfo of the target.
+        connection: connection string of the publisher, for a subscription that its command line defines.
+        tables: only these. Empty: all tables of the subscription.
+        limits: how much to do.
+        progress: is told about the progress.
+        resume: file that remembers finished ranges, so that an interrupted verification can continue.
+
+    Returns:
+        What was found. Differences are no error.
+
+    Raises:
+        ConfigurationError: no connection string is known; a table is not published; or this kind of target cannot be verified.
+        TargetError: the subscription does not exist or does not run, or the target cannot be read.
+        SubscriptionInUse: another process verifies the subscription.
+        PublisherError: the publisher cannot be read.
+    """
+    began = time.monotonic()
+    limits = limits or VerificationLimits()
+    async with open_store(target, "subscriber verify") as (store, find):
+        definition = await find(name)
+        conninfo = connection or definition.conninfo
+        if conninfo is None:
+            raise ConfigurationError(f'the publisher of subscription "{name}" is not known', hint="give --connection")
+        file = VerificationFile(resume, [name, str(definition.oid)]) if resume is not None else None
+        run = _Verification(store, definition, limits, progress or Quiet(), file)
+        async with run.snapshots(target, conninfo) as opened:
+            reports = await run.compare(opened, tables)
+        if file is not None:
+            file.remove()
+        if limits.sample is None:
+            await _remember(store, definition.oid, opened, reports)
+    return VerificationReport(name, opened.lsn, opened.held_seconds, reports, time.monotonic() - began, limits.sample)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """Both snapshots.
+
+    Attributes:
+        lsn: of both.
+        publisher, target: their sessions.
+        published: the tables of the publications.
+        publisher_xmin, target_xmin: all transactions below have ended before the snapshots.
+        held_seconds: how long apply was held.
+    """
+
+    lsn: Lsn
+    publisher: Side
+    target: Side
+    published: Sequence[PublishedTable]
+    publisher_xmin: int
+    target_xmin: int
+    held_seconds: float
+
+
+class _Verification:
+    """One verification.
+
+    Args:
+        store: the target's catalog.
+        definition: of the subscription.
+        limits: what to do at most.
+        progress: is told about it.
+        file: remembers finished ranges; None: nothing does.
+    """
+
+    def __init__(
+        self, store: Store, definition: Definition, limits: VerificationLimits, progress: Progress, file: VerificationFile | None
+    ) -> None:
+        self._store = store
+        self._definition = definition
+        self._limits = limits
+        self._progress = progress
+        self._file = file
+        self._rate = Rate(limits.max_rate)
+
+    @contextlib.asynccontextmanager
+    async def snapshots(self, target: str, conninfo: str) -> AsyncIterator[_Opened]:
+        """Open snapshots of both sides at one LSN."""
+        definition, jobs = self._definition, self._limits.jobs
+        called = session_name(definition.name, "verify")
+        async with contextlib.AsyncExitStack() as stack:
+            async with (
+                Asker(self._store, definition.oid, definition.name, self._progress) as asker,
+                asker.ask({"kind": "snapshot"}) as request,
+            ):
+                side = PublisherSide.of(request.answer)
+                readers = await stack.enter_async_context(
+                    publisher_sessions(conninfo, side.name, jobs, setup=TEXT_SETTINGS, application_name=called)
+                )
+                name = request.answer["target_snapshot"]
+                queries = await stack.enter_async_context(
+                    read_postgres_snapshot(target, name, jobs, setup=TEXT_SETTINGS, application_name=called)
+                )
+                await asker.opened(request)
+                held = await asker.held_seconds()
+            yield _Opened(
+                lsn=side.lsn,
+                publisher=Side([reader.read for reader in readers]),
+                target=Side(queries),
+                published=await published_tables(readers[0], definition.publications),
+                publisher_xmin=side.xmin,
+                target_xmin=int(request.answer["target_xmin"]),
+                held_seconds=held,
+            )
+
+    async def compare(self, opened: _Opened, wanted: Sequence[TableName]) -> list[TableReport]:
+        """Compare the tables, several at once."""
+        tables = _chosen(opened.published, wanted)
+        left_out = await self._not_ready(opened.lsn, tables)
+        rows = sum(table.estimated_rows or 0 for table in tables)
+        self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
+        # the largest first, so that all sessions end at about the same time
+        waiting = iter(sorted(tables, key=lambda table: -table.size))
+        reports: list[TableReport] = []
+
+        async def work() -> None:
+            for table in waiting:
+                report = TableReport(table.name, left_out=left_out.get(table.name))
+                if report.left_out is None:
+                    await self._compare(opened, table, report)
+                reports.append(report)
+                self._progress.finished(report)
+
+        tasks = [asyncio.create_task(work()) for _ in range(self._limits.jobs)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._file is not None:
+                self._file.save()
+        return sorted(reports, key=lambda report: report.table)
+
+    async def _not_ready(self, lsn: Lsn, tables: Sequence[PublishedTable]) -> dict[TableName, str]:
+        """The tables in which the target has not exactly the transactions up to the LSN, with the reason."""
+        async with self._store.reading() as rows:
+            entries = {
+                TableName(row["srnspname"], row["srrelname"]): entry_of(row)
+                for row in await rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self._definition.oid})
+                if row["srrelname"] is not None
+            }
+        reasons: dict[TableName, str] = {}
+        for table in tables:
+            entry = entries.get(table.name)
+            if entry is None:
+                reasons[table.name] = "it is not part of the subscription"
+            elif entry.state not in {TableState.SYNCDONE, TableState.READY} or (entry.lsn is not None and entry.lsn > lsn):
+                reasons[table.name] = "it is still being synchronized"
+        return reasons
+
+    async def _compare(self, opened: _Opened, table: PublishedTable, report: TableReport) -> None:
+        began = time.monotonic()
+        try:
+            report.left_out = await self._compare_rows(opened, table, report)
+        except (PublisherUnavailable, TargetUnavailable):
+            raise
+        except SubscriberError as error:
+            # of this table: a missing privilege, or a column that was dropped meanwhile. Others can still be compared
+            report.left_out = error.one_line()
+        report.seconds = time.monotonic() - began
+
+    async def _compare_rows(self, opened: _Opened, table: PublishedTable, report: TableReport) -> str | None:
+        """Compare the rows of one table. Return why it cannot be compared, or None."""
+        here, there = await describe(opened.publisher.run, table.name), await describe(opened.target.run, table.name)
+        if here is None or there is None:
+            return f"it does not exist {'in the target' if here is not None else 'on the publisher'}"
+        planned = pair(table, here, there)
+        if isinstance(planned, str):
+            return planned
+        report.key = planned.publisher.key
+        comparison = TableComparison(
+            planned,
+            opened.publisher,
+            opened.target,
+            limits=self._limits,
+            rate=self._rate,
+            progress=self._progress,
+            report=report,
+            memory=self._file.table(table.name) if self._file is not None else None,
+        )
+        await comparison.run(await divide(opened.publisher.run, planned, self._limits.jobs))
+        for side in (opened.publisher, opened.target):
+            ((anew,),) = await side.run(stored_anew_query(table.name))
+            if anew == "true":
+                return "it was truncated or rewritten while it was compared: verify it again"
+        return None
+
+
+def _chosen(published: Sequence[PublishedTable], wanted: Sequence[TableName]) -> Sequence[PublishedTable]:
+    if not wanted:
+        return published
+    known = {table.name: table for table in published}
+    for name in wanted:
+        if name not in known:
+            raise ConfigurationError(f'table "{name}" is not published', hint="`subscriber status` lists the tables of a subscription")
+    return [known[name] for name in sorted(set(wanted))]
+
+
+async def _remember(store: Store, oid: int, opened: _Opened, reports: Sequence[TableReport]) -> None:
+    """Store for which tables this verification found both sides equal."""
+    values = {"lsn": opened.lsn, "publisher_xmin": opened.publisher_xmin, "target_xmin": opened.target_xmin}
+    async with store.transaction() as rows:
+        for report in reports:
+            if report.left_out is not None or report.resumed_ranges:
+                continue
+            key = {"subid": oid, "nspname": report.table.namespace, "relname": report.table.name}
+            await rows.delete(VERIFICATION, key)
+            if report.equal:
+                await rows.insert(VERIFICATION, [{**key, **values, "verified_at": store.now()}])

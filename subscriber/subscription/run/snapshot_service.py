@@ -1,0 +1,198 @@
+"""Serves the requests of other processes for snapshots of both sides at one LSN, and for repairs there.
+
+:mod:`subscriber.catalog.snapshot_requests` describes how they ask, and :mod:`subscriber.apply.hold` how the LSN is found. Everything that
+takes time (connecting to both sides) is done before apply is held, and what the requester does with the snapshots comes afterwards.
+
+A requester that ends leaves nothing behind: its lock is free then, and the snapshots are closed. Apply is never held for a requester beyond
+the limits of this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from subscriber.abc import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
+from subscriber.apply.hold import Hold, PublisherSnapshot
+from subscriber.catalog.snapshot_requests import RequestState, SnapshotRequest, StoringSink, change_request, read_request, request_key
+from subscriber.catalog.store import Store
+from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError, SubscriberError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
+from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.target_session import TargetSession
+from subscriber.walreceiver.exported_snapshots import SnapshotExporter, TakenSnapshot
+from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.rows_by_key import rows_by_key
+
+__all__ = ["SnapshotService"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.25
+_ALIVE_SECONDS: Final = 1.0
+"""How often the requester's lock is looked at."""
+_HOLD_SECONDS: Final = 2.0
+_ACT_SECONDS: Final = 5.0
+"""How long apply may wait for the target's snapshot, or for the requester that opens it."""
+_POLL: Final = 0.005
+
+_Act = Callable[[PublisherSnapshot, Lsn], Awaitable[None]]
+
+
+class SnapshotService:
+    """Serves one request after another while :meth:`run` runs.
+
+    Args:
+        target: nothing is served while it is closed.
+        state: of the run.
+    """
+
+    def __init__(self, target: TargetSession, state: RunState) -> None:
+        self._target = target
+        self._spec = target.spec
+        self._state = state
+        self._failed: str | None = None
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not self._target.is_open:
+                continue
+            opened = self._target.opened
+            if not isinstance(opened, StoringSink):
+                return
+            try:
+                request = await read_request(opened.store, opened.state.oid)
+                if request is not None and request.state is RequestState.REQUESTED:
+                    await self._serve(opened, opened.store, request)
+                self._failed = None
+            except SubscriberError as error:
+                # of the target; the apply worker says more about a lost session
+                if self._failed != error.one_line():
+                    self._failed = error.one_line()
+                    _log.info("could not serve a request for snapshots: %s", self._failed)
+
+    async def _serve(self, opened: OpenedSink, store: Store, request: SnapshotRequest) -> None:
+        _log.info("another process asks for %s at one LSN", request.payload.get("kind"))
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await self._answer(stack, opened, store, request)
+        except SubscriberError as error:
+            answer = {"error": str(error), "hint": error.hint, "publisher": not isinstance(error, TargetUnavailable)}
+            oid, number = opened.state.oid, request.number
+            for state in (RequestState.REQUESTED, RequestState.HELD):
+                await change_request(store, oid, number, only_from=state, to=RequestState.FAILED, answer=answer)
+
+    async def _answer(self, stack: contextlib.AsyncExitStack, opened: OpenedSink, store: Store, request: SnapshotRequest) -> None:
+        oid, number = opened.state.oid, request.number
+        name = session_name(self._spec.name, "snapshot")
+        exporter = await stack.enter_async_context(SnapshotExporter.open(self._spec.conninfo, application_name=name))
+        taken: TakenSnapshot | None = None
+        answer: dict[str, Any] = {}
+
+        async def take() -> TakenSnapshot:
+            nonlocal taken
+            taken = await exporter.take()
+            return taken
+
+        def describe(lsn: Lsn) -> dict[str, Any]:
+            assert taken is not None
+            return {"lsn": str(lsn), "publisher_snapshot": taken.name, "publisher_xmin": taken.xids.xmin}
+
+        async def exported(export: ExportSnapshot, lsn: Lsn) -> None:
+            async with asyncio.timeout(_ACT_SECONDS):
+                snapshot, xids = await export()
+            answer.update(describe(lsn), target_snapshot=snapshot, target_xmin=int(xids.partition(":")[0]))
+
+        async def held(lsn: Lsn) -> None:
+            now = asyncio.get_running_loop().time
+            answer.update(describe(lsn))
+            until = now() + _ACT_SECONDS
+            if not await change_request(store, oid, number, only_from=RequestState.REQUESTED, to=RequestState.HELD, answer=answer):
+                return
+            while now() < until:
+                found = await read_request(store, oid)
+                if found is None or found.number != number or found.state is not RequestState.HELD:
+                    return
+                await asyncio.sleep(_POLL)
+            if await change_request(store, oid, number, only_from=RequestState.HELD, to=RequestState.EXPIRED):
+                raise TargetUnavailable(f"the requester did not open its snapshots within {_ACT_SECONDS:g} s", hint="try again")
+
+        act: _Act
+        if request.payload.get("kind") == "repair":
+            repair = await self._repair(opened, exporter, request)
+            act = lambda _, lsn: repair(answer, lsn)  # noqa: E731
+        elif isinstance(opened, ExportingSink):
+            export = await stack.enter_async_context(opened.exporting())
+            act = lambda _, lsn: _limited(exported(export, lsn))  # noqa: E731
+        else:
+            act = lambda _, lsn: held(lsn)  # noqa: E731
+        hold = Hold(take, act, _HOLD_SECONDS)
+        await self._hold(hold, store, oid)
+        if hold.error is not None:
+            raise hold.error
+        answer["held_seconds"] = round(hold.seconds, 6)
+        _log.info("apply was held for %.1f ms at %s", hold.seconds * 1000, answer.get("lsn"))
+        state = RequestState.REQUESTED if "target_snapshot" in answer or "repaired" in answer else RequestState.DONE
+        to = RequestState.OPENED if "target_snapshot" in answer else RequestState.DONE
+        if await change_request(store, oid, number, only_from=state, to=to, answer=answer):
+            await store.notify()
+            await self._keep(store, oid, number)
+
+    async def _hold(self, hold: Hold, store: Store, oid: int) -> None:
+        """Hold apply, unless the requester ends before."""
+        self._state.hold = hold
+        self._state.wake()
+        try:
+            while not hold.ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ALIVE_SECONDS):
+                        await hold.ended.wait()
+                if not hold.ended.is_set() and not await store.held_locks([request_key(oid)]):
+                    hold.abandon("the process that asked for the snapshots has ended")
+        finally:
+            hold.abandon("the run has ended")
+            self._state.hold = None
+
+    async def _keep(self, store: Store, oid: int, number: str) -> None:
+        """Keep the snapshots until the requester has opened them, or has ended."""
+        while await store.held_locks([request_key(oid)]):
+            found = await read_request(store, oid)
+            if found is None or found.number != number or found.state is not RequestState.OPENED:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _repair(
+        self, opened: OpenedSink, exporter: SnapshotExporter, request: SnapshotRequest
+    ) -> Callable[[dict[str, Any], Lsn], Awaitable[None]]:
+        """Return what repairs rows while apply is held."""
+        if not isinstance(opened, RepairingSink):
+            raise ConfigurationError("this kind of target cannot be repaired", hint="copy the table again")
+        name, key, keys = TableName(*request.payload["table"]), request.payload["key"], request.payload["keys"]
+        found = await published_tables(exporter.session, self._spec.publications, name)
+        if not found:
+            raise RelationError(f'table "{name}" is not published any more', hint="verify again")
+
+        async def repair(answer: dict[str, Any], lsn: Lsn) -> None:
+            try:
+                async with asyncio.timeout(_ACT_SECONDS):
+                    rows = await rows_by_key(exporter.session, found[0], key, keys)
+            except TimeoutError:
+                raise PublisherUnavailable(f"the rows were not read within {_ACT_SECONDS:g} s", hint="try again") from None
+            # not cancelled: the sink's session must stay usable
+            await opened.repair(found[0], key, keys, rows)
+            answer.update(lsn=str(lsn), repaired=len(keys))
+
+        return repair
+
+
+async def _limited(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except TimeoutError:
+        raise TargetUnavailable(f"the target's snapshot was not ready within {_ACT_SECONDS:g} s", hint="try again") from None

@@ -1,0 +1,211 @@
+"""SQL that gives checksums of rows in PostgreSQL. Both sides get the same number for the same row.
+
+The hash of a row has 64 bits. It is chained: each column is hashed with the hash of the columns before it as the seed. Two hashes exist:
+
+*Fast.* Integers, UUIDs, timestamps and texts are hashed by PostgreSQL's own functions for hash partitioning, which therefore never change.
+``hashint8extended`` folds its value to 32 bits, so the upper half is hashed separately. Every other type is hashed as its text.
+
+*Text.* The first half of the MD5 of ``ROW(...)::text`` in UTF-8. It is used if the server encodings differ, or if the other side is not
+PostgreSQL and its rows are hashed by this program.
+
+A range of rows has a count and the sum of its hashes. The sum does not depend on the order, and duplicates change it. NULL and an empty
+text have different hashes: NULL changes the seed.
+
+The text of a value is the same in PostgreSQL 13 to 18 under :data:`TEXT_SETTINGS`. If the types of both sides differ, numbers are compared
+without trailing zeros, and ``character(n)`` without trailing blanks.
+"""
+
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+
+__all__ = ["TEXT_SETTINGS", "ColumnSql", "TableSql", "column_sql"]
+
+TEXT_SETTINGS: Final = (
+    "SET search_path = ''",
+    "SET datestyle = ISO",
+    "SET intervalstyle = postgres",
+    "SET extra_float_digits = 3",
+    "SET timezone = 'UTC'",
+    "SET bytea_output = hex",
+    "SET lc_monetary = 'C'",
+    "SET xmloption = content",
+    "SET row_security = off",
+    "SET jit = off",
+    "SET statement_timeout = 0",
+    "SET idle_in_transaction_session_timeout = 0",
+)
+"""Settings of each session that compares."""
+
+_INTEGERS: Final = frozenset({"int2", "int4"})
+_NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
+_NULL_SEED: Final = 7046029254386353131
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSql:
+    """One column.
+
+    Attributes:
+        name: its name.
+        text: SQL of the value that is hashed, or of its text.
+        function: hashes the value: ``int4``, ``int8``, ``uuid``, ``timestamp`` or ``text``.
+        null: whether it may be NULL on either side.
+    """
+
+    name: str
+    text: str
+    function: str = "text"
+    null: bool = True
+
+    def hashed(self, seed: str) -> str:
+        """SQL of the hash of this column with the hash of the columns before it."""
+        value = self.text
+        if self.null:
+            default = {"text": "''", "int4": "0", "int8": "0", "timestamp": "'epoch'", "uuid": f"'{'0' * 32}'"}[self.function]
+            seed = f"({seed} # CASE WHEN {value} IS NULL THEN {_NULL_SEED} ELSE 0 END)"
+            value = f"COALESCE({value}, {default})"
+        match self.function:
+            case "int4":
+                return f"hashint4extended({value}, {seed})"
+            case "int8":
+                return f"hashint8extended({value}, hashint4extended(({value} >> 32)::int4, {seed}))"
+            case "timestamp":
+                return f"timestamp_hash_extended({value}, {seed})"
+            case "uuid":
+                return f"uuid_hash_extended({value}, {seed})"
+            case _:
+                return f'hashtextextended({value} COLLATE "C", {seed})'
+
+
+def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool) -> ColumnSql:
+    """Return how a column is hashed on one side.
+
+    Args:
+        name: of the column.
+        own: its base type on this side, as ``pg_type.typname``; not the domain.
+        other: on the other side.
+        null: whether it may be NULL on either side.
+        same_modifier: whether both have the same type modifier.
+    """
+    quoted = quote_identifier(name)
+    if own in _INTEGERS and other in _INTEGERS:
+        return ColumnSql(name, f"{quoted}::int4", "int4", null)
+    if own in _INTEGERS | {"int8"} and other in _INTEGERS | {"int8"}:
+        return ColumnSql(name, f"{quoted}::int8", "int8", null)
+    if own in _NUMBERS and other in _NUMBERS and (own != other or not same_modifier):
+        return ColumnSql(name, f"trim_scale({quoted}::numeric)::text", null=null)
+    if own == other == "uuid":
+        return ColumnSql(name, f"{quoted}::uuid", "uuid", null)
+    if own == other and own in {"timestamp", "timestamptz"}:
+        # UTC is set, so that the conversion is exact and cheap
+        return ColumnSql(name, f"{quoted}::timestamp", "timestamp", null)
+    if own != other and "bpchar" in {own, other}:
+        return ColumnSql(name, f"rtrim({quoted}::text, ' ')", null=null)
+    return ColumnSql(name, f"{quoted}::text", null=null)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSql:
+    """One table on one side.
+
+    Attributes:
+        table: its name.
+        only: without its children.
+        columns: the columns to compare, in the same order on both sides.
+        key: the columns that identify a row.
+        filters: row filters, of which one must be true; empty: all rows.
+        fast: which hash to use.
+    """
+
+    table: TableName
+    only: bool
+    columns: tuple[ColumnSql, ...]
+    key: tuple[str, ...]
+    filters: tuple[str, ...] = ()
+    fast: bool = True
+
+    @property
+    def relation(self) -> str:
+        """The table for FROM."""
+        return f"{'ONLY ' if self.only else ''}{quote_identifier(self.table.namespace)}.{quote_identifier(self.table.name)}"
+
+    @property
+    def row_hash(self) -> str:
+        """SQL of the hash of a row."""
+        return self._hash(self.columns)
+
+    @property
+    def key_hash(self) -> str:
+        """SQL of the hash of a row's key."""
+        return self._hash([column for column in self.columns if column.name in self.key])
+
+    def _hash(self, columns: Sequence[ColumnSql]) -> str:
+        if self.fast:
+            seed = "0"
+            for column in columns:
+                seed = column.hashed(seed)
+            return seed if columns else "0::int8"
+        texts = ", ".join(f"({column.text})::text" for column in columns)
+        return f"('x' || substr(md5(convert_to(ROW({texts})::text, 'UTF8')), 1, 16))::bit(64)::int8"
+
+    @property
+    def _key_texts(self) -> list[str]:
+        texts = {column.name: f"({column.text})::text" for column in self.columns}
+        return [texts[name] for name in self.key]
+
+    def where(self, *conditions: str) -> str:
+        """WHERE with these conditions and the row filters."""
+        own = [" OR ".join(f"({each})" for each in self.filters)] if self.filters else []
+        wanted = [f"({each})" for each in (*own, *conditions) if each]
+        return f" WHERE {' AND '.join(wanted)}" if wanted else ""
+
+    def checksum(self, condition: str) -> str:
+        """Query of the count and the sum of the hashes of the rows that satisfy a condition; an empty condition: all."""
+        return f"SELECT count(*)::text, COALESCE(sum({self.row_hash}), 0)::text FROM {self.relation}{self.where(condition)}"
+
+    def checksums(self, condition: str, mask: int) -> str:
+        """The same by ``hash & mask``, as the first column."""
+        # OFFSET 0: the hash is computed once for each row
+        return (
+            f"SELECT (h & {mask})::text, count(*)::text, sum(h)::text"
+            f" FROM (SELECT {self.row_hash} AS h FROM {self.relation}{self.where(condition)} OFFSET 0) AS hashed GROUP BY h & {mask}"
+        )
+
+    def hashes(self, condition: str, mask: int, buckets: Sequence[int]) -> str:
+        """Query of the hash and the key of each row in some buckets of :meth:`checksums`. A key column is text."""
+        keys = "".join(f", k{number}" for number in range(len(self.key)))
+        selected = "".join(f", {text} AS k{number}" for number, text in enumerate(self._key_texts))
+        wanted = ", ".join(map(str, buckets))
+        return (
+            f"SELECT h::text{keys} FROM (SELECT {self.row_hash} AS h{selected} FROM {self.relation}{self.where(condition)} OFFSET 0)"
+            f" AS hashed WHERE (h & {mask}) IN ({wanted})"
+        )
+
+    def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> str:
+        """Query of the rows with these keys: the key, and of each column a digest or, with ``values``, the beginning of its text.
+
+        A digest is that of the text: a column that has it in common on both sides is equal.
+        """
+        wanted = " OR ".join(
+            "("
+            + " AND ".join(f"{quote_identifier(name)} = {quote_literal(value)}" for name, value in zip(self.key, each, strict=True))
+            + ")"
+            for each in keys
+        )
+        digests = [f"md5(convert_to(({column.text})::text, 'UTF8'))" for column in self.columns]
+        shown = [f"left({quote_identifier(column.name)}::text, 200)" for column in self.columns] if values else []
+        return f"SELECT {', '.join([*self._key_texts, *digests, *shown])} FROM {self.relation}{self.where(wanted)}"
+
+    def sample_values(self, condition: str, hashes: Sequence[int]) -> str:
+        """Query of the beginning of the texts of rows with these hashes, for a table without a key."""
+        shown = ", ".join(f"left({quote_identifier(column.name)}::text, 200)" for column in self.columns)
+        wanted = ", ".join(map(str, hashes))
+        return f"SELECT ({self.row_hash})::text, {shown} FROM {self.relation}{self.where(condition, f'{self.row_hash} IN ({wanted})')}"

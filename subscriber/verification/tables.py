@@ -1,0 +1,246 @@
+"""How a table is compared: the columns of both sides, and the ranges into which it is divided.
+
+A table with a key is divided into ranges of the key's first column, if its rows lie in about that order (``pg_stats.correlation``): then
+each range reads its own blocks only. The bounds are those of ``pg_stats.histogram_bounds``, so that no row is read to find them.
+
+Other tables are read once, in ranges of blocks. The blocks of both sides hold different rows. So each range gives a checksum for each
+value of some bits of the rows' hashes, and the sums over all ranges are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from subscriber.abc import PublishedTable, Query, TableName
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.verification.row_sql import ColumnSql, TableSql, column_sql
+
+__all__ = ["Blocks", "KeyRanges", "Pair", "SideTable", "block_ranges", "describe", "divide", "pair", "row_key", "stored_anew_query"]
+
+_DESCRIBE: Final = """
+WITH RECURSIVE given AS (
+    SELECT c.oid, c.relkind, c.reltuples, c.relam FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE n.nspname = {namespace} AND c.relname = {name}
+), base(attnum, typ) AS (
+    SELECT a.attnum, a.atttypid FROM pg_catalog.pg_attribute AS a JOIN given ON a.attrelid = given.oid
+     WHERE a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+    SELECT base.attnum, t.typbasetype FROM base JOIN pg_catalog.pg_type AS t ON t.oid = base.typ WHERE t.typtype = 'd'
+)
+SELECT given.relkind::text, pg_catalog.pg_relation_size(given.oid)::text, pg_catalog.current_setting('block_size'),
+       (am.amname = 'heap' AND pg_catalog.current_setting('server_version_num')::int >= 140000)::text,
+       pg_catalog.getdatabaseencoding()::text,
+       (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
+                   CASE WHEN n.nspname = 'pg_catalog' THEN t.typname::text ELSE n.nspname || '.' || t.typname END,
+                   a.atttypmod, a.attnotnull))
+          FROM base JOIN pg_catalog.pg_attribute AS a ON a.attrelid = given.oid AND a.attnum = base.attnum
+          JOIN pg_catalog.pg_type AS t ON t.oid = base.typ AND t.typtype <> 'd'
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace)::text
+  FROM given LEFT JOIN pg_catalog.pg_am AS am ON am.oid = given.relam
+"""
+_STATISTICS: Final = """
+SELECT correlation::text, pg_catalog.array_to_json(histogram_bounds::text::text[])::text
+  FROM pg_catalog.pg_stats
+ WHERE schemaname = {namespace} AND tablename = {name} AND attname = {column} ORDER BY inherited DESC LIMIT 1
+"""
+# relfilenode is that of the snapshot, pg_relation_filenode() the current one
+_STORED_ANEW: Final = """
+WITH RECURSIVE tree AS (
+    SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE n.nspname = {namespace} AND c.relname = {name}
+  UNION ALL
+    SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
+)
+SELECT EXISTS (
+    SELECT FROM tree JOIN pg_catalog.pg_class AS c ON c.oid = tree.oid
+     WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid))::text
+"""
+_ORDERED: Final = frozenset({"int2", "int4", "int8", "numeric", "date", "timestamp", "timestamptz", "uuid"})
+_CORRELATED: Final = 0.9
+_RANGE_ROWS: Final = 50_000
+"""A range of the key has at least about so many rows."""
+_LEAST_BLOCKS: Final = 32 * 1024**2
+_MOST_BLOCKS: Final = 512 * 1024**2
+_BUCKETS: Final = 4096
+_BUCKET_ROWS: Final = 200
+
+
+def stored_anew_query(table: TableName) -> str:
+    """Query whether TRUNCATE, VACUUM FULL or ALTER TABLE stored a table, or a partition of it, anew since the snapshot.
+
+    Its rows may then be invisible to the snapshot (manual, Caveats of MVCC). Also true if it does not exist any more.
+    """
+    return _STORED_ANEW.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name))
+
+
+@dataclass(frozen=True, slots=True)
+class SideTable:
+    """A table of one side.
+
+    Attributes:
+        kind: ``pg_class.relkind``.
+        size: bytes of its heap.
+        block_size: of the server.
+        by_blocks: whether ranges of its blocks can be read.
+        encoding: of the database.
+        columns: base type, type modifier and NOT NULL of each column.
+    """
+
+    kind: str
+    size: int
+    block_size: int
+    by_blocks: bool
+    encoding: str
+    columns: Mapping[str, tuple[str, int, bool]]
+
+
+async def describe(query: Query, table: TableName) -> SideTable | None:
+    """Read a table's description from the catalog of its server; None: it does not exist.
+
+    Raises:
+        SubscriberError: the server rejected the query, or the session was lost.
+    """
+    rows = await query(_DESCRIBE.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name)))
+    for kind, size, block_size, by_blocks, encoding, columns in rows:
+        return SideTable(
+            kind or "",
+            int(size or 0),
+            int(block_size or 8192),
+            by_blocks == "true" and kind == "r",
+            encoding or "",
+            {name: (base, modifier, not_null) for name, base, modifier, not_null in json.loads(columns or "[]")},
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One table on both sides.
+
+    Attributes:
+        publisher, target: their SQL.
+        rows: the estimated number of rows.
+        here, there: the descriptions of both sides.
+    """
+
+    publisher: TableSql
+    target: TableSql
+    rows: int
+    here: SideTable
+    there: SideTable
+
+
+def row_key(published: PublishedTable) -> tuple[str, ...]:
+    """The columns that identify a row on the publisher: those of the primary key or of the replica identity index; else none."""
+    if published.primary_key:
+        return published.primary_key
+    return published.key_columns if published.replica_identity != "f" else ()
+
+
+def pair(published: PublishedTable, here: SideTable, there: SideTable) -> Pair | str:
+    """Plan the comparison of one table. A text says why it cannot be compared.
+
+    Args:
+        published: the table as published.
+        here: the description of the publisher.
+        there: that of the target.
+    """
+    lacking = [name for name in published.columns if name not in there.columns]
+    if lacking:
+        return f"the target has no column {', '.join(lacking)}"
+    own: list[ColumnSql] = []
+    other: list[ColumnSql] = []
+    for name in published.columns:
+        (base, modifier, not_null), (its_base, its_modifier, its_not_null) = here.columns[name], there.columns[name]
+        null, same = not (not_null and its_not_null), modifier == its_modifier
+        own.append(column_sql(name, base, its_base, null=null, same_modifier=same))
+        other.append(column_sql(name, its_base, base, null=null, same_modifier=same))
+    key = row_key(published)
+    fast = here.encoding == there.encoding
+    return Pair(
+        TableSql(published.name, here.kind == "r", tuple(own), key, published.row_filters, fast),
+        TableSql(published.name, there.kind == "r", tuple(other), key, (), fast),
+        published.estimated_rows or 0,
+        here,
+        there,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """Conditions that divide the rows of both sides."""
+
+    conditions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Conditions that divide the blocks of each side, and the bits of the hash by which the rows are compared."""
+
+    publisher: tuple[str, ...]
+    target: tuple[str, ...]
+    mask: int
+
+
+async def divide(query: Query, planned: Pair, jobs: int) -> KeyRanges | Blocks:
+    """Divide a table.
+
+    Args:
+        query: a session with the publisher.
+        planned: the table.
+        jobs: sessions on each side.
+
+    Raises:
+        SubscriberError: the server rejected the query, or the session was lost.
+    """
+    bounds: Sequence[str] = ()
+    if planned.rows > _RANGE_ROWS:
+        if planned.publisher.key:
+            bounds = await _bounds(query, planned)
+        if not bounds:
+            mask = min(_BUCKETS, 1 << (planned.rows // _BUCKET_ROWS).bit_length()) - 1
+            return Blocks(block_ranges(planned.here, jobs), block_ranges(planned.there, jobs), mask)
+    if not bounds:
+        return KeyRanges(("",))
+    column = quote_identifier(planned.publisher.key[0])
+    literals = [quote_literal(each) for each in bounds]
+    inner = [f"{column} >= {low} AND {column} < {high}" for low, high in pairwise(literals)]
+    return KeyRanges((f"{column} < {literals[0]}", *inner, f"{column} >= {literals[-1]}"))
+
+
+async def _bounds(query: Query, planned: Pair) -> Sequence[str]:
+    column = planned.publisher.key[0]
+    base, its_base = planned.here.columns[column][0], planned.there.columns[column][0]
+    if (
+        base not in _ORDERED
+        or its_base not in _ORDERED
+        or (base != its_base and not (base.startswith("int") and its_base.startswith("int")))
+    ):
+        return ()
+    name = planned.publisher.table
+    rows = await query(
+        _STATISTICS.format(namespace=quote_literal(name.namespace), name=quote_literal(name.name), column=quote_literal(column))
+    )
+    for correlation, histogram in rows:
+        if histogram is None or correlation is None or abs(float(correlation)) < _CORRELATED:
+            return ()
+        bounds = list(dict.fromkeys(json.loads(histogram)))
+        step = max(-(-_RANGE_ROWS * len(bounds) // max(planned.rows, 1)), 1)
+        return bounds[step::step] if len(bounds) > step else ()
+    return ()
+
+
+def block_ranges(table: SideTable, jobs: int) -> tuple[str, ...]:
+    """Conditions that divide a table's blocks, so that each session gets some ranges."""
+    size = min(max(table.size // (jobs * 4), _LEAST_BLOCKS), _MOST_BLOCKS)
+    if not table.by_blocks or table.size <= size:
+        return ("",)
+    blocks = size // table.block_size
+    starts = range(0, -(-table.size // table.block_size), blocks)
+    inner = [f"ctid >= '({first},0)' AND ctid < '({first + blocks},0)'" for first in starts[:-1]]
+    # the last range has no end: the table may have grown since it was measured
+    return (*inner, f"ctid >= '({starts[-1]},0)'")

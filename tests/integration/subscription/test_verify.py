@@ -1,0 +1,262 @@
+"""Verification at one LSN while replication runs, and repair."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from subscriber import TableName, repair, verify
+from subscriber.verification.model import RowKind, TableReport, VerificationLimits, VerificationReport
+from tests.support.database import Database
+from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
+from tests.support.replica import Replica, replica
+
+UNREADABLE = {"pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"}
+READABLE = tuple(each for each in SPECIMENS if each.name.removeprefix("c_").removeprefix("a_") not in UNREADABLE)
+"""PostgreSQL accepts no text of the others."""
+SHOWN = VerificationLimits(show_values=True)
+
+
+async def verified(found: Replica, *tables: str, limits: VerificationLimits | None = None, **more: Any) -> VerificationReport:
+    return await verify(
+        found.subscription.name,
+        target=found.target.dsn,
+        connection=found.publisher.conninfo(),
+        tables=[TableName("public", table) for table in tables],
+        limits=limits,
+        **more,
+    )
+
+
+def only(report: VerificationReport) -> TableReport:
+    (table,) = report.tables
+    return table
+
+
+def named(table: TableReport) -> list[tuple[str, Sequence[str | None], Sequence[str]]]:
+    return sorted((each.kind.value, tuple(each.key.values()), each.columns) for each in table.differences)
+
+
+@contextmanager
+def load(publisher: Database, *scripts: str) -> Iterator[None]:
+    """Run each script again and again, in a session of its own, while the block lasts."""
+    stop = threading.Event()
+    failures: list[Exception] = []
+
+    def work(script: str) -> None:
+        try:
+            with psycopg.connect(publisher.dsn, autocommit=True) as connection:
+                while not stop.is_set():
+                    connection.execute(script)
+        except psycopg.Error as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(script,)) for script in scripts]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+TRANSFER = """
+DO $$
+DECLARE a int := 1 + random() * 999; b int := 1 + random() * 999; step int := random() * 100;
+BEGIN
+    UPDATE account SET balance = balance - step WHERE id = least(a, b);
+    UPDATE account SET balance = balance + step WHERE id = greatest(a, b);
+    INSERT INTO entry (account, amount) VALUES (a, step);
+    DELETE FROM entry WHERE id = (SELECT min(id) FROM entry);
+EXCEPTION WHEN deadlock_detected THEN NULL;
+END $$
+"""
+ACCOUNTS = """
+CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL, remark text);
+CREATE TABLE entry (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account int, amount int);
+"""
+
+
+async def test_both_sides_are_equal_at_one_lsn_under_load(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute(ACCOUNTS)
+    publisher_db.execute("INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        with load(publisher_db, TRANSFER, TRANSFER, TRANSFER, "SET synchronous_commit = off; " + TRANSFER):
+            lsns = []
+            for _ in range(5):
+                report = await verified(found)
+                assert report.equal, report.to_json()
+                assert report.tables[0].publisher_rows == 1000
+                assert report.lsn is not None
+                lsns.append(report.lsn)
+        assert sorted(set(lsns)) == lsns, "each verification is of a later position"
+
+
+async def test_a_transaction_that_stays_open_does_not_delay_it(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute(ACCOUNTS)
+    publisher_db.execute("INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        with publisher_db.connect() as writer:
+            writer.execute("UPDATE account SET balance = 0 WHERE id = 1")
+            report = await asyncio.wait_for(verified(found, "account"), 30)
+            assert report.equal
+            assert report.held_seconds < 2
+            writer.commit()
+        assert (await verified(found, "account")).equal
+
+
+async def test_names_rows_and_repairs_them(publisher_db: Database, target_db: Database) -> None:
+    table = "CREATE TABLE t (id int, part text, v text, n numeric(10, 2), PRIMARY KEY (id, part))"
+    publisher_db.execute(table)
+    target_db.execute(f"{table}; ALTER TABLE t ADD own text DEFAULT 'target'")
+    publisher_db.execute("INSERT INTO t SELECT i, 'ä' || i, 'v', i FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        assert (await verified(found)).equal
+        target_db.execute("""
+            DELETE FROM t WHERE id = 10; UPDATE t SET v = NULL, n = 0.01 WHERE id = 20; UPDATE t SET part = 'other' WHERE id = 30;
+            UPDATE t SET own = 'kept' WHERE id = 20; INSERT INTO t VALUES (2000, 'x', '', NULL)
+        """)
+        report = await verified(found, limits=SHOWN)
+        assert named(only(report)) == [
+            ("different", ("20", "ä20"), ("v", "n")),
+            ("extra", ("2000", "x"), ()),
+            ("extra", ("30", "other"), ()),
+            ("missing", ("10", "ä10"), ()),
+            ("missing", ("30", "ä30"), ()),
+        ]
+        (different,) = [each for each in only(report).differences if each.kind is RowKind.DIFFERENT]
+        assert (different.publisher, different.target) == (
+            {"id": "20", "part": "ä20", "v": "v", "n": "20.00"},
+            {"id": "20", "part": "ä20", "v": None, "n": "0.01"},
+        )
+        # without --show-values there are none
+        hidden = only(await verified(found))
+        assert all(each.publisher is None and each.target is None for each in hidden.differences)
+        # what changes after the verification is not undone
+        publisher_db.execute("UPDATE t SET v = 'later' WHERE id IN (10, 20); DELETE FROM t WHERE id = 30")
+        assert await repair(report, target=target_db.dsn) == {TableName("public", "t"): 5}
+        await found.same("SELECT id, part, v, n FROM t ORDER BY id, part")
+        assert (await verified(found)).equal
+        assert target_db.fetch("SELECT own, v FROM t WHERE id = 20") == [("kept", "later")]
+
+
+async def test_repairs_values_that_two_rows_have_exchanged(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE DEFERRABLE)")
+    publisher_db.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 10) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        target_db.execute("UPDATE t SET u = 11 - u")
+        report = await verified(found)
+        assert len(only(report).differences) == 10
+        await repair(report, target=target_db.dsn)
+        assert (await verified(found)).equal
+
+
+async def test_repair_under_load_undoes_nothing(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute(ACCOUNTS)
+    publisher_db.execute("INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        with load(publisher_db, TRANSFER, TRANSFER, TRANSFER):
+            target_db.execute("SET session_replication_role = replica; UPDATE account SET remark = 'wrong' WHERE id % 2 = 0")
+            report = await verified(found, "account")
+            # an UPDATE writes all columns, so some rows are right again
+            assert 0 < len(report.tables[0].differences) <= 500
+            await repair(report, target=target_db.dsn)
+            assert (await verified(found)).equal
+        await found.same("SELECT * FROM account ORDER BY id")
+        await found.same("SELECT * FROM entry ORDER BY id")
+
+
+async def test_compares_every_type(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute(SETUP)
+        create_table(database, "every", specimens=READABLE)
+    fill(publisher_db, "every", specimens=READABLE)
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE app.every")
+    # settings of the databases have no effect
+    for setting in ("datestyle = 'German'", "timezone = 'Asia/Tokyo'", "extra_float_digits = -2", "bytea_output = escape"):
+        target_db.execute(f"ALTER DATABASE {target_db.name} SET {setting}")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        report = await verify(found.subscription.name, target=target_db.dsn, connection=publisher_db.conninfo())
+        assert report.equal, report.to_json()
+
+
+async def test_compares_types_that_the_target_stores_differently(publisher_db: Database, target_db: Database) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, a smallint, b numeric(8, 3), c char(5), d varchar(9), e int, f numeric)")
+    target_db.execute("CREATE TABLE t (id bigint PRIMARY KEY, a int, b numeric, c text, d text, e numeric, f numeric(20, 6))")
+    publisher_db.execute("INSERT INTO t VALUES (1, 2, 1.5, 'ab', 'cd', 7, 1.25), (2, NULL, NULL, NULL, NULL, NULL, NULL)")
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        assert (await verified(found)).equal
+        target_db.execute("UPDATE t SET b = 1.501 WHERE id = 1; UPDATE t SET d = '' WHERE id = 2")
+        assert named(only(await verified(found))) == [("different", ("1",), ("b",)), ("different", ("2",), ("d",))]
+
+
+async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher_db: Database, target_db: Database) -> None:
+    table = "CREATE TABLE {0} (id int PRIMARY KEY, v text)"
+    for database in (publisher_db, target_db):
+        database.execute(table.format("in_order") + ";" + table.format("shuffled"))
+    publisher_db.execute("""
+        INSERT INTO in_order SELECT i, md5(i::text) FROM generate_series(1, 200000) AS i;
+        INSERT INTO shuffled SELECT id, v FROM in_order ORDER BY v;
+        ANALYZE in_order, shuffled;
+        CREATE PUBLICATION pub FOR ALL TABLES
+    """)
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up(60)
+        target_db.execute("UPDATE in_order SET v = 'x' WHERE id = 77777; UPDATE shuffled SET v = 'x' WHERE id = 77777")
+        report = await verified(found)
+        in_order, shuffled = report.tables
+        assert in_order.ranges > 1
+        assert in_order.differing_ranges == 1
+        assert named(in_order) == named(shuffled) == [("different", ("77777",), ("v",))]
+        assert in_order.publisher_rows == in_order.target_rows == shuffled.publisher_rows == shuffled.target_rows == 200000
+        assert (await verified(found, limits=VerificationLimits(sample=10))).tables[0].publisher_rows < 100000
+
+
+async def test_compares_a_table_without_key_as_a_multiset(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (v text, n int); ALTER TABLE t REPLICA IDENTITY FULL")
+    publisher_db.execute("INSERT INTO t VALUES ('a', 1), ('a', 1), ('a', 1), (NULL, 2); CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        assert (await verified(found)).equal
+        target_db.execute("DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t); INSERT INTO t VALUES ('b', NULL), ('b', NULL)")
+        report = await verified(found, limits=SHOWN)
+        assert [(each.kind, each.count, each.publisher or each.target) for each in only(report).differences] == [
+            (RowKind.MISSING, 1, {"v": "a", "n": "1"}),
+            (RowKind.EXTRA, 2, {"v": "b", "n": None}),
+        ]
+        with pytest.raises(Exception, match=r'table "public\.t" has no key'):
+            await repair(report, target=target_db.dsn)
+
+
+async def test_refuses_a_subscription_that_does_not_run(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+    with pytest.raises(Exception, match="is not running") as caught:
+        await verified(found)
+    assert "subscriber run" in str(getattr(caught.value, "hint", ""))
+    assert target_db.value("SELECT count(*) FROM subscriber.snapshot_request") == 0
