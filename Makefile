@@ -25,11 +25,13 @@ QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integra
 
 # of `make bench`: sqlite, mariadb, spark, landing or postgres; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
 SINK ?= sqlite
-ROWS ?= $(if $(filter spark,$(SINK)),1000000,0)
+ROWS ?= 0
 SIZE ?= 0
 # of `make bench-tables` and `make bench SINK=postgres`
 VERSION ?= 18
-# of `make bench SINK=postgres`: some of the workloads, a file for the figures; DOCS=1 writes figures and chart into the documentation
+# of `make bench SINK=spark`: local,spark,script
+ENGINE ?=
+# of `make bench SINK=postgres` (and spark): some of the workloads, a file for the figures; DOCS=1 writes figures and chart into the documentation
 WORKLOAD ?=
 JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
@@ -55,7 +57,9 @@ help:
 	@echo 'make bench SINK=postgres  beside a native subscription and pg_recvlogical: WORKLOAD=inserts,single for some workloads,'
 	@echo '                        ROWS=100000 for a quick look (default: 1000000), VERSION=15, JSON=FILE'
 	@echo 'make bench SINK=landing   landing in a lake beside pg_recvlogical, with the same variables'
-	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars)'
+	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars):'
+	@echo '                        WORKLOAD=price,tables,copies,backlog,memory,scaling,copy,landing for some, ENGINE=local,spark,script,'
+	@echo '                        ROWS= for memory, scaling and copy, SECONDS= for price'
 	@echo 'make bench-copy SINK=sqlite  the initial copy of a table (or SINK=mariadb) beside a script with executemany'
 	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version,'
 	@echo '                        TARGET may be sqlite or mariadb'
@@ -145,7 +149,8 @@ bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb) $(if $(filter spark,
 	$(BENCH_$(or $(filter spark postgres landing,$(SINK)),sinks))
 
 BENCH_sinks = $(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE)
-BENCH_spark = $(BIN)/python -m tests.benchmark.spark $(ROWS)
+BENCH_spark = $(BIN)/python -m tests.benchmark.spark --rows $(ROWS) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
+	$(if $(ENGINE),--engine $(ENGINE)) $(if $(filter file,$(origin SECONDS)),,--seconds $(SECONDS))
 BENCH_landing = $(BENCH_postgres) --landing
 BENCH_postgres = $(if $(filter-out 16 18,$(VERSION)),$(BIN)/python -m subscriber.testing.download $(VERSION) &&) \
 	$(BIN)/python -m tests.benchmark.postgres --version $(VERSION) --rows $(ROWS) $(if $(WORKLOAD),--workload $(WORKLOAD)) \

@@ -6,13 +6,16 @@ import argparse
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from prometheus_client.core import Metric
+
 import subscriber
+from subscriber.cli.applier_metrics import ApplierCollector
 from subscriber.cli.main import _parser, _VerbParser
-from subscriber.cli.metrics import _Collector
+from subscriber.cli.metrics import SubscriptionCollector
 from subscriber.config import Settings, SubscriptionOptions, declared, reference
 from tests.benchmark.postgres.report import Report
 
@@ -79,9 +82,18 @@ def errors() -> str:
 
 
 def metrics() -> str:
-    """The families of metrics."""
+    """The families of metrics of subscriptions."""
+    return _families(SubscriptionCollector(dict).collect())
+
+
+def applier_metrics() -> str:
+    """The families of metrics of an applier."""
+    return _families(ApplierCollector().collect())
+
+
+def _families(families: Iterable[Metric]) -> str:
     lines = []
-    for family in _Collector(dict).collect():
+    for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = ", ".join(f"`{label}`" for label in vars(family)["_labelnames"] if label != "subscription")
         lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
@@ -120,6 +132,7 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "verb": verb,
     "errors": errors,
     "benchmarks": benchmarks,
+    "applier_metrics": applier_metrics,
     "metrics": metrics,
     "parameters": parameters,
     "settings": settings,

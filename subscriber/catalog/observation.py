@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from subscriber.abc import Retry, TableEntry, TableName, WorkerActivity, WorkerDetails
 from subscriber.catalog.definition import Definition
@@ -45,6 +46,11 @@ class ApplierObservation:
         waiting_since: when the first transaction in these batches was committed, seconds since 1970; None: nothing waits.
         last_error: the latest error, one line.
         last_error_time: when that error occurred.
+        freshness: the target in seconds (``target``), that of the last round (``last``), the number of ``rounds`` and of those that missed
+            the target (``late``), and whether the maximum write rate makes rounds wait (``held``). None: unknown.
+        landed_bytes: size of the landed files that this or the last process applied.
+        written_bytes: bytes that it wrote to Delta tables and change logs.
+        progress: the events of the last rounds, in the form of Structured Streaming's.
     """
 
     pid: int | None = None
@@ -56,6 +62,10 @@ class ApplierObservation:
     waiting_since: float | None = None
     last_error: str | None = None
     last_error_time: datetime | None = None
+    freshness: Mapping[str, Any] | None = None
+    landed_bytes: int | None = None
+    written_bytes: int | None = None
+    progress: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

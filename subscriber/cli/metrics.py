@@ -1,4 +1,7 @@
-"""Prometheus metrics of the subscriptions that this process runs. Needs prometheus-client (``pg-subscriber[metrics]``)."""
+"""Serves Prometheus metrics, and collects those of the subscriptions that this process runs.
+
+Needs prometheus-client (``pg-subscriber[metrics]``).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from subscriber.subscription.subscription import Subscription
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
 
-__all__ = ["served"]
+__all__ = ["SubscriptionCollector", "served"]
 
 Subscriptions = Callable[[], Mapping[str, Subscription]]
 
@@ -24,7 +28,7 @@ _CHANGES: Final = ("inserts", "updates", "deletes", "truncates")
 
 
 @contextlib.contextmanager
-def served(address: str | None, subscriptions: Subscriptions) -> Iterator[None]:
+def served(address: str | None, collector: Collector) -> Iterator[None]:
     """Serve ``GET /metrics`` at ``HOST:PORT`` inside the block. None: do not serve.
 
     Raises:
@@ -39,7 +43,7 @@ def served(address: str | None, subscriptions: Subscriptions) -> Iterator[None]:
     from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 -- an optional dependency
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(subscriptions))
+    registry.register(collector)
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
@@ -63,7 +67,7 @@ def _parse(address: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-class _Collector:
+class SubscriptionCollector:
     """Collects the metrics for each scrape. Runs in the server's thread, and reads the event loop thread's values one by one."""
 
     def __init__(self, subscriptions: Subscriptions) -> None:

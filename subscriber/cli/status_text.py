@@ -70,10 +70,25 @@ def _applier(applier: ApplierObservation) -> list[str]:
     runs = f"{applier.engine or 'unknown engine'}, PID {applier.pid}" if applier.pid else "not running"
     waits = f"{applier.waiting_batches} batches, {size(applier.waiting_bytes)} waiting" if applier.waiting_batches else "nothing waiting"
     lines = [f"  applier       {runs}, published {applier.lsn or 'nothing'}, {waits}"]
+    if applier.freshness is not None and applier.freshness.get("last") is not None:
+        lines.append(f"    freshness   {_freshness(applier)}")
     if applier.last_error:
         when = f"{applier.last_error_time:%Y-%m-%d %H:%M:%S%z} " if applier.last_error_time else ""
         lines.append(f"    last error  {when}{applier.last_error}")
     return lines
+
+
+def _freshness(applier: ApplierObservation) -> str:
+    assert applier.freshness is not None
+    last, target, late = applier.freshness["last"], applier.freshness["target"], applier.freshness["late"]
+    told = f"{last:.1f} s, target {target:g} s"
+    if last > target:
+        told += ", missed because of --max-write-rate" if applier.freshness["held"] else ", missed"
+    if late:
+        told += f"; {late} of {applier.freshness['rounds']} rounds were late"
+    if applier.landed_bytes and applier.written_bytes is not None:
+        told += f"; {size(applier.written_bytes)} written, {applier.written_bytes / applier.landed_bytes:.1f} for each landed byte"
+    return told
 
 
 def _tables(status: SubscriptionStatus) -> list[str]:

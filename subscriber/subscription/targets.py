@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from subscriber.abc import Query, Sink
 from subscriber.catalog import Catalog, Definition, Observation
@@ -38,7 +38,10 @@ class ApplyOptions:
         engine: ``local`` runs in threads, ``spark`` on executors. None: ``spark`` if an option for Spark is given, or under spark-submit,
             else ``local``.
         master, conf, packages: for Spark, see :func:`subscriber.sinks.spark.session.spark_session.spark_session`.
-        target_rows: rows that a file should have.
+        parameters: parameters that take precedence over those in the lake's URL: ``freshness``, ``max_write_rate``, ``retain_hours``,
+            ``target_rows``.
+        progress: a file to which an event in JSON is appended for each round.
+        watch: is given the progress of the applier before it starts, for its metrics.
         once: end when nothing is waiting.
     """
 
@@ -46,7 +49,9 @@ class ApplyOptions:
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     packages: str | None = None
-    target_rows: int = 250_000
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    progress: str | None = None
+    watch: Callable[[Any], None] | None = None
     once: bool = False
 
 
@@ -173,7 +178,9 @@ def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None
         master=options.master,
         conf=options.conf,
         packages=options.packages,
-        target_rows=options.target_rows,
+        parameters=options.parameters,
+        progress=options.progress,
+        watch=options.watch,
         once=options.once,
     )
 

@@ -125,6 +125,15 @@ class Cluster:
             child for child, command in commands.items() if "CoarseGrainedExecutorBackend" in command and "java" in command.split(" ")[0]
         ]
 
+    def cpu_seconds(self) -> float:
+        """Processor time of the workers and of all that runs below them, so far. An executor that has ended is not counted."""
+        ticks = 0
+        for pid in [child for worker in self.processes[1:] for child in descendants(worker.pid)]:
+            with contextlib.suppress(OSError):
+                fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         import signal
 
@@ -144,11 +153,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(directory: Path) -> Iterator[Cluster]:
+def cluster(directory: Path, workers: int = 2) -> Iterator[Cluster]:
     directory.mkdir(parents=True, exist_ok=True)
     found = Cluster(directory)
     try:
-        found.start()
+        found.start(workers)
         yield found
     finally:
         found.stop()

@@ -10,7 +10,7 @@ from functools import partial
 from urllib.parse import parse_qsl
 
 from subscriber.apply.progress import CopyProgress
-from subscriber.cli.metrics import served
+from subscriber.cli.metrics import SubscriptionCollector, served
 from subscriber.cli.narrator import Narrator, caught_up, stopped
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_definition_arguments, add_name_option, lsn
@@ -75,7 +75,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
-    with served(args.metrics, lambda: launcher.subscriptions), clean_end(launcher.stop) as ending:
+    with served(args.metrics, SubscriptionCollector(lambda: launcher.subscriptions)), clean_end(launcher.stop) as ending:
         await _narrated(narrator, launcher.run())
     confirm(args, "stopped")
     return ending.status
@@ -102,7 +102,7 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
         copies=not isinstance(progress, Bars),
     )
     began = time.monotonic()
-    with served(args.metrics, lambda: {args.name: subscription}), clean_end(subscription.stop) as ending:
+    with served(args.metrics, SubscriptionCollector(lambda: {args.name: subscription})), clean_end(subscription.stop) as ending:
         await _narrated(narrator, subscription.run(until))
     confirm(args, stopped(subscription.status) if ending.received else caught_up(subscription.status, time.monotonic() - began))
     return ending.status

@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import threading
 
+from subscriber.cli.applier_metrics import ApplierCollector
+from subscriber.cli.metrics import served
 from subscriber.cli.notices import confirm
 from subscriber.cli.signals import clean_end
 from subscriber.config import parse_assignments
@@ -30,23 +32,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark; may be repeated")
     parser.add_argument("--py-files", metavar="WHEEL", help="this program as a wheel or zip, for executors on which it is not installed")
     parser.add_argument(
-        "--target-rows", type=int, default=250_000, metavar="N", help="number of rows to aim for in a file (default: 250000)"
+        "--freshness",
+        metavar="TIME",
+        help="how old a change may be when it can be read, for example 500ms, 10s or 1min; a longer time writes fewer bytes (default: 2s)",
     )
+    parser.add_argument(
+        "--max-write-rate",
+        metavar="SIZE/s",
+        help="write no more on average, for example 10MB/s, even if changes become older (default: no limit)",
+    )
+    parser.add_argument(
+        "--retain-hours", metavar="N", help="how long removed files, versions and published snapshots can be read (default: 24)"
+    )
+    parser.add_argument("--target-rows", metavar="N", help="number of rows to aim for in a file (default: 250000)")
+    parser.add_argument("--progress", metavar="FILE", help="append a progress event for each round, as a line of JSON")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus at this address")
     parser.add_argument("--once", action="store_true", help="end when all landed batches are applied")
     parser.set_defaults(execute=_execute)
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    given = {name: getattr(args, name) for name in ("freshness", "max_write_rate", "retain_hours", "target_rows")}
+    collector = ApplierCollector()
     options = ApplyOptions(
         engine=args.engine,
         master=args.master,
         conf=parse_assignments(args.conf, case_matters=True),
         packages=args.py_files,
-        target_rows=args.target_rows,
+        parameters={name: value for name, value in given.items() if value is not None},
+        progress=args.progress,
+        watch=collector.watch,
         once=args.once,
     )
     stop = threading.Event()
-    with clean_end(stop.set) as ending:
+    with served(args.metrics, collector), clean_end(stop.set) as ending:
         await asyncio.to_thread(spark_apply, args.lake, options, stop)
     confirm(args, "stopped" if stop.is_set() else "applied everything that was landed")
     return ending.status

@@ -77,6 +77,10 @@ def _applier(applier: ApplierObservation) -> dict[str, Any]:
         "waiting_batches": applier.waiting_batches,
         "waiting_bytes": applier.waiting_bytes,
         "waiting_since": _seconds(applier.waiting_since),
+        "freshness": None if applier.freshness is None else dict(applier.freshness),
+        "landed_bytes": applier.landed_bytes,
+        "written_bytes": applier.written_bytes,
+        "progress": [dict(event) for event in applier.progress],
         "last_error": _text(applier.last_error),
         "last_error_time": _time(applier.last_error_time),
     }

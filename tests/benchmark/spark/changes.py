@@ -1,22 +1,22 @@
-"""What is applied: changes of one table as a landing zone has them. 60 % insert, 30 % update, 10 % delete, all of them recent keys."""
+"""What is applied: changes of one table as a landing zone has them.
+
+``RECENT``: 60 % insert, 30 % update, 10 % delete, all of them recent keys. ``RANDOM``: 10 % insert, 80 % update, 10 % delete, of any key.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber.abc import TableName
-from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.spark.landing.manifest import LandedFile
-from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
-__all__ = ["SCHEMA", "TABLE", "Changes", "land", "write_for_script"]
+__all__ = ["RANDOM", "RECENT", "SCHEMA", "TABLE", "Changes", "Mix", "write_for_script"]
 
 TABLE: Final = TableName("public", "t")
 RELATION: Final = Relation(
@@ -35,8 +35,19 @@ RELATION: Final = Relation(
 )
 SCHEMA: Final = TableSchema.of_relation(RELATION)
 
-_RECENT: Final = 50_000
-"""So many of the newest keys are updated and deleted, however many rows there are."""
+
+class Mix(NamedTuple):
+    """Tenths of inserts and deletes, and how many of the newest keys are updated and deleted; None: all of them."""
+
+    inserts: int
+    deletes: int
+    recent: int | None
+
+
+RECENT: Final = Mix(6, 1, 50_000)
+RANDOM: Final = Mix(1, 1, None)
+_STEP: Final = 7919
+"""A prime: its multiples visit all deleted keys in an order that looks random."""
 _DELETED: Final = 10
 """Every tenth key is deleted some day, and never updated: whoever meets an update of a row that is gone may differ in what to do."""
 
@@ -46,12 +57,15 @@ class Changes:
 
     Args:
         seed: of the choice of keys.
+        mix: of changes.
 
     Attributes:
         end: LSN of the last transaction.
     """
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, mix: Mix = RECENT) -> None:
+        self._mix = mix
+        self._based = 0
         self._random = np.random.default_rng(seed)
         self._next = 1
         self._deleted = _DELETED
@@ -61,23 +75,37 @@ class Changes:
         """The rows that are there first, as inserts."""
         ids = np.arange(self._next, self._next + rows)
         self._next += rows
+        self._based = self._next
         return self._rows(np.full(rows, "i"), ids)
 
     def batch(self, count: int) -> pa.Table:
-        """So many changes, of recent keys."""
-        inserts, deletes = count * 6 // 10, count // 10
-        since = max(self._next - _RECENT, 1)
-        updated = self._random.integers(since, self._next, count - inserts - deletes)
+        """So many changes."""
+        inserts = count * self._mix.inserts // 10
+        deleted = self._deletes(count * self._mix.deletes // 10)
+        since = 1 if self._mix.recent is None else max(self._next - self._mix.recent, 1)
+        updated = self._random.integers(since, self._next, count - inserts - count * self._mix.deletes // 10)
         updated = np.where(updated % _DELETED == 0, updated + 1, updated)
         updated = np.minimum(updated, self._next - 1 - (self._next - 1) % _DELETED - 1)
-        self._deleted = max(self._deleted, since + _DELETED - since % _DELETED)
-        deleted = self._deleted + _DELETED * np.arange(deletes)
-        deleted = deleted[deleted < self._next]
-        self._deleted += _DELETED * len(deleted)
         ids = np.arange(self._next, self._next + inserts)
         self._next += inserts
         ops = np.concatenate([np.full(inserts, "i"), np.full(len(updated), "u"), np.full(len(deleted), "d")])
         return self._rows(ops, np.concatenate([ids, updated, deleted]))
+
+    def _deletes(self, count: int) -> Any:
+        if self._mix.recent is None:
+            # each key once, in an order that looks random; none after all are deleted
+            keys = (self._based - 1) // _DELETED
+            first = (self._deleted - _DELETED) // _DELETED
+            numbers = np.arange(first, min(first + count, keys))
+            self._deleted += _DELETED * len(numbers)
+            step = _STEP if keys % _STEP else _STEP + 8  # 7927 is the next prime
+            return _DELETED * (1 + numbers * step % max(keys, 1))
+        since = max(self._next - self._mix.recent, 1)
+        self._deleted = max(self._deleted, since + _DELETED - since % _DELETED)
+        deleted = self._deleted + _DELETED * np.arange(count)
+        deleted = deleted[deleted < self._next]
+        self._deleted += _DELETED * len(deleted)
+        return deleted
 
     def _rows(self, ops: Any, ids: Any) -> pa.Table:
         count = len(ids)
@@ -110,17 +138,6 @@ class Changes:
             column(numbers % 2 == 0, pa.bool_()),
         ]
         return pa.Table.from_arrays(columns, schema=SCHEMA.landing)
-
-
-def land(zone: LandingZone, storage: Any, table_id: int, rows: pa.Table, end: int) -> None:
-    """As the subscriber does: file, fsync, manifest, fsync."""
-    path = f"{zone.directory}/{end:020d}-{table_id}-0.parquet"
-    file = ParquetFile(storage, path, SCHEMA.landing)
-    for part in rows.combine_chunks().to_batches():
-        file.write(part)
-    size = file.commit()
-    landed = LandedFile(table_id=table_id, path=path, rows=rows.num_rows, size=size, schema=SCHEMA)
-    zone.add([landed], zone.last, Lsn(end), transactions=rows.num_rows // 10, commit_time=0)
 
 
 def write_for_script(directory: Path, rows: pa.Table, end: int) -> None:

@@ -1,103 +1,85 @@
-"""One contender, in a process with a Spark session of its own.
+"""One contender, in a process of its own, with a Spark session of its own.
 
-``python -m tests.benchmark.spark.contender NAME DIRECTORY`` reads commands from stdin, one JSON object a line, and answers each with one
-line that begins with ``=`` (Spark may print what it likes).
-All contenders are given the same changes; between commands they rest.
+``python -m tests.benchmark.spark.contender NAME DIRECTORY [OPTIONS]`` reads commands from stdin, one JSON object a line, and answers each
+with one line that begins with ``=`` (Spark may print what it likes). ``OPTIONS`` is a JSON object, see :class:`Options`. All contenders are
+given the same changes; between commands they rest.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
-from subscriber.abc import Position, TableEntry, TableState
-from subscriber.config import Settings, SubscriptionOptions
-from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
-from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.zone import LandingZone
-from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
+from subscriber.sinks.spark.pipeline.pace import Pace
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
-from subscriber.sinks.spark.sink import SparkSink
 from subscriber.spark import read
-from tests.benchmark.spark.changes import TABLE, Changes, land, write_for_script
+from tests.benchmark.spark.changes import RANDOM, RECENT, TABLE, Changes, write_for_script
+from tests.benchmark.spark.lake import LandedLake, delta_bytes
 from tests.benchmark.spark.script import Script
 
 CONF: Final = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "2g"}
 """The same for all. Two partitions are what a user of two cores would set."""
 _SUMS: Final = ["count(*)", "sum(id)", "sum(amount)", "sum(length(doc))", "sum(int(flag))"]
-_WAIT: Final = 600.0
-_TICK: Final = 0.5
+_WAIT: Final = 900.0
+_LOAD: Final = 250_000
+TICK: Final = 0.3
+"""Seconds of changes in a landed batch: ``batch_delay``."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may differ between runs of a contender: random keys or recent ones, tables, Spark's master and settings."""
+
+    random: bool = False
+    tables: int = 1
+    master: str = "local[2]"
+    conf: dict[str, str] = field(default_factory=dict)
 
 
 class Contender(Protocol):
     """What can be asked of it."""
 
     def load(self, rows: int) -> None:
-        """Begin with so many rows."""
+        """Begin with so many rows in the first table."""
 
     def bulk(self, batches: int, size: int) -> float:
-        """Seconds to apply what is waiting."""
+        """Seconds to apply what is waiting: so many batches of so many changes of each table."""
 
-    def fresh(self, ticks: int, size: int) -> list[float]:
-        """How long after it was there each of so many batches, one every half second, could be read."""
+    def follow(self, seconds: float, per_second: int, freshness: float) -> tuple[list[float], int]:
+        """How old changes were when they could be read, while so many were made in a second; and the bytes written to tables and logs."""
 
     def sums(self) -> list[str]:
-        """What the rows amount to."""
+        """What the rows of the first table amount to."""
 
 
 class Lakes:
-    """This program.
+    """This program."""
 
-    Args:
-        spark: None for engine ``local``.
-        engine: makes it.
-    """
-
-    def __init__(self, directory: Path, spark: Any, engine: Callable[[Storage, Location], Engine]) -> None:
-        self._path = directory / "lake"
+    def __init__(self, directory: Path, spark: Any, options: Options) -> None:
+        self._lake = LandedLake(directory / "lake", options.tables)
         self._spark = spark
-        location = Location.parse(f"spark://{self._path}")
-        asyncio.run(self._make())
-        self._storage = Storage.open(location)
-        lake = Lake.find(self._storage)
-        assert lake is not None
-        self._id = lake.table(TABLE).id
-        self._zone = LandingZone(self._storage, LANDING)
-        self._zone.recover()
-        self._applier = Applier(self._storage, engine(self._storage, location))
-        self._changes = Changes()
-
-    async def _make(self) -> None:
-        sink = SparkSink(f"spark://{self._path}", options=SubscriptionOptions(), settings=Settings())
-        opened = await sink.open("bench", lambda _: None)
-        await opened.begin_slot("bench", ["pub"], opened.state.two_phase)
-        await opened.set_position(Position("bench", "1", 1, Lsn(100)))
-        await opened.add_tables([TABLE], TableEntry(TableState.READY))
-        await opened.close()
-
-    def _land(self, rows: Any) -> int:
-        land(self._zone, self._storage, self._id, rows, self._changes.end)
-        return self._changes.end
+        engine: Engine = LocalEngine(self._lake.storage) if spark is None else SparkEngine(spark, self._lake.location)
+        self._applier = Applier(self._lake.storage, engine, ApplierSettings())
+        self._changes = Changes(mix=RANDOM if options.random else RECENT)
 
     def load(self, rows: int) -> None:
-        for part in range(0, rows, 250_000):
-            self._land(self._changes.base(min(250_000, rows - part)))
+        for part in range(0, rows, _LOAD):
+            self._lake.land([self._changes.base(min(_LOAD, rows - part))], self._changes.end)
         self._all()
 
     def _all(self) -> None:
@@ -110,69 +92,60 @@ class Lakes:
 
     def bulk(self, batches: int, size: int) -> float:
         for _ in range(batches):
-            self._land(self._changes.batch(size))
+            rows = self._changes.batch(size)
+            self._lake.land([rows] * len(self._lake.names), self._changes.end)
         began = time.monotonic()
         self._all()
         return time.monotonic() - began
 
-    def fresh(self, ticks: int, size: int) -> list[float]:
+    def follow(self, seconds: float, per_second: int, freshness: float) -> tuple[list[float], int]:
+        before = delta_bytes(self._lake.path)
         published: list[tuple[int, float]] = []
-        stop = threading.Event()
+        stop, pace = threading.Event(), Pace(freshness)
         applying = threading.Thread(
-            target=apply_forever, args=(self._applier, stop, lambda snapshot: published.append((int(snapshot.lsn), time.monotonic())))
+            target=lambda: apply_forever(
+                self._applier, stop, lambda snapshot: published.append((int(snapshot.lsn), time.time())), pace=pace, rest_seconds=_WAIT
+            )
         )
         applying.start()
-        waiting = [self._changes.batch(size) for _ in range(2)]  # not measured: the first jobs of a loop
         landed: list[tuple[int, float]] = []
-        end = 0
-        for number in range(ticks + 2):
-            due = time.monotonic() + _TICK
-            rows = waiting.pop(0) if waiting else self._changes.batch(size)
-            end = self._land_at(rows)
-            if number >= 2:
-                landed.append((end, time.monotonic()))
-            time.sleep(max(due - time.monotonic(), 0))
-        deadline = time.monotonic() + _WAIT
-        while not published or published[-1][0] < end:
-            assert time.monotonic() < deadline, "it did not catch up"
-            time.sleep(0.01)
+        began = due = time.time()
+        while due < began + seconds:
+            due += TICK
+            rows = self._changes.batch(round(per_second * TICK))
+            time.sleep(max(due - time.time(), 0))
+            # committed evenly since the last tick
+            self._lake.land([rows], self._changes.end, committed=(due - TICK, due))
+            landed.append((self._changes.end, due - TICK / 2))
         stop.set()
         applying.join()
-        return [next(moment for lsn, moment in published if lsn >= end) - at for end, at in landed]
-
-    def _land_at(self, rows: Any) -> int:
-        end = int(rows["_lsn"][-1].as_py())
-        land(self._zone, self._storage, self._id, rows, end)
-        return end
+        self._applier.open()
+        self._applier.tidy(now=True)
+        self._applier.close()
+        ages = [next(moment for lsn, moment in published if lsn >= end) - at for end, at in landed]
+        return ages, delta_bytes(self._lake.path) - before
 
     def sums(self) -> list[str]:
-        snapshot = read_snapshot(self._storage)
+        snapshot = read_snapshot(self._lake.storage)
         assert snapshot is not None
         if self._spark is None:
             self._spark = spark_session("local[2]", CONF)
-        return _sums(read(self._spark, str(self._path), str(TABLE), snapshot=snapshot))
-
-    def rounds(self) -> tuple[int, int]:
-        """How many made something of the table, and how many of them by MERGE INTO."""
-        snapshot = read_snapshot(self._storage)
-        assert snapshot is not None
-        operations = [entry["operation"] for entry in DeltaTable(self._path / snapshot.tables[TABLE].path).history()]
-        return operations.count("WRITE") + operations.count("MERGE"), operations.count("MERGE")
+        return _sums(read(self._spark, str(self._lake.path), str(TABLE), snapshot=snapshot))
 
 
 class Streamed:
-    """The script."""
+    """The script: a stream with a trigger interval that is the freshness."""
 
-    def __init__(self, directory: Path, spark: Any, *, delta: bool) -> None:
+    def __init__(self, directory: Path, spark: Any, options: Options) -> None:
         self._directory = directory
-        self._script = Script(spark, directory / "script", delta=delta)
-        self._changes = Changes()
+        self._script = Script(spark, directory / "script", tables=options.tables)
+        self._changes = Changes(mix=RANDOM if options.random else RECENT)
 
     def load(self, rows: int) -> None:
         base = self._directory / "base"
         base.mkdir()
-        for part in range(0, rows, 250_000):
-            pq.write_table(self._changes.base(min(250_000, rows - part)), base / f"{part:010d}.parquet")
+        for part in range(0, rows, _LOAD):
+            pq.write_table(self._changes.base(min(_LOAD, rows - part)), base / f"{part:010d}.parquet")
         self._script.load(base)
 
     def _write(self, rows: Any) -> None:
@@ -186,32 +159,30 @@ class Streamed:
         query.awaitTermination()
         return time.monotonic() - began
 
-    def fresh(self, ticks: int, size: int) -> list[float]:
+    def follow(self, seconds: float, per_second: int, freshness: float) -> tuple[list[float], int]:
+        before = delta_bytes(self._script.directory)
         self._script.done.clear()
-        query = self._script.stream(until_empty=False)
+        query = self._script.stream(until_empty=False, interval=freshness)
         written: list[tuple[int, float]] = []
-        for number in range(ticks + 2):
-            due = time.monotonic() + _TICK
-            rows = self._changes.batch(size)
+        began = due = time.time()
+        while due < began + seconds:
+            due += TICK
+            rows = self._changes.batch(round(per_second * TICK))
+            time.sleep(max(due - time.time(), 0))
             self._write(rows)
-            written.append((rows.num_rows, time.monotonic()))
-            if number == 1:
-                query.processAllAvailable()  # not measured: its first batches
-                due = time.monotonic()
-            time.sleep(max(due - time.monotonic(), 0))
+            written.append((rows.num_rows, due - TICK / 2))
         query.processAllAvailable()
         counts = {progress["batchId"]: progress["numInputRows"] for progress in query.recentProgress}
         query.stop()
-        waiting = list(written)
-        found: list[float] = []
+        waiting, ages = list(written), list[float]()
         for batch, moment in sorted(self._script.done.items()):
-            rows_left = counts[batch]
-            while rows_left > 0:
+            left = counts[batch]
+            while left > 0:
                 count, at = waiting.pop(0)
-                rows_left -= count
-                found.append(moment - at)
+                left -= count
+                ages.append(moment - at)
         assert not waiting
-        return found[2:]
+        return ages, delta_bytes(self._script.directory) - before
 
     def sums(self) -> list[str]:
         return _sums(self._script.rows())
@@ -221,20 +192,59 @@ def _sums(frame: Any) -> list[str]:
     return [str(value) for value in frame.selectExpr(*_SUMS).collect()[0]]
 
 
-def make(name: str, directory: Path) -> Contender:
+def processes() -> dict[str, list[int]]:
+    """The processes below this one, with it: ``driver`` is this one and its JVM; ``workers`` are Python workers and executors."""
+    parents: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                before, _, after = (entry / "stat").read_text().rpartition(")")
+            except OSError:
+                continue
+            parents[int(entry.name)], names[int(entry.name)] = int(after.split()[1]), before.partition("(")[2]
+    found: dict[str, list[int]] = {"driver": [os.getpid()], "workers": []}
+    for pid in parents:
+        above, line = pid, list[int]()
+        while above and above != os.getpid():
+            line.append(above)
+            above = parents.get(above, 0)
+        if above and line:
+            found["driver" if len(line) == 1 and names[pid] == "java" else "workers"].append(pid)
+    return found
+
+
+def peak_memory() -> int:
+    """The sum of the largest resident sizes of the driver's processes, in bytes."""
+    size = 0
+    for pid in processes()["driver"]:
+        status = (Path("/proc") / str(pid) / "status").read_text()
+        size += next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    return size
+
+
+def cpu_seconds() -> float:
+    """Processor time of the driver's processes so far."""
+    ticks = 0
+    for pid in processes()["driver"]:
+        fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def make(name: str, directory: Path, options: Options) -> Contender:
     """One of those there are."""
     if name == "local":
-        return Lakes(directory, None, lambda storage, _: LocalEngine(storage))
-    jar = name in {"script", "merge"}
-    spark = spark_session("local[2]", {**CONF, **(DELTA_CONF if jar else {})})
-    if name in {"spark", "merge"}:
-        return Lakes(directory, spark, lambda _, location: SparkEngine(spark, location, **({"large_unit": 0} if name == "merge" else {})))
-    return Streamed(directory, spark, delta=jar)
+        return Lakes(directory, None, options)
+    spark = spark_session(options.master, {**CONF, **DELTA_CONF, **options.conf})
+    kinds: dict[str, Callable[[Path, Any, Options], Contender]] = {"spark": Lakes, "script": Streamed}
+    return kinds[name](directory, spark, options)
 
 
 def main() -> None:
     """Answer commands."""
-    contender = make(sys.argv[1], Path(sys.argv[2]))
+    options = Options(**json.loads(sys.argv[3])) if len(sys.argv) > 3 else Options()
+    contender = make(sys.argv[1], Path(sys.argv[2]), options)
     _answer("ready")
     for line in sys.stdin:
         match json.loads(line):
@@ -243,11 +253,13 @@ def main() -> None:
                 _answer(None)
             case ["bulk", batches, size]:
                 _answer(contender.bulk(batches, size))
-            case ["fresh", ticks, size]:
-                seconds = contender.fresh(ticks, size)
-                _answer([statistics.median(seconds), sorted(seconds)[int(len(seconds) * 0.95)]])
-            case ["rounds"] if isinstance(contender, Lakes):
-                _answer(contender.rounds())
+            case ["follow", seconds, per_second, freshness]:
+                ages, written = contender.follow(seconds, per_second, freshness)
+                _answer([statistics.median(ages), sorted(ages)[int(len(ages) * 0.95)], written])
+            case ["memory"]:
+                _answer(peak_memory())
+            case ["cpu"]:
+                _answer(cpu_seconds())
             case ["sums"]:
                 _answer(contender.sums())
 

@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from subscriber import Settings, Subscription, SubscriptionOptions, Until
+from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
-from subscriber.sinks.spark.copy.copier import Copier, SparkCopyRunner
+from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.pace import Pace
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
 from tests.benchmark.spark.changes import TABLE
 from tests.support.database import Database, ServerAddress
 
-__all__ = ["PARTITIONS", "copy_by_jdbc", "copy_by_us", "landed", "publisher"]
+__all__ = ["PARTITIONS", "copy_by_jdbc", "copy_by_us", "copy_small_tables", "landed", "publisher"]
 
 PARTITIONS: Final = 4
 _VERSION: Final = 18
@@ -39,14 +42,20 @@ _ROW: Final = (
 
 
 @contextlib.contextmanager
-def publisher(rows: int) -> Iterator[Database]:
-    """A publisher with a table of so many rows."""
+def publisher(rows: int, small: int = 0) -> Iterator[Database]:
+    """A publisher with a table of so many rows, and a publication of so many small tables."""
     server = EmbeddedServer.create(_VERSION, settings={"logical_decoding_work_mem": "64MB", "max_wal_size": "8GB"})
     try:
         server.createdb("pub")
         database = Database(ServerAddress(server.dsn(), server.version), "pub")
         database.execute(f"CREATE TABLE t ({_COLUMNS}); CREATE PUBLICATION pub FOR TABLE t")
         database.execute(f"INSERT INTO t SELECT {_ROW} FROM generate_series(1, {rows}) AS g")
+        for number in range(small):
+            database.execute(
+                f"CREATE TABLE small{number} ({_COLUMNS}); INSERT INTO small{number} SELECT {_ROW} FROM generate_series(1, 100) AS g"
+            )
+        if small:
+            database.execute("CREATE PUBLICATION small FOR TABLE " + ", ".join(f"small{number}" for number in range(small)))
         database.execute("ANALYZE t")
         database.execute("CHECKPOINT")
         yield database
@@ -55,9 +64,11 @@ def publisher(rows: int) -> Iterator[Database]:
         server.remove()
 
 
-def _subscription(database: Database, name: str, target: str, settings: Settings | None = None, *, copy_data: bool) -> Subscription:
+def _subscription(
+    database: Database, name: str, target: str, settings: Settings | None = None, *, copy_data: bool, publication: str = "pub"
+) -> Subscription:
     options = SubscriptionOptions(copy_data=copy_data)
-    return Subscription(name, connection=database.dsn, publications=["pub"], target=target, options=options, settings=settings)
+    return Subscription(name, connection=database.dsn, publications=[publication], target=target, options=options, settings=settings)
 
 
 class Landed:
@@ -113,19 +124,28 @@ def copy_by_us(spark: Any, database: Database, directory: Path, number: int, *, 
 async def _copied(
     spark: Any, database: Database, location: Location, settings: Settings, name: str, target: str, *, executors: bool
 ) -> float:
+    url = f"{target}?copy=executors" if executors else target
+    subscription = _subscription(database, name, url, settings, copy_data=True)
+    seconds = await _published(spark, location, subscription, {TABLE})
+    database.execute(f"SELECT pg_drop_replication_slot('{name}')")
+    return seconds
+
+
+async def _published(spark: Any, location: Location, subscription: Subscription, tables: set[TableName]) -> float:
+    """Seconds until a snapshot has all tables. Without Spark, engine ``local`` applies."""
     storage = Storage.open(location)
     stop = threading.Event()
     # the subscriber's own copy needs no applier before its end: it is started with the lake
     began = time.monotonic()
-    subscription = _subscription(database, name, f"{target}?copy=executors" if executors else target, settings, copy_data=True)
     running = asyncio.create_task(subscription.run())
     while not (Path(str(location)) / "subscriber.json").exists():
         await asyncio.sleep(0.01)
-    applier = Applier(storage, SparkEngine(spark, location))
-    with Copier(storage, SparkCopyRunner(spark, location), 250_000).running():
-        applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop))
+    applier = Applier(storage, LocalEngine(storage) if spark is None else SparkEngine(spark, location))
+    runner: CopyRunner = LocalCopyRunner(storage) if spark is None else SparkCopyRunner(spark, location)
+    with Copier(storage, runner, 250_000).running():
+        applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop, pace=Pace(location.freshness)))
         async with asyncio.timeout(_WAIT):
-            while (snapshot := read_snapshot(storage)) is None or TABLE not in snapshot.tables:
+            while (snapshot := read_snapshot(storage)) is None or not tables <= snapshot.tables.keys():
                 assert not running.done(), running.result()
                 await asyncio.sleep(0.01)
         seconds = time.monotonic() - began
@@ -133,6 +153,16 @@ async def _copied(
         await running
         stop.set()
         await applying
+    return seconds
+
+
+def copy_small_tables(spark: Any, database: Database, directory: Path, number: int, small: int) -> float:
+    """Seconds from a subscription's start until its small tables can be read in one published snapshot. Without Spark: engine ``local``."""
+    target = f"spark://{directory / f'small-{number}-{spark is None}'}"
+    name = f"bench_small_{number}_{spark is None}".lower()
+    subscription = _subscription(database, name, target, copy_data=True, publication="small")
+    tables = {TableName("public", f"small{index}") for index in range(small)}
+    seconds = asyncio.run(_published(spark, Location.parse(target), subscription, tables))
     database.execute(f"SELECT pg_drop_replication_slot('{name}')")
     return seconds
 

@@ -1,12 +1,12 @@
 """What a Spark user writes today: Structured Streaming over the files of changes, and in ``foreachBatch`` the last change of each key,
-merged into a Delta table; without the Delta jar, the whole table rewritten.
+merged into a Delta table.
 
-It is given what the applier is given, and does less: one table, no TOASTed values, no TRUNCATE, no change log, no snapshot.
+It is given what the applier is given, and does less: no TOASTed values, no TRUNCATE, no change log, no snapshot. With several tables, each
+gets the same changes, one MERGE after another.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -23,64 +23,54 @@ _COLUMNS: Final = ("id", "name", "amount", "at", "doc", "flag")
 
 
 class Script:
-    """One table, kept by a stream.
+    """Tables that are kept by a stream.
 
     Args:
-        spark: the session.
+        spark: the session, with Delta.
         directory: for all its files.
-        delta: by MERGE INTO; else every batch rewrites the table.
+        tables: their number.
 
     Attributes:
-        done: of each micro-batch, when its rows could be read (``time.monotonic``).
+        changes: where the files of changes go.
+        done: of each micro-batch, when its rows could be read, in seconds since 1970.
     """
 
-    def __init__(self, spark: Any, directory: Path, *, delta: bool) -> None:
+    def __init__(self, spark: Any, directory: Path, *, tables: int) -> None:
         self._spark = spark
-        self._directory = directory
+        self.directory = directory
         self.changes = directory / "changes"
         self.changes.mkdir(parents=True)
-        self._delta = delta
-        self._versions = 0
+        self._tables = [str(directory / f"table-{number}") for number in range(tables)]
         self.done: dict[int, float] = {}
         self._schema: Any = None
 
-    @property
-    def _table(self) -> str:
-        return str(self._directory / "table") if self._delta else str(self._directory / f"table-{self._versions}")
-
     def load(self, base: Path) -> None:
-        """Make the table of a file of rows."""
+        """Make the first table of files of rows. The others begin empty."""
         rows = self._spark.read.parquet(str(base))
         self._schema = rows.schema
-        rows.select(*_COLUMNS).write.format("delta" if self._delta else "parquet").save(self._table)
+        rows.select(*_COLUMNS).write.format("delta").save(self._tables[0])
+        for table in self._tables[1:]:
+            rows.limit(0).select(*_COLUMNS).write.format("delta").save(table)
 
-    def stream(self, *, until_empty: bool) -> Any:
-        """Start the query: for the existing files, or without an end."""
+    def stream(self, *, until_empty: bool, interval: float = 0.0) -> Any:
+        """Start the query: for the existing files, or without an end, with a micro-batch in each interval (0: as soon as possible)."""
         source = self._spark.readStream.schema(self._schema).parquet(str(self.changes))
-        writer = source.writeStream.foreachBatch(self._merge).option("checkpointLocation", str(self._directory / "checkpoint"))
-        return (writer.trigger(availableNow=True) if until_empty else writer).start()
+        writer = source.writeStream.foreachBatch(self._merge).option("checkpointLocation", str(self.directory / "checkpoint"))
+        once = {"availableNow": True} if until_empty else {"processingTime": f"{round(interval * 1000)} milliseconds"}
+        return writer.trigger(**once).start()
 
     def _merge(self, rows: Any, number: int) -> None:
+        session = rows.sparkSession
         rows.createOrReplaceTempView("changed")
-        latest = rows.sparkSession.sql(
+        latest = session.sql(
             "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY id ORDER BY _lsn DESC, _seq DESC) AS place FROM changed)"
             " WHERE place = 1"
         )
         latest.createOrReplaceTempView("latest")
-        if self._delta:
-            latest.sparkSession.sql(_MERGE.format(table=self._table))
-        else:
-            self._rewrite(latest)
-        self.done[number] = time.monotonic()
-
-    def _rewrite(self, latest: Any) -> None:
-        before = latest.sparkSession.read.parquet(self._table)
-        kept = before.join(latest, "id", "left_anti").select(*_COLUMNS)
-        now = kept.unionByName(latest.where("_op <> 'd'").select(*_COLUMNS))
-        old, self._versions = self._table, self._versions + 1
-        now.write.parquet(self._table)
-        shutil.rmtree(old)
+        for table in self._tables:
+            session.sql(_MERGE.format(table=table))
+        self.done[number] = time.time()
 
     def rows(self) -> Any:
-        """The table now."""
-        return self._spark.read.format("delta" if self._delta else "parquet").load(self._table)
+        """The first table now."""
+        return self._spark.read.format("delta").load(self._tables[0])

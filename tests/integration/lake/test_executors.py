@@ -379,7 +379,7 @@ async def test_base_files_that_no_commit_names_yet_are_not_swept(publisher18_db:
     lake = tmp_path / "lake"
     async with copier(lake):
         await by_executors(publisher18_db, tmp_path).run(Until())
-    # as where the table was once there, and its copy took longer than the grace time
+    # as where the table was once there, and its copy took longer than the retention time
     table = LakeDelta(storage(lake), "tables/public/t")
     table.create(pa.schema([pa.field("id", pa.int32())]))
     known = Lake.find(storage(lake))

@@ -24,8 +24,6 @@ from subscriber.sinks.spark.landing.manifest import read_manifests
 __all__ = ["observe"]
 
 _LSNS: Final = ("received", "latest_end", "applied", "flushed")
-_EPOCH_OFFSET: Final = 946_684_800
-"""Seconds from 1970 to 2000."""
 
 
 async def observe(target: str) -> Sequence[Observation]:
@@ -101,6 +99,10 @@ def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:
         engine=told.get("engine") if running else None,
         last_error=told.get("last_error"),
         last_error_time=_time(told.get("last_error_time")),
+        freshness=told.get("freshness"),
+        landed_bytes=told.get("landed_bytes"),
+        written_bytes=sum(told["written_bytes"].values()) if "written_bytes" in told else None,
+        progress=told.get("progress", ()),
     )
     try:
         snapshot = read_snapshot(storage)
@@ -108,13 +110,12 @@ def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:
     except TargetError as error:
         # the error that a running applier would report
         return replace(who, last_error=error.one_line(), last_error_time=None)
-    times = [manifest.commit_time for manifest in waiting if manifest.commit_time is not None]
     return replace(
         who,
         lsn=None if snapshot is None else snapshot.lsn,
         waiting_batches=len(waiting),
         waiting_bytes=sum(file.size for manifest in waiting for file in manifest.files),
-        waiting_since=times[0] / 1e6 + _EPOCH_OFFSET if times else None,
+        waiting_since=waiting[0].since if waiting else None,
     )
 
 

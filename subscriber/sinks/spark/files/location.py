@@ -7,10 +7,14 @@ Parameters follow a question mark:
 =================  =========  ====================================================================================
 ``confirm``        landed     ``landed``: acknowledge what is durable in the landing zone; ``applied``: acknowledge only
                               what the applier has published, if the disk of the landing zone is not trusted
-``batch_delay``    300ms      how long collected transactions wait for more before they are landed
+``batch_delay``    300ms      how long collected transactions wait for more before they are landed; by default at most a fifth of
+                              ``freshness``
 ``batch_size``     64MB       size in bytes at which a batch is landed at once
 ``apply``          none       run the applier as a thread of this process: ``local``, ``spark``; ``none``: separately
-``target_rows``    250000     rows that a file of a table should have, if the applier is in this process
+``freshness``      2s         how old changes may be when they can be read. The applier writes as few bytes as that allows
+``max_write_rate``            bytes per second that the applier writes at most, on average
+``retain_hours``   24         how long removed files, versions and published snapshots can be read
+``target_rows``    250000     rows that a file of a table should have
 ``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
 ``copy_connection``           for executors: libpq keywords and values that replace the subscriber's (host, service, passfile)
 =================  =========  ====================================================================================
@@ -19,6 +23,7 @@ Parameters follow a question mark:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -27,11 +32,13 @@ from subscriber.abc import TableName
 from subscriber.config import Settings, parse_bytes, parse_seconds
 from subscriber.errors import ConfigurationError
 
-__all__ = ["Copying", "Location", "escape_glob", "table_directory"]
+__all__ = ["DEFAULT_FRESHNESS", "Copying", "Location", "escape_glob", "parse_freshness", "parse_rate", "table_directory"]
 
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "spark"]
 Copy = Literal["subscriber", "executors"]
+DEFAULT_FRESHNESS: Final = 2.0
+_BATCH_DELAY: Final = 0.3
 _ENGINES: Final = ("none", "local", "spark")
 _PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)(?:\s+|$)", re.DOTALL)
 """A libpq keyword with its value."""
@@ -64,18 +71,28 @@ class Location:
     Attributes:
         path: an absolute path. None for an object store.
         uri: the URI for pyarrow. None for a directory.
-        confirm, batch_delay, batch_size, apply, target_rows, copy, copy_connection: see the module. In seconds and bytes.
+        confirm, batch_size, apply, target_rows, retain_hours, copy, copy_connection: see the module. In seconds and bytes.
+        delay: ``batch_delay``. None: the default.
+        freshness, max_write_rate: see the module. None: the default.
     """
 
     path: str | None = None
     uri: str | None = None
     confirm: Confirm = "landed"
-    batch_delay: float = 0.3
+    delay: float | None = None
     batch_size: int = 64 * 1024**2
     apply: Apply = "none"
+    freshness: float = DEFAULT_FRESHNESS
+    max_write_rate: int | None = None
+    retain_hours: int = 24
     target_rows: int = 250_000
     copy: Copy = "subscriber"
     copy_connection: str = ""
+
+    @property
+    def batch_delay(self) -> float:
+        """How long collected transactions wait for more before they are landed. This is a part of the freshness."""
+        return self.delay if self.delay is not None else min(_BATCH_DELAY, self.freshness / 5)
 
     def copying(self, settings: Settings) -> Copying:
         """How executors copy."""
@@ -129,6 +146,14 @@ class Location:
             found = cls(path=_directory(unquote(parts.path)))
         return replace(found, **_parameters(parts.query))
 
+    def changed(self, parameters: Mapping[str, str]) -> Location:
+        """The location with these parameters of its URL.
+
+        Raises:
+            ConfigurationError: as :meth:`parse`.
+        """
+        return replace(self, **_parsed(parameters.items()))
+
     def __str__(self) -> str:
         """The URL without parameters."""
         return self.path or self.uri or ""
@@ -146,9 +171,13 @@ def _directory(path: str) -> str:
 
 
 def _parameters(query: str) -> dict[str, Any]:
-    known = {field.name for field in fields(Location)} - {"path", "uri"}
+    return _parsed(parse_qsl(query, keep_blank_values=True))
+
+
+def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    known = {field.name for field in fields(Location)} - {"path", "uri", "delay"} | {"batch_delay"}
     values: dict[str, Any] = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
+    for name, text in parameters:
         if name not in known:
             # an & that was not encoded may have made a part of a value look like a name
             shown = f': "{name}"' if name.isidentifier() else ""
@@ -162,9 +191,10 @@ def _parameters(query: str) -> dict[str, Any]:
                 hint = "these engines are now one: use apply=spark" if text in {"rewrite", "merge"} else f"one of {', '.join(_ENGINES)}"
                 raise ConfigurationError(f'unrecognized apply value: "{text}"', hint=hint)
             values[name] = cast("Apply", text)
-        elif name == "target_rows":
+        elif name in {"target_rows", "retain_hours"}:
             if not text.isdecimal() or not int(text):
-                raise ConfigurationError(f'invalid value for parameter "target_rows": "{text}"', hint="a number of rows, as in 250000")
+                hint = "a number of rows, as in 250000" if name == "target_rows" else "a number of hours, as in 24"
+                raise ConfigurationError(f'invalid value for parameter "{name}": "{text}"', hint=hint)
             values[name] = int(text)
         elif name == "copy":
             if text not in {"subscriber", "executors"}:
@@ -174,10 +204,38 @@ def _parameters(query: str) -> dict[str, Any]:
             _require_no_secret(text)
             values[name] = text
         elif name == "batch_delay":
-            values[name] = parse_seconds(name, text)
+            values["delay"] = parse_seconds(name, text)
+        elif name == "freshness":
+            values[name] = parse_freshness(text)
+        elif name == "max_write_rate":
+            values[name] = parse_rate(text)
         else:
             values[name] = parse_bytes(name, text)
     return values
+
+
+def parse_freshness(text: str) -> float:
+    """Parse a freshness target.
+
+    Raises:
+        ConfigurationError: it is not a time, or 0.
+    """
+    found = parse_seconds("freshness", text)
+    if not found:
+        raise ConfigurationError(f'invalid value for parameter "freshness": "{text}"', hint="a time above 0, as in 500ms or 10s")
+    return found
+
+
+def parse_rate(text: str) -> int:
+    """Parse bytes per second, such as ``10MB/s``.
+
+    Raises:
+        ConfigurationError: it is not a size, or 0.
+    """
+    found = parse_bytes("max_write_rate", text.removesuffix("/s"))
+    if not found:
+        raise ConfigurationError(f'invalid value for parameter "max_write_rate": "{text}"', hint="a size above 0, as in 10MB/s")
+    return found
 
 
 def _require_no_secret(connection: str) -> None:

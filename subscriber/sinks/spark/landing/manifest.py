@@ -20,6 +20,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = [
+    "EPOCH_OFFSET",
     "LandedFile",
     "Manifest",
     "ManifestsRead",
@@ -32,6 +33,8 @@ __all__ = [
     "read_manifests",
 ]
 
+EPOCH_OFFSET: Final = 946_684_800
+"""Seconds from 1970 to 2000."""
 _NAME: Final = re.compile(r"(\d{20})\.json")
 
 
@@ -67,14 +70,35 @@ class LandedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A manifest, see the module. ``transactions`` is a count. ``commit_time`` (microseconds since 2000) is of the last one."""
+    """A manifest, see the module. Times are in microseconds since 2000.
+
+    Attributes:
+        transactions: a count.
+        commit_time, first_commit_time: of the last and the first transaction, by the publisher's clock.
+        received_time: when the first transaction was received, by the subscriber's clock.
+        landed_time: when the manifest was written, by the subscriber's clock.
+    """
 
     previous: Lsn
     begin: Lsn
     end: Lsn
     transactions: int = 0
     commit_time: int | None = None
+    first_commit_time: int | None = None
+    received_time: int | None = None
+    landed_time: int | None = None
     files: tuple[LandedFile, ...] = field(default=())
+
+    @property
+    def since(self) -> float | None:
+        """When its first transaction was committed, else when it was landed, in seconds since 1970. A commit is not after the landing."""
+        times = [time for time in (self.first_commit_time or self.commit_time, self.landed_time) if time]
+        return min(times) / 1e6 + EPOCH_OFFSET if times else None
+
+    @property
+    def size(self) -> int:
+        """Of all files, in bytes."""
+        return sum(file.size for file in self.files)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -83,6 +107,9 @@ class Manifest:
             "end": str(self.end),
             "transactions": self.transactions,
             "commit_time": self.commit_time,
+            "first_commit_time": self.first_commit_time,
+            "received_time": self.received_time,
+            "landed_time": self.landed_time,
             "files": [file.to_json() for file in self.files],
         }
 
@@ -95,6 +122,9 @@ class Manifest:
             end=Lsn.parse(data["end"]),
             transactions=data["transactions"],
             commit_time=data["commit_time"],
+            first_commit_time=data.get("first_commit_time"),
+            received_time=data.get("received_time"),
+            landed_time=data.get("landed_time"),
             files=tuple(LandedFile.from_json(file, schemas) for file in data["files"]),
         )
 

@@ -6,6 +6,7 @@ One call at a time. Disk I/O and casts of columns run in a thread, so that the e
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
@@ -14,7 +15,7 @@ from subscriber.abc import ApplyStatistics, Batch
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.threads import run_in_thread
-from subscriber.sinks.spark.landing.manifest import Manifest
+from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, Manifest
 from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TableIds, TransactionEncoder
 from subscriber.sinks.spark.landing.zone import SPILL_BYTES, LandingZone, OpenBatch
 from subscriber.transaction.model import Transaction
@@ -52,6 +53,8 @@ class LandingWriter:
         self._begin = position
         self._transactions = 0
         self._commit_time: int | None = None
+        self._first_commit_time: int | None = None
+        self._received_time: int | None = None
 
     @property
     def size(self) -> int:
@@ -75,6 +78,7 @@ class LandingWriter:
         if self._batch is None:
             self._batch, self._begin = self.zone.begin(), self.position
             self.gathered = asyncio.get_running_loop().time()
+            self._received_time = int((time.time() - EPOCH_OFFSET) * 1e6)
         encoder = TransactionEncoder(
             self._batch, described=self.described, gate=batch.gate, table_ids=self._table_ids, statistics=self._statistics
         )
@@ -125,6 +129,8 @@ class LandingWriter:
     def _count(self, encoder: TransactionEncoder) -> None:
         stamp = encoder.stamp
         self._transactions += 1
+        if self._transactions == 1:
+            self._first_commit_time = stamp.time
         self._commit_time = stamp.time
         self.position = stamp.end_lsn
         self._statistics.transactions += 1
@@ -139,9 +145,12 @@ class LandingWriter:
         count, self._transactions = self._transactions, 0
         if batch is None or batch.is_empty:
             return None
-        begin, end, commit_time = self._begin, self.position, self._commit_time
+        begin, end, last, first = self._begin, self.position, self._commit_time, self._first_commit_time
+        received = self._received_time
         self.lost = True  # until it is landed
-        found = await run_in_thread(lambda: self.zone.land(batch, begin, end, transactions=count, commit_time=commit_time))
+        found = await run_in_thread(
+            lambda: self.zone.land(batch, begin, end, transactions=count, commit_time=last, first_commit_time=first, received_time=received)
+        )
         self.lost = False
         return found
 

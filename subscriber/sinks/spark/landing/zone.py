@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import TEMPORARY, PendingFile, Storage
-from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, check_files, manifest_name, read_manifests
+from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, LandedFile, Manifest, check_files, manifest_name, read_manifests
 from subscriber.sinks.spark.landing.row_buffer import RowBuffer, Stamp
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -241,7 +242,17 @@ class LandingZone:
     def begin(self) -> OpenBatch:
         return OpenBatch(self._storage, self.directory)
 
-    def land(self, batch: OpenBatch, begin: Lsn, end: Lsn, *, transactions: int = 0, commit_time: int | None = None) -> Manifest | None:
+    def land(
+        self,
+        batch: OpenBatch,
+        begin: Lsn,
+        end: Lsn,
+        *,
+        transactions: int = 0,
+        commit_time: int | None = None,
+        first_commit_time: int | None = None,
+        received_time: int | None = None,
+    ) -> Manifest | None:
         """Make a batch durable.
 
         Args:
@@ -250,6 +261,8 @@ class LandingZone:
             end: the batch ends at this LSN.
             transactions: number of transactions.
             commit_time: of the last transaction.
+            first_commit_time: of the first transaction. None: as the last.
+            received_time: when the first transaction was received, in microseconds since 2000.
 
         Returns:
             The manifest. None if the batch ends no later than the last one, which already has its content.
@@ -265,16 +278,42 @@ class LandingZone:
         except BaseException:
             batch.discard()
             raise
-        return self.add(files, begin, end, transactions=transactions, commit_time=commit_time)
+        return self.add(
+            files,
+            begin,
+            end,
+            transactions=transactions,
+            commit_time=commit_time,
+            first_commit_time=first_commit_time,
+            received_time=received_time,
+        )
 
-    def add(self, files: list[LandedFile], begin: Lsn, end: Lsn, *, transactions: int = 0, commit_time: int | None = None) -> Manifest:
+    def add(
+        self,
+        files: list[LandedFile],
+        begin: Lsn,
+        end: Lsn,
+        *,
+        transactions: int = 0,
+        commit_time: int | None = None,
+        first_commit_time: int | None = None,
+        received_time: int | None = None,
+    ) -> Manifest:
         """Write the manifest for files in the directory.
 
         Raises:
             TargetError: it cannot be written.
         """
         manifest = Manifest(
-            previous=self.last, begin=max(begin, self.last), end=end, transactions=transactions, commit_time=commit_time, files=tuple(files)
+            previous=self.last,
+            begin=max(begin, self.last),
+            end=end,
+            transactions=transactions,
+            commit_time=commit_time,
+            first_commit_time=first_commit_time if first_commit_time is not None else commit_time,
+            received_time=received_time,
+            landed_time=int((time.time() - EPOCH_OFFSET) * 1e6),
+            files=tuple(files),
         )
         if files:
             self._storage.sync([self.directory])

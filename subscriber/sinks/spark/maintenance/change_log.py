@@ -51,14 +51,22 @@ class ChangeLog:
         logs: a cache of open Delta tables, by directory. The caller keeps it.
         read: a cache of manifests. The caller keeps it.
         target_rows: rows that a file should have.
+        retain_hours: how long versions that were replaced can be read.
+
+    Attributes:
+        written: bytes of the files that it wrote.
     """
 
-    def __init__(self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, read: ManifestsRead, target_rows: int) -> None:
+    def __init__(
+        self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, read: ManifestsRead, target_rows: int, retain_hours: int = 24
+    ) -> None:
         self._storage = storage
         self._lake = lake
         self._logs = logs
         self._manifests = read
         self._target_rows = target_rows
+        self._retain_hours = retain_hours
+        self.written = 0
 
     def compact(self, snapshot: Snapshot, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> Lsn:
         """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait. Then remove landed files.
@@ -111,7 +119,7 @@ class ChangeLog:
 
     def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
         directory = table_directory("log", name, table.id)
-        log = self._logs.setdefault(directory, LakeDelta(self._storage, directory))
+        log = self._logs.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
         there = log.load()
         if there:
             self._require_ours(log)
@@ -231,6 +239,7 @@ class ChangeLog:
         except BaseException:
             pending.discard()
             raise
+        self.written += size
         return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
 
 

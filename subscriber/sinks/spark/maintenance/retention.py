@@ -24,14 +24,14 @@ _UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
 _DIRECTORY: Final = re.compile(r"(\d+)-(\d+)")
 
 
-def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], grace_hours: int) -> int:
+def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], retain_hours: int) -> int:
     """Remove files that are no longer needed.
 
     Args:
         storage: of the lake.
         lake: its documents.
         tables: Delta tables that may have such files.
-        grace_hours: how long to keep files that no longer belong to their table.
+        retain_hours: how long to keep files that no longer belong to their table.
 
     Returns:
         The number of removed files and directories.
@@ -44,19 +44,19 @@ def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDel
     copying = tuple(f"copy-{table.id}-{table.generation}-" for table in known if storage.entries(copy_directory(table)))
     count = 0
     for table in tables:
-        unneeded = table.unneeded(grace_hours)
+        unneeded = table.unneeded(retain_hours)
         gone = [path for path in unneeded if not path.startswith(copying)]
         storage.delete(f"{table.directory}/{path}" for path in gone)
         count += len(gone)
-    return count + _sweep_unfinished(storage, lake, copying, grace_hours) + _sweep_copies(storage, known)
+    return count + _sweep_unfinished(storage, lake, copying, retain_hours) + _sweep_copies(storage, known)
 
 
-def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], grace_hours: int) -> int:
+def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], retain_hours: int) -> int:
     """Remove files that were being written when a process was killed. Delta's library ignores names that begin with a dot."""
     known = [*lake.state.tables.items(), *lake.state.removed.items()]
-    hours = {table_directory(root, name, table.id): grace_hours for root in ("tables", "log") for name, table in known}
+    hours = {table_directory(root, name, table.id): retain_hours for root in ("tables", "log") for name, table in known}
     # other processes may be writing small files there
-    hours |= dict.fromkeys(["", SNAPSHOTS], max(grace_hours, 1))
+    hours |= dict.fromkeys(["", SNAPSHOTS], max(retain_hours, 1))
     now, count = time.time(), 0
     for directory, old in hours.items():
         names = [

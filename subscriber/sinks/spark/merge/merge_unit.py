@@ -6,7 +6,9 @@ table names them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -28,11 +30,14 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
     Raises:
         TargetError: a file cannot be read or written, or is damaged; or Arrow does not support an operation.
     """
+    began = time.monotonic()
     with arrow_errors(storage.what(unit.directory)):
         if unit.folded_into is not None:
             folded, missing = fold_unit(storage, unit, unit.folded_into)
-            return UnitResult([], missing, folded)
-        return _merged(storage, unit)
+            found = UnitResult([], missing, folded)
+        else:
+            found = _merged(storage, unit)
+    return replace(found, seconds=time.monotonic() - began)
 
 
 def _merged(storage: Storage, unit: Unit) -> UnitResult:

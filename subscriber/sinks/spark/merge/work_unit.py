@@ -69,8 +69,9 @@ class FoldedFile:
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """The result of a unit: new files of the table or folded changes, and counts of changes that found no row."""
+    """The result of a unit: new files of the table or folded changes, counts of changes that found no row, and how long it took."""
 
     files: list[DataFile]
     missing: MissingRows
     folded: FoldedFile | None = None
+    seconds: float = 0.0

@@ -32,14 +32,17 @@ from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_d
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, read_snapshot
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.file_lock import FileLock
+from subscriber.sinks.spark.files.location import DEFAULT_FRESHNESS
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
+from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
 from subscriber.sinks.spark.pipeline.engines import COMMITS_AT_ONCE, Engine, TableRound
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, is_readable, load
+from subscriber.sinks.spark.pipeline.pace import Waiting
+from subscriber.sinks.spark.pipeline.progress import ApplierProgress, RoundProgress, as_line
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, stop_of, stopped_documents, stopping
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
@@ -69,14 +72,17 @@ class ApplierSettings:
         round_bytes: landed bytes after which a round takes no more manifests.
         log_files: number of landed files after which the change log takes them, and they are removed.
         sweep_seconds: interval of the search for files that are no longer needed.
-        grace_hours: how long to keep files that readers may still have open; at most 48.
+        retain_hours: how long readers can read what was replaced: removed files, versions and published snapshots. Also how long the landed
+            changes of a stopped table are kept.
+        freshness: the target in seconds, for the reports. The loop keeps to it.
     """
 
     target_rows: int = 250_000
     round_bytes: int = 512 * 1024**2
     log_files: int = 200
     sweep_seconds: float = 3600.0
-    grace_hours: int = 24
+    retain_hours: int = 24
+    freshness: float = DEFAULT_FRESHNESS
 
 
 class Applier:
@@ -89,6 +95,7 @@ class Applier:
 
     Attributes:
         missing: counts of changes that found no row, since this object was created.
+        progress: what its rounds did.
     """
 
     def __init__(self, storage: Storage, engine: Engine, settings: ApplierSettings | None = None) -> None:
@@ -96,15 +103,18 @@ class Applier:
         self._engine = engine
         self._settings = settings or ApplierSettings()
         self.missing = MissingRows()
+        self.progress = ApplierProgress(storage.place, engine.name, self._settings.freshness)
         self._status = ApplierStatus(storage, engine.name)
-        self._tables = OpenTables(storage)
+        self._tables = OpenTables(storage, self._settings.retain_hours)
         self._checks = StopChecks(self._tables)
         self._planner = TablePlanner(storage, self._tables, self._checks, engine, self._settings.target_rows)
-        self._publisher = SnapshotPublisher(storage)
+        self._publisher = SnapshotPublisher(storage, self._settings.retain_hours)
         self._logs: dict[str, LakeDelta] = {}
         self._read = ManifestsRead()
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._next_look = 0.0
+        self._published: Snapshot | None = None
+        self._noticed: float | None = None
         self._logged = INVALID_LSN
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
         path = storage.root / "applier.lock" if storage.root is not None else None
@@ -117,20 +127,40 @@ class Applier:
             SubscriptionInUse: the lake has an applier.
             TargetError: there is no lake.
         """
-        if Lake.find(self._storage) is None:
+        lake = Lake.find(self._storage)
+        if lake is None:
             raise TargetError(f"there is no lake in {self._storage.place}", hint="`subscriber run --target spark://…` creates one")
         self._lock.take()
         self._publisher.forget()
         self._storage.remove_directory(ROUND_DIRECTORY)
-        self._status.begin()
+        self.progress.begin(lake.target_identifier, self._status.begin(self.progress))
 
     def failed(self, error: SubscriberError) -> None:
         """Report a failed attempt in ``applier.json``."""
-        self._status.failed(error.one_line(), self.missing)
+        self._status.failed(error.one_line(), self.missing, self.progress)
 
     def close(self) -> None:
         """Release the lock."""
         self._lock.give_back()
+
+    def waiting(self) -> Waiting | None:
+        """What waits for the next round. None: nothing.
+
+        Raises:
+            TargetError, DataLossError: the landing zone cannot be read, or lacks a batch.
+        """
+        snapshot, now = self._published, time.time()
+        if snapshot is None or self._seen is None or time.monotonic() >= self._next_look:
+            return Waiting(0.0)  # a round looks at everything
+        lake = self._lake()
+        found = read_manifests(self._storage, LANDING, snapshot.landed, anchor=snapshot.landed, read=self._read)
+        known = lake.position.lsn if lake.position is not None else INVALID_LSN
+        if not found and known <= snapshot.lsn and _synchronized(lake) == self._seen:
+            self._noticed = None
+            return None
+        self._noticed = now if self._noticed is None else self._noticed
+        since = found[0].since if found else None
+        return Waiting(self._noticed if since is None else since, sum(manifest.size for manifest in found))
 
     def run_round(self) -> Snapshot | None:
         """Run one round, a micro-batch: apply what is waiting.
@@ -155,56 +185,70 @@ class Applier:
                     raise
 
     def _round(self) -> Snapshot | None:
-        # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a table is
-        # in the catalog before anything is landed for it, so this round knows every table that has rows among them
-        position = self._lake().position
-        snapshot = self._publisher.read()
-        kept, manifests = self._manifests(snapshot)
-        lake = self._lake()
+        done = self.progress.start()
+        with done.phase("latestOffset"):
+            # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a
+            # table is in the catalog before anything is landed for it, so this round knows every table that has rows among them
+            position = self._lake().position
+            snapshot = self._publisher.read()
+            kept, manifests = self._manifests(snapshot)
+            lake = self._lake()
+        self._published, self._noticed = snapshot, None
         known = position.lsn if position is not None else INVALID_LSN
-        tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
-        left = _left(lake)
-        seen = (tables, left)
+        tables, left = seen = _synchronized(lake)
         if snapshot is not None and not manifests and known <= snapshot.lsn and seen == self._seen and time.monotonic() < self._next_look:
             return None
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        left = [one for one in left if self._waits(*one, snapshot, manifests)]
-        stopped: dict[TableName, TableStopped] = {}
-        all_of = tables | {name: table for name, table, _ in left}
-        for name, table in all_of.items():
-            with stopping(name, stopped):
-                load(self._tables.of(name, table))
-        loaded = {name: table for name, table in all_of.items() if name not in stopped}
-        first = kept[0].previous if kept else None
-        if snapshot is not None and not kept and snapshot.needed < snapshot.landed:
-            first = snapshot.landed  # they are gone
-        stopped |= self._checks.find(lake, loaded, snapshot, first)
-        going = {name: table for name, table in tables.items() if name not in stopped}
-        taken = self._taken(lake, going, manifests, snapshot)
-        landed = taken[-1].end if taken else (snapshot.landed if snapshot is not None else INVALID_LSN)
-        end = landed
-        if len(taken) == len(manifests):
-            end = max(end, known, snapshot.lsn if snapshot is not None else INVALID_LSN)
-        waiting: list[TableRound] = []
-        for name, table, until in [*((name, table, end) for name, table in going.items()), *(one for one in left if one[0] not in stopped)]:
-            with stopping(name, stopped):
-                theirs = [manifest for manifest in (*kept, *taken) if manifest.end <= until]
-                work = self._planner.plan(lake, name, table, theirs, min(end, until))
-                waiting += [work] if work is not None else []
+        with done.phase("queryPlanning"):
+            left = [one for one in left if self._waits(*one, snapshot, manifests)]
+            stopped: dict[TableName, TableStopped] = {}
+            all_of = tables | {name: table for name, table, _ in left}
+            for name, table in all_of.items():
+                with stopping(name, stopped):
+                    load(self._tables.of(name, table))
+            loaded = {name: table for name, table in all_of.items() if name not in stopped}
+            first = kept[0].previous if kept else None
+            if snapshot is not None and not kept and snapshot.needed < snapshot.landed:
+                first = snapshot.landed  # they are gone
+            stopped |= self._checks.find(lake, loaded, snapshot, first)
+            going = {name: table for name, table in tables.items() if name not in stopped}
+            taken = self._taken(lake, going, manifests, snapshot)
+            landed = taken[-1].end if taken else (snapshot.landed if snapshot is not None else INVALID_LSN)
+            end = landed
+            if len(taken) == len(manifests):
+                end = max(end, known, snapshot.lsn if snapshot is not None else INVALID_LSN)
+            waiting: list[TableRound] = []
+            both = [*((name, table, end) for name, table in going.items()), *(one for one in left if one[0] not in stopped)]
+            for name, table, until in both:
+                began = time.monotonic()
+                with stopping(name, stopped):
+                    theirs = [manifest for manifest in (*kept, *taken) if manifest.end <= until]
+                    work = self._planner.plan(lake, name, table, theirs, min(end, until))
+                    if work is not None:
+                        waiting.append(work)
+                        done.of(name).seconds += time.monotonic() - began
         if waiting:
-            self._apply(waiting)
+            with done.phase("addBatch"):
+                self._apply(waiting, done)
             self._storage.remove_directory(ROUND_DIRECTORY)
             # MERGE INTO may have continued from a commit that another writer made in the meantime
             stopped |= self._checks.find(lake, {name: table for name, table in tables.items() if name not in stopped}, snapshot)
-        continued = self._snapshot(lake, {name: table for name, table in tables.items() if name not in stopped}, end, landed)
-        published = replace(continued, stopped=stopped_documents(self._tables, all_of, stopped, snapshot, self._settings.grace_hours))
-        if published != snapshot:
-            published = self._publisher.publish(published)
-        self._status.tell(self.missing)
+        with done.phase("commitOffsets"):
+            continued = self._snapshot(lake, {name: table for name, table in tables.items() if name not in stopped}, end, landed)
+            published = replace(continued, stopped=stopped_documents(self._tables, all_of, stopped, snapshot, self._settings.retain_hours))
+            if published != snapshot:
+                published = self._publisher.publish(published)
+        self._published = published
         self._seen = seen if len(taken) == len(manifests) else None
-        changed = (
-            bool(waiting) or snapshot is None or (published.tables, published.stopped) != (snapshot.tables, snapshot.stopped) or bool(taken)
-        )
+        changed = bool(waiting or taken) or snapshot is None or published.tables != snapshot.tables or published.stopped != snapshot.stopped
+        self.progress.stopped = {name: stop.error for name, stop in published.stopped.items()}
+        if changed:
+            done.start, done.end = snapshot.lsn if snapshot is not None else INVALID_LSN, end
+            _describe(done, taken, manifests, {table.id: name for name, table in all_of.items()})
+            event = self.progress.end(done)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("progress: %s", as_line(event))
+        self._status.tell(self.missing, self.progress)
         return published if changed else None
 
     def _lake(self) -> Lake:
@@ -213,8 +257,11 @@ class Applier:
             raise TargetError(f"there is no lake in {self._storage.place}", hint="check whether its directory was removed or unmounted")
         return lake
 
-    def tidy(self, *, now: bool = False) -> None:
+    def tidy(self, *, now: bool = False) -> int:
         """Append to the change log up to the published snapshot if enough files wait. Remove landed files that are no longer needed.
+
+        Returns:
+            The number of bytes that were written.
 
         Args:
             now: append even if few files wait.
@@ -224,8 +271,11 @@ class Applier:
         """
         lake, snapshot = Lake.find(self._storage), read_snapshot(self._storage)
         if lake is None or snapshot is None:
-            return
-        log = ChangeLog(self._storage, lake, self._logs, read=self._read, target_rows=self._settings.target_rows)
+            return 0
+        settings = self._settings
+        log = ChangeLog(
+            self._storage, lake, self._logs, read=self._read, target_rows=settings.target_rows, retain_hours=settings.retain_hours
+        )
         with arrow_errors(self._storage.what("log")):
             enough = 0 if now else self._settings.log_files
             self._logged = log.compact(snapshot, self._logged, enough, lambda name, table: self._tables.is_applied(lake, name, table))
@@ -237,9 +287,14 @@ class Applier:
             opened = (*self._tables.opened.values(), *self._logs.values(), self._publisher.delta)
             known = [delta for delta in opened if delta.directory not in stopped and is_readable(delta)]
             tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
-            if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
+            if count := remove_unneeded_files(self._storage, lake, tables, self._settings.retain_hours):
                 _log.info("removed %d files that are no longer needed", count)
+            for delta in tables:
+                if delta.unwritable(columns=False) is None:
+                    delta.set_retention()
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
+        self.progress.totals.written["log"] += log.written
+        return log.written
 
     def _manifests(self, snapshot: Snapshot | None) -> tuple[list[Manifest], list[Manifest]]:
         """Those up to the snapshot that are kept for stopped tables, and those after it."""
@@ -282,12 +337,16 @@ class Applier:
             return True
         return any(file.table_id == table.id for manifest in manifests if manifest.end <= until for file in manifest.files)
 
-    def _apply(self, works: Sequence[TableRound]) -> None:
+    def _apply(self, works: Sequence[TableRound], progress: RoundProgress) -> None:
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
             list(pool.map(self._planner.prepare, works))
-        for work, done in zip(works, self._engine.apply(works), strict=True):
+        before = [work.delta.version for work in works]
+        for work, version, done in zip(works, before, self._engine.apply(works), strict=True):
             self._planner.remember(work, done)
             self.missing.add(done.missing)
+            table = progress.of(work.name)
+            table.files, table.written = work.delta.written(version, work.application)
+            table.seconds += done.seconds
             _log.debug('table "%s" is at %s', work.name, work.source.reached)
 
     def _snapshot(self, lake: Lake, tables: Mapping[TableName, LakeTable], end: Lsn, landed: Lsn) -> Snapshot:
@@ -299,6 +358,32 @@ class Applier:
                 delta.make_durable()
                 found[name] = SnapshotTable(delta.directory, delta.version, applied)
         return Snapshot(end, landed, found)
+
+
+def _describe(done: RoundProgress, taken: Sequence[Manifest], waiting: Sequence[Manifest], names: Mapping[int, TableName]) -> None:
+    """What a round took."""
+    done.latest = waiting[-1].end if waiting else done.end
+    for manifest in taken:
+        done.size += manifest.size
+        for file in manifest.files:
+            done.rows += file.rows
+            if file.table_id in names:
+                done.of(names[file.table_id]).rows += file.rows
+    if taken:
+        first, newest = taken[0], taken[-1].commit_time
+        done.since = first.since
+        done.newest = newest / 1e6 + EPOCH_OFFSET if newest else None
+        if first.since is not None:
+            after = [
+                None if moment is None else max(moment / 1e6 + EPOCH_OFFSET - first.since, 0.0)
+                for moment in (first.received_time, first.landed_time)
+            ]
+            done.received, done.landed = after
+
+
+def _synchronized(lake: Lake) -> tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]]:
+    """The tables that rounds apply to, and removed ones with landed changes."""
+    return {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}, _left(lake)
 
 
 def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:

@@ -11,6 +11,7 @@ from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.pipeline.progress import ApplierProgress
 
 __all__ = ["ApplierStatus"]
 
@@ -33,34 +34,50 @@ class ApplierStatus:
         self._error_time: float | None = None
         self._written: dict[str, object] | None = None
 
-    def begin(self) -> None:
-        """Take over the counters of an earlier applier, and report this one."""
+    def begin(self, progress: ApplierProgress) -> int:
+        """Take over the counters of an earlier applier, and report this one. Return the number of rounds before."""
+        batches = 0
         try:
             found = read_document(self._storage, _NAME) or {}
             counters = found.get("counters", {})
             self._before = MissingRows(int(counters.get("confl_update_missing", 0)), int(counters.get("confl_delete_missing", 0)))
             self._error, self._error_time = found.get("last_error"), found.get("last_error_time")
+            batches = int(found.get("batches", 0))
         except (TargetError, ValueError, TypeError, AttributeError):
             pass  # nothing depends on it
-        self.tell(MissingRows())
+        self.tell(MissingRows(), progress)
+        return batches
 
-    def failed(self, error: str, missing: MissingRows) -> None:
+    def failed(self, error: str, missing: MissingRows, progress: ApplierProgress) -> None:
         """Report a failed attempt."""
         self._error, self._error_time = error, time.time()
-        self.tell(missing)
+        self.tell(missing, progress)
 
-    def tell(self, missing: MissingRows) -> None:
+    def tell(self, missing: MissingRows, progress: ApplierProgress) -> None:
         """Write the document if it changed. Errors of writing are ignored.
 
         Args:
             missing: changes that found no row, since :meth:`begin`.
+            progress: what the rounds did.
         """
+        totals, last = progress.totals, progress.last
         document: dict[str, object] = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "engine": self._engine,
             "last_error": self._error,
             "last_error_time": self._error_time,
+            "batches": progress.batches,
+            "freshness": {
+                "target": progress.freshness,
+                "last": last.freshness if last is not None else None,
+                "held": progress.held,
+                "rounds": totals.rounds,
+                "late": totals.late,
+            },
+            "landed_bytes": totals.size,
+            "written_bytes": dict(totals.written),
+            "progress": list(progress.recent),
             "counters": {
                 "confl_update_missing": self._before.updates + missing.updates,
                 "confl_delete_missing": self._before.deletes + missing.deletes,

@@ -1,4 +1,4 @@
-"""The loop of the applier: run a round as soon as something was landed, and retry after an error. Blocks: for a thread or a program."""
+"""The loop of the applier: run a round when it is due (``pace.py``), and retry after an error. Blocks: for a thread or a program."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Final
 from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.pace import Pace
 
 __all__ = ["apply_forever"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = (0.05, 0.5)
+"""Interval of looking for landed batches: a part of the freshness target, between these."""
+_LOOKS: Final = 20
 _RETRY_SECONDS: Final = 5.0
 _FIRST_RETRY_SECONDS: Final = 0.2
 
@@ -26,6 +29,7 @@ def apply_forever(
     stop: threading.Event,
     published: Callable[[Snapshot], None] = lambda _: None,
     *,
+    pace: Pace | None = None,
     once: bool = False,
     rest_seconds: float = 0.0,
     check: Callable[[], None] = lambda: None,
@@ -36,6 +40,7 @@ def apply_forever(
         applier: the applier, not open.
         stop: set by another thread. A round in progress is finished.
         published: is told each published snapshot.
+        pace: decides when rounds begin. None: as soon as something is landed. It has no effect after ``stop``, and with ``once``.
         once: end as soon as nothing is waiting, and at the first error.
         rest_seconds: after ``stop``, continue for at most this long until nothing is waiting.
         check: called before each round. If it raises, that counts as an error of the round.
@@ -44,6 +49,8 @@ def apply_forever(
         SubscriptionInUse: the lake has an applier.
         SubscriberError: an error that a retry does not fix.
     """
+    pace = pace or Pace(0.0)
+    look = min(max(pace.freshness / _LOOKS, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
     applier.open()
     try:
         pause = _FIRST_RETRY_SECONDS
@@ -57,10 +64,14 @@ def apply_forever(
                     return
             try:
                 check()
-                snapshot = applier.run_round()
+                if not (once or stopping) and (left := _seconds_until_round(applier, pace, look)) > 0:
+                    pause = _FIRST_RETRY_SECONDS
+                    stop.wait(left)
+                    continue
+                snapshot = _round(applier, pace)
                 if snapshot is not None:
                     published(snapshot)
-                applier.tidy(now=once and snapshot is None)
+                pace.wrote(time.time(), applier.tidy(now=once and snapshot is None))
                 pause = _FIRST_RETRY_SECONDS
             except SubscriberError as error:
                 applier.failed(error)
@@ -73,9 +84,28 @@ def apply_forever(
                 stop.wait(pause)
                 pause = min(pause * 2, _RETRY_SECONDS)
                 continue
-            if snapshot is None:
-                if once or stopping:
-                    return
-                stop.wait(_LOOK_SECONDS)
+            if snapshot is None and (once or stopping):
+                return
     finally:
         applier.close()
+
+
+def _seconds_until_round(applier: Applier, pace: Pace, look: float) -> float:
+    """How long to wait before the next look: until the round is due, or until something may have been landed."""
+    waiting, now = applier.waiting(), time.time()
+    applier.progress.waiting = waiting
+    if waiting is None:
+        return look
+    applier.progress.held = pace.is_held(waiting, now)
+    left = pace.begin_at(waiting) - now
+    # what arrives meanwhile makes the round larger, and it is due earlier then
+    return min(left, max(left / 2, look))
+
+
+def _round(applier: Applier, pace: Pace) -> Snapshot | None:
+    before = applier.progress.last
+    snapshot = applier.run_round()
+    done = applier.progress.last
+    if done is not None and done is not before:
+        pace.ended(done.began, done.ended, size=done.size, written=done.written)
+    return snapshot

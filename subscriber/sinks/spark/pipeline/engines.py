@@ -9,6 +9,7 @@ of all tables together, then commits the tables in parallel. The driver plans an
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,10 +82,11 @@ class TableRound:
 
 @dataclass(slots=True)
 class TableResult:
-    """The result of one table: the files that its units wrote, and the changes that found no row."""
+    """The result of one table: the files that its units wrote, the changes that found no row, and the seconds of units and commit."""
 
     files: list[DataFile] = field(default_factory=list)
     missing: MissingRows = field(default_factory=MissingRows)
+    seconds: float = 0.0
 
 
 class Engine(ABC):
@@ -103,7 +105,13 @@ class Engine(ABC):
         results = iter(self.run([unit for of_table in units for unit in of_table]))
         done = [[next(results) for _ in of_table] for of_table in units]
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-            return list(pool.map(self.commit, works, done))
+            return list(pool.map(self._committed, works, done))
+
+    def _committed(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
+        began = time.monotonic()
+        found = self.commit(work, results)
+        found.seconds = sum(result.seconds for result in results) + time.monotonic() - began
+        return found
 
     def divide(self, work: TableRound) -> Sequence[Unit]:
         """The units of a table."""

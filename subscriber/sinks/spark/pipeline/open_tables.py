@@ -27,16 +27,18 @@ class OpenTables:
 
     Attributes:
         storage: of the lake.
+        retain_hours: how long versions that were replaced can be read.
         opened: the tables by directory.
     """
 
     storage: Storage
+    retain_hours: int = 24
     opened: dict[str, LakeDelta] = field(default_factory=dict)
 
     def of(self, name: TableName, table: LakeTable) -> LakeDelta:
         """The Delta table of a table. It is not loaded here, and may not exist yet."""
         directory = table_directory("tables", name, table.id)
-        return self.opened.setdefault(directory, LakeDelta(self.storage, directory))
+        return self.opened.setdefault(directory, LakeDelta(self.storage, directory, self.retain_hours))
 
     def is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
         """Whether the table has been committed since its last copy. False if it cannot be read."""

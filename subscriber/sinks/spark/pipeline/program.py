@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
+from subscriber.errors import ConfigurationError
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
@@ -13,9 +17,14 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
+from subscriber.sinks.spark.pipeline.pace import Pace
+from subscriber.sinks.spark.pipeline.progress import ApplierProgress, as_line
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.session.jobs import end_session
 from subscriber.sinks.spark.session.spark_session import is_under_spark, spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["apply_in_process", "apply_lake"]
 
@@ -30,25 +39,24 @@ def apply_lake(
     master: str | None,
     conf: Mapping[str, str],
     packages: str | None,
-    target_rows: int,
+    parameters: Mapping[str, str],
+    progress: str | None,
+    watch: Callable[[ApplierProgress], None] | None,
     once: bool,
 ) -> None:
     """Apply a lake until ``stop`` is set, see :func:`subscriber.subscription.targets.spark_apply`."""
-    location = Location.of(lake)
-    storage = Storage.open(location)
-    settings = ApplierSettings(target_rows=target_rows)
+    location = Location.of(lake).changed(parameters)
     if engine is None:
         engine = "spark" if master or conf or packages or is_under_spark() else "local"
-    if engine == "local":
-        with Copier(storage, LocalCopyRunner(storage), target_rows).running() as copier:
-            apply_forever(Applier(storage, LocalEngine(storage), settings), stop, _tell, once=once, check=copier.check)
-        return
-    spark = spark_session(master, conf, packages=packages)
-    try:
-        with Copier(storage, SparkCopyRunner(spark, location), target_rows).running() as copier:
-            apply_forever(Applier(storage, SparkEngine(spark, location), settings), stop, _tell, once=once, check=copier.check)
-    finally:
-        end_session(spark)
+    with _progress_file(progress) as told:
+        if engine == "local":
+            _apply(location, None, stop, told=told, watch=watch, once=once)
+            return
+        spark = spark_session(master, conf, packages=packages)
+        try:
+            _apply(location, spark, stop, told=told, watch=watch, once=once)
+        finally:
+            end_session(spark)
 
 
 def apply_in_process(location: Location, stop: threading.Event, rest_seconds: float) -> None:
@@ -65,18 +73,47 @@ def apply_in_process(location: Location, stop: threading.Event, rest_seconds: fl
         SubscriptionInUse: the lake has an applier.
         SubscriberError: an error that a retry does not fix.
     """
+    spark = spark_session("local[*]") if location.apply == "spark" else None
+    _apply(location, spark, stop, rest_seconds=rest_seconds)
+
+
+def _apply(
+    location: Location,
+    spark: SparkSession | None,
+    stop: threading.Event,
+    *,
+    told: TextIO | None = None,
+    watch: Callable[[ApplierProgress], None] | None = None,
+    once: bool = False,
+    rest_seconds: float = 0.0,
+) -> None:
     storage = Storage.open(location)
-    settings = ApplierSettings(target_rows=location.target_rows)
-    runner: CopyRunner
-    engine: Engine
-    if location.apply == "local":
-        runner, engine = LocalCopyRunner(storage), LocalEngine(storage)
-    else:
-        spark = spark_session("local[*]")
-        runner, engine = SparkCopyRunner(spark, location), SparkEngine(spark, location)
+    settings = ApplierSettings(target_rows=location.target_rows, retain_hours=location.retain_hours, freshness=location.freshness)
+    runner: CopyRunner = LocalCopyRunner(storage) if spark is None else SparkCopyRunner(spark, location)
+    engine: Engine = LocalEngine(storage) if spark is None else SparkEngine(spark, location)
+    applier = Applier(storage, engine, settings)
+    if watch is not None:
+        watch(applier.progress)
+
+    def published(snapshot: Snapshot) -> None:
+        _log.info("published %s, %d tables", snapshot.lsn, len(snapshot.tables))
+        if told is not None and applier.progress.recent:
+            told.write(as_line(applier.progress.recent[-1]) + "\n")
+            told.flush()
+
+    pace = Pace(location.freshness, location.max_write_rate)
     with Copier(storage, runner, location.target_rows).running() as copier:
-        apply_forever(Applier(storage, engine, settings), stop, _tell, rest_seconds=rest_seconds, check=copier.check)
+        apply_forever(applier, stop, published, pace=pace, once=once, rest_seconds=rest_seconds, check=copier.check)
 
 
-def _tell(snapshot: Snapshot) -> None:
-    _log.info("published %s, %d tables", snapshot.lsn, len(snapshot.tables))
+@contextlib.contextmanager
+def _progress_file(path: str | None) -> Iterator[TextIO | None]:
+    if path is None:
+        yield None
+        return
+    try:
+        file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 -- closed below
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}", hint="choose another file for --progress") from error
+    with file:
+        yield file

@@ -30,17 +30,18 @@ class SnapshotPublisher:
 
     Args:
         storage: of the lake.
+        retain_hours: how long earlier snapshots can be read.
 
     Attributes:
         delta: the Delta table.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, retain_hours: int = 24) -> None:
         self._storage = storage
         self._snapshots = Snapshots(storage)
         self._applier = uuid4().hex
         self._last: Publication | None = None
-        self.delta = LakeDelta(storage, SNAPSHOTS)
+        self.delta = LakeDelta(storage, SNAPSHOTS, retain_hours)
 
     def forget(self) -> None:
         """Continue from whatever is published, even if another applier has published it."""

@@ -1,7 +1,7 @@
 """Stopped tables: those that the applier cannot continue, while it continues the others.
 
-A stopped table leaves the snapshot. Its landed changes are kept for the grace time. Within it, the table continues once the reason is gone;
-later it must be copied again. This also applies to a removed table with landed changes, because it may be added again without a copy.
+A stopped table leaves the snapshot. Its landed changes are kept for the retention time. Within it, the table continues once the reason is
+gone; later it must be copied again. This also applies to a removed table with landed changes, because it may be added again without a copy.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def stopped_documents(
     tables: Mapping[TableName, LakeTable],
     stopped: Mapping[TableName, TableStopped],
     snapshot: Snapshot | None,
-    grace_hours: int,
+    retain_hours: int,
 ) -> dict[TableName, StoppedTable]:
     """What the next snapshot says about stopped tables.
 
@@ -120,7 +120,7 @@ def stopped_documents(
         tables: all tables by name.
         stopped: the reasons.
         snapshot: the published snapshot.
-        grace_hours: how long landed changes of a stopped table are kept.
+        retain_hours: how long landed changes of a stopped table are kept.
     """
     found: dict[TableName, StoppedTable] = {}
     for name, error in stopped.items():
@@ -136,8 +136,8 @@ def stopped_documents(
             what = 'table "%s" left the published snapshot' if table.until is None else 'removed table "%s" lacks landed changes'
             _log.error(f"{what}: %s", name, error.one_line())
         told = error.one_line()
-        if stop.kept and now > stop.since + grace_hours * 3600:
+        if stop.kept and now > stop.since + retain_hours * 3600:
             stop = replace(stop, kept=False)
-            told = f"{told}; changes of more than {grace_hours} hours are not kept: {COPY_AGAIN}"
+            told = f"{told}; changes of more than {retain_hours} hours are not kept: {COPY_AGAIN}"
         found[name] = replace(stop, error=told)
     return found

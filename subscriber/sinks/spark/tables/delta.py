@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,15 +39,15 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": str(_CHECKPOINT_VERSIONS),
     # cleanup when a checkpoint is written would remove the commits that it replaces before the checkpoint is on disk
     "delta.enableExpiredLogCleanup": "false",
-    # versions are read as of a snapshot, and hundreds of snapshots are stored; but a long log makes each commit slower
-    "delta.logRetentionDuration": "interval 3 hours",
-    # how long the log keeps removed files: longer than the grace time, after which retention.py deletes the files
-    "delta.deletedFileRetentionDuration": "interval 2 days",
 }
+_RETENTION: Final = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+"""How long the log has a version, and how long it names removed files."""
+_HOURS: Final = re.compile(r"interval (\d+) hours")
 _ADDED_KEY: Final = "subscriber.added"
 _ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
 """Metadata of a column that was added later."""
 _NEW_COLUMNS: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "new columns"})})
+_NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "retention"})})
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LOG: Final = "_delta_log"
 _LAST_COMMITS: Final = 10
@@ -73,10 +74,16 @@ class LakeDelta:
 
     Attributes:
         directory: relative to the lake.
+
+    Args:
+        storage: of the lake.
+        directory: relative to the lake.
+        retain_hours: how long a version that was replaced can be read.
     """
 
-    def __init__(self, storage: Storage, directory: str) -> None:
+    def __init__(self, storage: Storage, directory: str, retain_hours: int = 24) -> None:
         self._storage = storage
+        self._retain_hours = retain_hours
         self.directory = directory
         self._table: DeltaTable | None = None
         self._durable = -1
@@ -112,9 +119,25 @@ class LakeDelta:
         self._storage.make_directory(self.directory)
         with self._translated():
             self._durable = -1
-            self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration=dict(_PROPERTIES))
+            self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration={**_PROPERTIES, **self._retention()})
         self._storage.sync([self.directory])
         self._sync_log(self.version)
+
+    def _retention(self) -> dict[str, str]:
+        return dict.fromkeys(_RETENTION, f"interval {self._retain_hours} hours")
+
+    def set_retention(self) -> None:
+        """Store the retention time in the table's properties. A value that was not written by an applier is left as it is.
+
+        Raises:
+            CommitConflict: another writer changed the table in the meantime.
+        """
+        known = self._there.metadata().configuration
+        ours = {name: value for name, value in self._retention().items() if _HOURS.fullmatch(known.get(name, value))}
+        if any(known.get(name) != value for name, value in ours.items()):
+            with self._next_version():
+                self._there.alter.set_table_properties(ours, commit_properties=_NEW_RETENTION)
+            self.make_durable()
 
     @property
     def is_there(self) -> bool:
@@ -346,6 +369,23 @@ class LakeDelta:
         content = self._storage.read(f"{self.directory}/{_LOG}/{version:020d}.json")
         return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
 
+    def written(self, since: int, application: str) -> tuple[int, int]:
+        """The number of files that an application's commits after a version wrote, and the bytes of these files and commits."""
+        files, size = 0, 0
+        for version in range(since + 1, self.version + 1):
+            actions = self.actions(version) or []
+            if not any(action["txn"]["appId"] == application for action in actions if "txn" in action):
+                continue
+            removed = {action["remove"]["path"] for action in actions if "remove" in action}
+            for action in actions:
+                size += len(json.dumps(action))
+                added = action.get("add") or action.get("cdc")
+                if added is not None and added["path"] not in removed:
+                    files, size = files + 1, size + added["size"]
+                elif added is not None and added.get("deletionVector"):
+                    size += added["deletionVector"]["sizeInBytes"]
+        return files, size
+
     def _take_types(self, schema: pa.Schema) -> None:
         """Enable the table features that these columns need, in a separate commit."""
         needed = any(_is_without_zone(field.type) for field in schema)
@@ -384,10 +424,10 @@ class LakeDelta:
             with self._translated():
                 self._there.cleanup_metadata()
 
-    def unneeded(self, grace_hours: int) -> list[str]:
+    def unneeded(self, retain_hours: int) -> list[str]:
         """Files in the table's directory that no version within the retention time has, and that are older than that time themselves."""
         with self._translated():
-            return list(self._there.vacuum(retention_hours=grace_hours, dry_run=True, enforce_retention_duration=False, full=True))
+            return list(self._there.vacuum(retention_hours=retain_hours, dry_run=True, enforce_retention_duration=False, full=True))
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

@@ -79,7 +79,22 @@ def test_a_url_is_read() -> None:
     assert Location.parse("spark:///a?apply=spark&target_rows=1000") == Location(path="/a", apply="spark", target_rows=1000)
     assert Location.parse("spark+hdfs://me@name:8020/lake") == Location(uri="hdfs://me@name:8020/lake")
     assert Location.parse("spark+abfs://container@account.dfs.core.windows.net/a").uri == "abfs://container@account.dfs.core.windows.net/a"
-    assert Location.parse("spark+s3://bucket/prefix?batch_delay=1s") == Location(uri="s3://bucket/prefix", batch_delay=1.0)
+    assert Location.parse("spark+s3://bucket/prefix?batch_delay=1s") == Location(uri="s3://bucket/prefix", delay=1.0)
+    paced = Location.parse("spark:///a?freshness=1min&max_write_rate=10MB/s&retain_hours=48")
+    assert paced == Location(path="/a", freshness=60.0, max_write_rate=10 * 1024**2, retain_hours=48)
+    assert paced.changed({"freshness": "500ms"}) == Location(path="/a", freshness=0.5, max_write_rate=10 * 1024**2, retain_hours=48)
+
+
+def test_landing_delay_is_a_small_part_of_the_freshness() -> None:
+    assert Location.parse("spark:///a?freshness=500ms").batch_delay == pytest.approx(0.1)
+    assert Location.parse("spark:///a?freshness=1min").batch_delay == pytest.approx(0.3)
+    assert Location.parse("spark:///a?freshness=500ms&batch_delay=1s").batch_delay == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("query", ["freshness=0", "freshness=soon", "max_write_rate=0", "max_write_rate=fast", "retain_hours=0"])
+def test_wrong_pace_is_rejected(query: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'invalid value for parameter "{query.partition("=")[0]}"'):
+        Location.parse(f"spark:///a?{query}")
 
 
 @pytest.mark.parametrize("name", ["a#1", "a?b=c", "a b", "a:b", "50%", "file:"])

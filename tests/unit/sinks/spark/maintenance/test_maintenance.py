@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, sto
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 
 
-def sweeping(path: Path, grace_hours: int, **settings: int) -> Applier:
+def sweeping(path: Path, retain_hours: int, **settings: int) -> Applier:
     """An applier that sweeps after each round."""
-    made = ApplierSettings(**{"target_rows": 8, "log_files": 10, **settings}, sweep_seconds=0.0, grace_hours=grace_hours)
+    made = ApplierSettings(**{"target_rows": 8, "log_files": 10, **settings}, sweep_seconds=0.0, retain_hours=retain_hours)
     work = Applier(storage(path), LocalEngine(storage(path)), made)
     work._next_sweep = 0.0
     return work
@@ -48,14 +48,9 @@ def of_snapshot(path: Path, snapshot: Snapshot, name: TableName) -> set[str]:
     return {Path(uri).name for uri in DeltaTable(str(path / table.path), version=table.version).file_uris()}
 
 
-def _retention(hours: int) -> Mapping[str, str]:
-    return {**delta_module._PROPERTIES, "delta.logRetentionDuration": f"interval {hours} hours"}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_module, "_PROPERTIES", _retention(0))
     sink = await begun(make(tmp_path))
     work = sweeping(tmp_path, 0)
     rows: dict[int, str] = {}
@@ -100,7 +95,7 @@ async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatc
 def test_a_log_is_removed_after_the_checkpoint_that_stands_for_it_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
-    properties = {**_retention(0), "delta.checkpointInterval": "5"}
+    properties = {**delta_module._PROPERTIES, "delta.checkpointInterval": "5"}
     monkeypatch.setattr(delta_module, "_PROPERTIES", properties)
     monkeypatch.setattr(delta_module, "_CHECKPOINT_VERSIONS", 5)
     real, there = os.fsync, list[bool]()
@@ -112,7 +107,7 @@ def test_a_log_is_removed_after_the_checkpoint_that_stands_for_it_is_on_disk(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    delta = LakeDelta(storage(tmp_path), "t")
+    delta = LakeDelta(storage(tmp_path), "t", retain_hours=0)
     delta.create(pa.schema([("id", pa.int32())]))
     for number in range(7):
         if ours:
@@ -124,7 +119,7 @@ def test_a_log_is_removed_after_the_checkpoint_that_stands_for_it_is_on_disk(
     assert LakeDelta(storage(tmp_path), "t").load()
 
 
-async def test_within_the_grace_time_every_snapshot_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:
+async def test_within_the_retention_time_every_snapshot_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:
     publisher = Publisher(11)
     sink = await begun(make(tmp_path), tables=NAMES)
     work = sweeping(tmp_path, 2)
@@ -189,7 +184,7 @@ async def test_files_of_a_running_copy_stay_and_those_of_a_restarted_one_are_rem
     await sink.close()
 
 
-async def test_what_was_being_written_when_a_process_was_killed_goes_after_the_grace_time(tmp_path: Path) -> None:
+async def test_what_was_being_written_when_a_process_was_killed_goes_after_the_retention_time(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path))
     await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
     await sink.advance(Lsn(200))

@@ -97,11 +97,11 @@ async def test_commit_by_another_writer_after_planning_is_reported(tmp_path: Pat
     await sink.close()
     real = Applier._apply
 
-    def between(self: Applier, works: Any) -> None:
+    def between(self: Applier, works: Any, *rest: Any) -> None:
         _foreign(tmp_path)
         for one in works:
             one.delta.load()
-        real(self, works)
+        real(self, works, *rest)
 
     monkeypatch.setattr(Applier, "_apply", between)
     stop_of(work, r"another writer, in version 2, and by the applier behind that, in version 3")

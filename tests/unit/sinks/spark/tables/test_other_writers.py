@@ -269,7 +269,7 @@ async def test_table_whose_rows_others_changed_leaves_the_snapshot_alone(tmp_pat
 
 async def test_changes_of_a_stopped_table_are_not_kept_without_end(tmp_path: Path) -> None:
     sink = await two_tables(tmp_path)
-    hasty = ApplierSettings(grace_hours=0)
+    hasty = ApplierSettings(retain_hours=0)
     work = applier(tmp_path, hasty)
     for end in (400, 500):
         all_rounds(work)
@@ -434,7 +434,7 @@ async def test_table_that_cannot_be_read_stops_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seen", [False, True], ids=["removed first", "stopped first"])
 @pytest.mark.parametrize("hours", [24, 0])
 async def test_landed_changes_of_a_stopped_table_that_was_removed_are_kept(tmp_path: Path, seen: bool, hours: int) -> None:
-    settings = ApplierSettings(grace_hours=hours)
+    settings = ApplierSettings(retain_hours=hours)
     sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
     await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
     all_rounds(applier(tmp_path))
