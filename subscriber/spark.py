@@ -2,11 +2,11 @@
 
 Example::
 
-    from subscriber.spark import snapshot_of, read, register
+    from subscriber.spark import register, snapshot
 
-    snapshot = snapshot_of("spark:///var/lib/lake")
-    orders = read(spark, "spark:///var/lib/lake", "public.orders", snapshot=snapshot)
-    items = read(spark, "spark:///var/lib/lake", "public.items", snapshot=snapshot)      # as of the same transaction
+    lake = snapshot(spark, "/var/lib/lake")
+    orders = lake.table("public.orders")
+    items = lake.table("public.items")  # as of the same transaction
 
     register(spark)
     changes = spark.readStream.format("postgres_changes").option("table", "public.orders").load("/var/lib/lake")
@@ -16,18 +16,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from subscriber.sinks.spark.catalog.snapshots import Snapshot
-from subscriber.sinks.spark.reading.dataframes import read_table as read
-from subscriber.sinks.spark.reading.dataframes import snapshot_of
+from subscriber.sinks.spark.reading.snapshot import LakeSnapshot, snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Snapshot", "read", "register", "snapshot_of"]
+__all__ = ["LakeSnapshot", "register", "snapshot"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format ``postgres_changes`` with a session. See :mod:`subscriber.sinks.spark.reading.data_source` for its options."""
+    """Register the formats ``postgres_changes`` and ``postgres_snapshot`` with a session.
+
+    See :mod:`subscriber.sinks.spark.reading.data_source` and :mod:`subscriber.sinks.spark.reading.snapshot_source` for their options.
+    """
     from subscriber.sinks.spark.reading.data_source import PostgresChanges  # noqa: PLC0415 -- needs pyspark, an extra
+    from subscriber.sinks.spark.reading.snapshot_source import PostgresSnapshot  # noqa: PLC0415 -- likewise
 
     spark.dataSource.register(PostgresChanges)
+    spark.dataSource.register(PostgresSnapshot)

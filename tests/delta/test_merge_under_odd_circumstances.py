@@ -17,7 +17,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.sink import SparkSink
-from subscriber.spark import read
+from subscriber.spark import snapshot as spark_snapshot
 from tests.delta.test_engines_on_one_lake import engine_of
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, row, transaction
@@ -109,8 +109,8 @@ async def test_old_days_are_the_same_whatever_calendar_a_session_has(
             hours = ["01", "02", "00", "00"]
             expected = [(day, f"{day} {hour}:00:00+00:00", f"{day} {hour}:00:00") for day, hour in zip(days, hours, strict=True)]
             assert (found, table.merged) == (expected, 2)
-            monkeypatch.setattr("subscriber.sinks.spark.reading.dataframes.has_delta", lambda _: False)
-            texts = read(delta.newSession(), str(tmp_path), str(TABLE)).selectExpr("string(day)", "string(local)").collect()
+            monkeypatch.setattr("subscriber.sinks.spark.reading.snapshot.has_delta", lambda _: False)
+            texts = spark_snapshot(delta.newSession(), str(tmp_path)).table(str(TABLE)).selectExpr("string(day)", "string(local)").collect()
             assert sorted(map(tuple, texts)) == [(day, local) for day, _, local in expected]
 
 
@@ -162,5 +162,5 @@ async def test_a_lake_in_a_directory_of_an_odd_name(tmp_path: Path, delta: Spark
     async with OneTable(tmp_path / name, delta, [("id", 23), ("v", 23)]) as table:
         await _changed(table, 1)
         assert (table.rows(), table.merged) == (CHANGED, 2)
-        found = read(delta, f"spark://{quote(str(table.path))}", str(TABLE)).select("id", "v").collect()
+        found = spark_snapshot(delta, f"spark://{quote(str(table.path))}").table(str(TABLE)).select("id", "v").collect()
         assert sorted(map(tuple, found)) == CHANGED

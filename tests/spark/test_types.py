@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from subscriber import Until
-from subscriber.spark import read, snapshot_of
+from subscriber.spark import snapshot
 from tests.integration.lake.test_replica import subscription
 from tests.integration.lake.test_types import declared, plain
 from tests.support import every_type
@@ -30,7 +30,7 @@ async def test_spark_reads_every_type(publisher18_db: Database, tmp_path: Path, 
     publisher.execute("CREATE PUBLICATION pub FOR TABLE app.t")
     await subscription(publisher, lake).run(Until())
     await applied(lake)
-    frame = read(spark, str(lake), "app.t", snapshot=snapshot_of(str(lake)))
+    frame = snapshot(spark, str(lake)).table("app.t")
     frame.createOrReplaceTempView("every_type")
     found = spark.sql("SELECT * FROM every_type").toArrow()
     types = {name: lake_type(type_) for name, type_ in declared(publisher, "t").items()}

@@ -22,7 +22,7 @@ from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransac
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
-from subscriber.sinks.spark.reading.dataframes import SnapshotRows
+from subscriber.sinks.spark.reading.snapshot import LakeSnapshot, SnapshotRows
 from subscriber.sinks.spark.session.spark_session import spark_session
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.comparison.rows import compare_rows
@@ -112,7 +112,9 @@ class LakeTarget:
         """Compare tables of the published snapshot, value by value."""
         snapshot = read_snapshot(self._storage)
         assert snapshot is not None
-        return await compare_rows(publisher_dsn, _SnapshotReader(SnapshotRows(self._spark, self.url, snapshot)), tables)
+        return await compare_rows(
+            publisher_dsn, _SnapshotReader(SnapshotRows(self._spark, LakeSnapshot(self._spark, self.url, snapshot))), tables
+        )
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         """Compare the transactions prepared on the publisher with those that wait in the lake."""

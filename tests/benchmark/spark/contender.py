@@ -20,14 +20,13 @@ from typing import Any, Final, Protocol
 
 import pyarrow.parquet as pq
 
-from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
 from subscriber.sinks.spark.pipeline.pace import Pace
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
-from subscriber.spark import read
+from subscriber.spark import snapshot as spark_snapshot
 from tests.benchmark.spark.changes import RANDOM, RECENT, TABLE, Changes, write_for_script
 from tests.benchmark.spark.lake import LandedLake, delta_bytes
 from tests.benchmark.spark.script import Script
@@ -126,11 +125,9 @@ class Lakes:
         return ages, delta_bytes(self._lake.path) - before
 
     def sums(self) -> list[str]:
-        snapshot = read_snapshot(self._lake.storage)
-        assert snapshot is not None
         if self._spark is None:
             self._spark = spark_session("local[2]", CONF)
-        return _sums(read(self._spark, str(self._lake.path), str(TABLE), snapshot=snapshot))
+        return _sums(spark_snapshot(self._spark, str(self._lake.path)).table(str(TABLE)))
 
 
 class Streamed:

@@ -171,7 +171,7 @@ async def test_too_many_savepoints(target_db: Database) -> None:
         await eventually(target_db, f"SELECT count(*) {NAMED} LIKE '%parallel apply' AND state <> 'idle'", 0)
 
 
-async def test_savepoints_that_were_snapshot_off_do_not_pile_up(target_db: Database) -> None:
+async def test_savepoints_that_were_cut_off_do_not_pile_up(target_db: Database) -> None:
     target_db.execute(TABLE)
     nested = "SELECT count(*) FROM pg_backend_memory_contexts WHERE name = 'CurTransactionContext'"
     async with opened(target_db) as feed:

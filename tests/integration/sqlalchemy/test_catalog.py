@@ -68,7 +68,7 @@ async def test_stored_subscription_is_read_back(catalog: SqlAlchemyCatalog, othe
     assert (seen.pid, seen.worker, seen.tables, seen.last_error) == (None, None, (), None)
 
 
-async def test_names_are_unique_and_not_snapshot_off(catalog: SqlAlchemyCatalog) -> None:
+async def test_names_are_unique_and_not_cut_off(catalog: SqlAlchemyCatalog) -> None:
     oids = {}
     for name in ("one", "One", "x" * 63):
         async with catalog.create(defined(name)) as made:

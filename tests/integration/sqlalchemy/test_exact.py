@@ -72,7 +72,7 @@ async def test_blanks_behind_a_char(mariadb_db: MariaDatabase, full: bool) -> No
     await feed.close()
 
 
-async def test_blanks_that_mariadb_would_snapshot_off(mariadb_db: MariaDatabase) -> None:
+async def test_blanks_that_mariadb_would_cut_off(mariadb_db: MariaDatabase) -> None:
     mariadb_db.execute("CREATE TABLE l (id int PRIMARY KEY, v varchar(3), w tinytext)")
     table = Table("l", "*id int4", "v", "w")
     feed = await fed(MariaDBTarget(mariadb_db), table)

@@ -82,7 +82,7 @@ async def test_slot_dropped_on_the_publisher(publisher_and_target: tuple[Databas
     assert target.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
 
 
-async def test_a_drop_that_was_snapshot_off_behind_its_slot_is_done_again(
+async def test_a_drop_that_was_cut_off_behind_its_slot_is_done_again(
     publisher_and_target: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher, target = publisher_and_target
@@ -90,7 +90,7 @@ async def test_a_drop_that_was_snapshot_off_behind_its_slot_is_done_again(
     catalog = await open_catalog(target.dsn, "test")
     try:
         async with catalog.claim(name) as definition:
-            monkeypatch.setattr(type(catalog), "remove", _snapshot_off)
+            monkeypatch.setattr(type(catalog), "remove", _cut_off)
             with pytest.raises(TargetError, match="cut off"):
                 await remove(catalog, definition, target=target.dsn, settings=QUICK)
     finally:
@@ -101,7 +101,7 @@ async def test_a_drop_that_was_snapshot_off_behind_its_slot_is_done_again(
     assert target.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
 
 
-async def _snapshot_off(*_: object) -> None:
+async def _cut_off(*_: object) -> None:
     raise TargetError("cut off")
 
 

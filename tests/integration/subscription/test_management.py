@@ -234,7 +234,7 @@ async def test_a_worker_that_comes_late_makes_nothing(publisher18_db: Database, 
     await drop_subscription(name, target=target_db.dsn, settings=QUICK)
 
 
-async def test_refresh_that_was_snapshot_off(publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken back with tables added, these were copied and then never followed."""
     tables(publisher18_db, target_db, "t", "u", "w")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u, w; INSERT INTO u VALUES (1, 'u')")
@@ -361,7 +361,7 @@ async def test_worker_between_two_connections_learns_of_a_verb(publisher18_db: D
     await drop_subscription(name, target=target_db.dsn, settings=QUICK)
 
 
-async def test_publications_snapshot_off_before_their_refresh(publisher18_db: Database, target_db: Database) -> None:
+async def test_publications_cut_off_before_their_refresh(publisher18_db: Database, target_db: Database) -> None:
     tables(publisher18_db, target_db, "t", "u")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
     name = await create(publisher18_db, target_db)

@@ -354,7 +354,7 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/plugins.md", "class Kafka("): is_run_elsewhere,
     ("docs/howto/own-sink.md", "class JsonSink("): replicate_into_own_sink,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
-    ("docs/howto/lake-read.md", "import snapshot_of, read"): read_a_lake,
+    ("docs/howto/lake-read.md", "import snapshot"): read_a_lake,
     ("docs/howto/lake-read.md", "import register"): read_a_lake,
 }
 

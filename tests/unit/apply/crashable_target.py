@@ -340,7 +340,7 @@ class CrashableParallel:
         calls: how many records each call brought, or a cut left (negative).
         ended: ``committed`` or ``rolled back``; None while it is open.
         interrupted: it was rolled back in the middle of its commit.
-        snapshot_off: it was cancelled in the middle of its rollback.
+        cut_off: it was cancelled in the middle of its rollback.
     """
 
     def __init__(self, sink: CrashableSink, xid: int, gate: Callable[[Relation], bool], *, prefixed: bool) -> None:
@@ -350,7 +350,7 @@ class CrashableParallel:
         self.records: list[bytes] = []
         self.calls: list[int] = []
         self.ended: str | None = None
-        self.interrupted = self.snapshot_off = False
+        self.interrupted = self.cut_off = False
         self._committing = False
         self._gate = gate
         self._relations: dict[int, Relation] = {}
@@ -393,7 +393,7 @@ class CrashableParallel:
         try:
             await self.sink._step("parallel roll back")
         except asyncio.CancelledError:
-            self.snapshot_off = True
+            self.cut_off = True
             raise
         if self.ended is None:
             self.ended = "rolled back"

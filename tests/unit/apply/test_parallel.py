@@ -138,7 +138,7 @@ def test_waits_for_the_commit_of_earlier_events() -> None:
     run(work())
 
 
-def test_aborted_subtransactions_are_snapshot_off() -> None:
+def test_aborted_subtransactions_are_cut_off() -> None:
     async def work() -> None:
         async with running_worker() as setup:
             setup.stream.give(first(9, rows=2))
@@ -356,7 +356,7 @@ def test_no_rollback_in_the_middle_of_a_commit() -> None:
     run(work())
 
 
-def test_a_rollback_is_never_snapshot_off() -> None:
+def test_a_rollback_is_never_cut_off() -> None:
     """The bug was that an interrupted rollback stayed incomplete: its session was unusable until the sink was closed."""
 
     def refuse() -> None:
@@ -375,7 +375,7 @@ def test_a_rollback_is_never_snapshot_off() -> None:
             rolling.set()
             await asyncio.sleep(0.01)
             assert setup.ended() == ["rolled back"]
-            assert not setup.sink.parallel[0].snapshot_off
+            assert not setup.sink.parallel[0].cut_off
 
     run(work())
 

@@ -109,7 +109,7 @@ def test_the_modifier_of_an_array_is_that_of_its_elements() -> None:
     assert numbers.element.precision_and_scale == (10, 3)
 
 
-def test_recursive_types_are_snapshot_off() -> None:
+def test_recursive_types_are_cut_off() -> None:
     registry = TypeRegistry()
     registry.add([TypeFact(20_010, "app", "loop", TypeKind.DOMAIN, 20_010)])
     assert not registry.resolve(20_010).known

@@ -22,15 +22,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.reading.change_feed import Changes, Piece
+from subscriber.sinks.spark.reading.options import arrow_schema, table_options
 
 __all__ = ["PostgresChanges"]
 
@@ -53,24 +53,18 @@ class PostgresChanges(DataSource):
         start = self._start()
         latest = changes.latest()
         end = self._lsn("endingLsn", latest)
-        return _BatchReader(changes, _arrow(schema), start, min(end, latest))
+        return _BatchReader(changes, arrow_schema(schema), start, min(end, latest))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self.options.get("endingLsn") is not None:
             raise ConfigurationError("endingLsn is an option of batch queries, not of streams", hint="omit it, or use spark.read")
         changes = self._changes()
         latest = self.options.get("startingLsn", "").lower() == "latest"
-        return _StreamReader(changes, _arrow(schema), None if latest else self._start())
+        return _StreamReader(changes, arrow_schema(schema), None if latest else self._start())
 
     def _changes(self) -> Changes:
-        known = {name.lower() for name in _OPTIONS}
-        for name in self.options:
-            if name.lower() not in known:
-                raise ConfigurationError(f'unrecognized option of postgres_changes: "{name}"', hint=f"one of {', '.join(_OPTIONS)}")
-        path, (namespace, dot, table) = self.options.get("path"), self.options.get("table", "").partition(".")
-        if path is None or not (namespace and dot and table):
-            raise ConfigurationError("postgres_changes needs options path and table", hint='.option("table", "public.orders").load(path)')
-        return Changes(Storage.open(Location.of(path)), TableName(namespace, table))
+        path, table = table_options(self.name(), self.options, _OPTIONS)
+        return Changes(Storage.open(Location.of(path)), table)
 
     def _start(self) -> Lsn:
         earliest = self.options.get("startingLsn", "").lower() == "earliest"
@@ -133,7 +127,3 @@ class _StreamReader(DataSourceStreamReader):
 
     def commit(self, end: dict[str, str]) -> None:
         """Do nothing: changes that were read remain where they are."""
-
-
-def _arrow(schema: StructType) -> pa.Schema:
-    return pa.schema([pa.field(field.name, to_arrow_type(field.dataType, timestamp_utc=True)) for field in schema.fields])

@@ -394,7 +394,7 @@ async def _two_batches(path: Path) -> None:
     await sink.close()
 
 
-def _snapshot_off(path: Path) -> None:
+def _cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -402,8 +402,8 @@ def _snapshot_off(path: Path) -> None:
     ("harm", "error", "words"),
     [
         (lambda path: (path / "landing/00000000000000000300.json").unlink(), DataLossError, "has a gap: no manifest from 0/C8 to 0/12C"),
-        (lambda path: _snapshot_off(path / "landing/00000000000000000300.json"), TargetError, r"00000000000000000300\.json is damaged"),
-        (lambda path: _snapshot_off(next(path.glob("landing/*400-*.parquet"))), TargetError, r"landed file .* has \d+ bytes, not \d+"),
+        (lambda path: _cut_off(path / "landing/00000000000000000300.json"), TargetError, r"00000000000000000300\.json is damaged"),
+        (lambda path: _cut_off(next(path.glob("landing/*400-*.parquet"))), TargetError, r"landed file .* has \d+ bytes, not \d+"),
         (lambda path: next(path.glob("landing/*400-*.parquet")).unlink(), TargetError, "landed file .* is missing"),
         (lambda path: (path / "catalog.json").write_text("{}"), TargetError, r"catalog\.json is damaged"),
         (lambda path: (path / "subscriber.json").unlink(), TargetError, "is not empty and is not a lake"),

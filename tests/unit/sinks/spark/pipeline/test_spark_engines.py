@@ -43,8 +43,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.mark.filterwarnings("ignore")
 async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(tmp_path: Path, spark: SparkSession) -> None:
     from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
-    from subscriber.spark import read as read_by_spark
-    from subscriber.spark import snapshot_of
+    from subscriber.spark import snapshot as spark_snapshot
 
     publisher = Publisher(3)
     sink = await begun(make(tmp_path), tables=NAMES)
@@ -59,20 +58,20 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(t
         history[publisher.end] = len(publisher.keyed["keyed"])
     await sink.close()
     for lsn, count in history.items():
-        assert read_by_spark(spark, str(tmp_path), "public.keyed", Lsn(lsn)).count() == count
-    newest = snapshot_of(str(tmp_path))
-    rows = read_by_spark(spark, str(tmp_path), "public.pairs", snapshot=newest).collect()
+        assert spark_snapshot(spark, str(tmp_path), as_of_lsn=Lsn(lsn)).table("public.keyed").count() == count
+    newest = spark_snapshot(spark, str(tmp_path))
+    rows = newest.table("public.pairs").collect()
     expected = {(name, int(n or 0)) for name, n in publisher.keyed["pairs"]}
     assert {(row["name"], row["n"]) for row in rows} == expected
     with pytest.raises(TargetError, match="no published snapshot at or before 0/1"):
-        snapshot_of(str(tmp_path), "0/1")
+        spark_snapshot(spark, str(tmp_path), as_of_lsn="0/1")
     with pytest.raises(TargetError, match="is not in the snapshot"):
-        read_by_spark(spark, str(tmp_path), "public.nothing")
+        newest.table("public.nothing")
     # a unit that fails on an executor is named by what failed
     await _and_damage(tmp_path, publisher)
     with pytest.raises(TargetError, match=r"\.parquet is damaged"):
         work.run_round()
-    assert snapshot_of(str(tmp_path)) == newest
+    assert spark_snapshot(spark, str(tmp_path)).lsn == newest.lsn
 
 
 @pytest.mark.timeout(400)
@@ -80,7 +79,7 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(t
 @pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b"])
 async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
     from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
-    from subscriber.spark import read as read_by_spark
+    from subscriber.spark import snapshot as spark_snapshot
 
     publisher, lake = Publisher(4), tmp_path / name
     sink = await begun(make(Path(quote(str(lake)))), tables=NAMES)
@@ -89,7 +88,7 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
     await sink.close()
     snapshot = all_rounds(Applier(storage(lake), SparkEngine(spark, Location(path=str(lake))), ApplierSettings(target_rows=30)))
     assert read(lake, snapshot) == publisher.rows()
-    assert read_by_spark(spark, f"spark://{quote(str(lake))}", "public.keyed").count() == len(publisher.keyed["keyed"])
+    assert spark_snapshot(spark, f"spark://{quote(str(lake))}").table("public.keyed").count() == len(publisher.keyed["keyed"])
 
 
 @pytest.mark.timeout(400)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from subscriber.abc import TableName
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
@@ -23,7 +24,7 @@ from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import storage
-from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, rows
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, rows
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 
 OTHER = "has another applier, which published in the meantime"
@@ -164,3 +165,39 @@ async def test_lake_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     work.open()
     with pytest.raises(TargetError, match="was made by an earlier version"):
         work.run_round()
+
+
+async def test_tables_that_are_ahead_after_a_crash_are_levelled_before_new_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="u")
+    sink, work = (
+        await begun(make(tmp_path, "?batch_delay=0"), tables=[TableName("public", name) for name in ("t", "u")]),
+        _applier(tmp_path),
+    )
+    await land(sink, 200, KEYED, other, Insert(5, row("1", "a")), Insert(6, row("1", "a")))
+    work.open()
+    work.run_round()
+    await land(sink, 300, Insert(5, row("2", "b")), Insert(6, row("2", "b")))
+    real = LakeDelta.commit
+
+    def one_of_two(self: LakeDelta, *arguments: Any, **named: Any) -> None:
+        if self.directory.endswith("/u"):
+            raise KeyboardInterrupt
+        real(self, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LakeDelta, "commit", one_of_two)
+        with pytest.raises(KeyboardInterrupt):
+            work.run_round()
+    for end in (400, 500):
+        await land(sink, end, Insert(5, row(str(end), "c")), Insert(6, row(str(end), "c")))
+    await sink.close()
+    work = _applier(tmp_path)
+    work.open()
+    levelled = work.run_round()
+    assert levelled is not None
+    assert levelled.lsn == 300
+    assert {table.applied for table in levelled.tables.values()} == {300}
+    assert rows(tmp_path, name="t") == rows(tmp_path, name="u") == [(1, "a"), (2, "b")]
+    rest = work.run_round()
+    assert rest is not None
+    assert rest.lsn == 500

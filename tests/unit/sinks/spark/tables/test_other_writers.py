@@ -24,7 +24,7 @@ from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.pipeline import applier as applier_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
-from subscriber.sinks.spark.reading.dataframes import read_table
+from subscriber.sinks.spark.reading.snapshot import snapshot as spark_snapshot
 from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta
 from tests.unit.sinks.spark.model import NAMES, RELATIONS, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, stop_of, storage
@@ -255,7 +255,7 @@ async def test_table_whose_rows_others_changed_leaves_the_snapshot_alone(tmp_pat
     assert {file.name for file in (tmp_path / "landing").glob("*.json")} == {f"{300:020d}.json", f"{400:020d}.json"}
     no_session: Any = None
     with pytest.raises(TargetError, match=r"not in the snapshot at 0/190: .* was changed by another writer"):
-        read_table(no_session, str(tmp_path), "public.t")
+        spark_snapshot(no_session, str(tmp_path)).table("public.t")
     # it continues once its rows are there again
     DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
     work = applier(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.reading.dataframes import read_table, snapshot_of
+from subscriber.sinks.spark.reading.snapshot import snapshot
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
@@ -46,8 +46,7 @@ async def test_a_lake_may_lie_in_a_directory_of_any_name(tmp_path: Path, name: s
     await sink.close()
     all_rounds(applier(lake))
     spark: Any = NoSpark()
-    read_table(spark, f"spark://{url}", "public.t")
-    assert snapshot_of(str(lake)) == snapshot_of(f"spark://{url}")
+    snapshot(spark, f"spark://{url}").table("public.t")
     # as Hadoop reads a pattern: a backslash before a character takes it as it is
     assert not [file for file in spark.files if re.search(r"(?<!\\)[\[\]{}*?]", file)]
     named = {Path(re.sub(r"\\(.)", r"\1", file)) for file in spark.files}

@@ -1,0 +1,35 @@
+"""Options and schemas of the data sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
+
+from subscriber.abc import TableName
+from subscriber.errors import ConfigurationError
+
+__all__ = ["arrow_schema", "table_options"]
+
+
+def table_options(source: str, options: Mapping[str, str], names: Sequence[str]) -> tuple[str, TableName]:
+    """The options ``path`` and ``table``. ``names`` has all options that the data source knows.
+
+    Raises:
+        ConfigurationError: one of them is missing or invalid, or there is an unknown option.
+    """
+    known = {name.lower() for name in names}
+    for name in options:
+        if name.lower() not in known:
+            raise ConfigurationError(f'unrecognized option of {source}: "{name}"', hint=f"one of {', '.join(names)}")
+    path, (namespace, dot, table) = options.get("path"), options.get("table", "").partition(".")
+    if path is None or not (namespace and dot and table):
+        raise ConfigurationError(f"{source} needs options path and table", hint='.option("table", "public.orders").load(path)')
+    return path, TableName(namespace, table)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow types in which Spark takes rows."""
+    return pa.schema([pa.field(field.name, to_arrow_type(field.dataType, timestamp_utc=True)) for field in schema.fields])

@@ -1,0 +1,111 @@
+"""The rows of one version of a Delta table, file by file, as it is in a snapshot. Deletion vectors and column mapping are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from subscriber.errors import TargetError
+from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge.parquet import conformed
+from subscriber.sinks.spark.tables.delta import LakeDelta, lake_schema
+from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
+
+__all__ = ["PinnedTable", "TableFile"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of the table.
+
+    Attributes:
+        path: relative to the table.
+        kept: for each of the first rows, whether it belongs to the table, one byte each. The rows after these do.
+    """
+
+    path: str
+    kept: bytes = b""
+
+
+class PinnedTable:
+    """A version of a Delta table.
+
+    Args:
+        storage: of the lake.
+        directory: of the table, relative to the lake.
+        version: Delta's version number.
+    """
+
+    def __init__(self, storage: Storage, directory: str, version: int) -> None:
+        self._storage = storage
+        self._delta = LakeDelta(storage, directory)
+        self._version = version
+        self._opened: DeltaTable | None = None
+        self.uri = self._delta.uri
+
+    def open(self) -> DeltaTable:
+        """The table as of the version.
+
+        Raises:
+            TargetError: the version is no longer stored.
+        """
+        if self._opened is None:
+            try:
+                self._opened = self._delta.at(self._version)
+            except TargetError as error:
+                raise TargetError(
+                    f"Delta table {self.uri} has no version {self._version} any more", hint="its log was removed; read a newer snapshot"
+                ) from error
+        return self._opened
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, in the lake's Arrow types."""
+        return lake_schema(self.open())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its Parquet files have exactly its rows and columns."""
+        return not {"deletionVectors", "columnMapping"} & {*(self.open().protocol().reader_features or ())} and not self._physical()
+
+    def _physical(self) -> dict[str, str]:
+        """The names of columns in the files, where they have another name there."""
+        stored = {field.name: str(field.metadata.get(PHYSICAL_NAME, field.name)) for field in self.open().schema().fields}
+        return {name: physical for name, physical in stored.items() if name != physical}
+
+    def files(self) -> list[TableFile]:
+        """The files of the table."""
+        opened = self.open()
+        kept: dict[str, bytes] = {}
+        if "deletionVectors" in (opened.protocol().reader_features or ()):
+            for vector in pa.table(opened.deletion_vectors()).to_pylist():
+                kept[unquote(vector["filepath"])] = bytes(vector["selection_vector"])
+        paths = pa.table(opened.get_add_actions(flatten=True))["path"].to_pylist()
+        return [TableFile(path, next((rows for name, rows in kept.items() if name.endswith(f"/{path}")), b"")) for path in paths]
+
+    def read(self, file: TableFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Read the rows of a file, with these columns.
+
+        Raises:
+            TargetError: the file cannot be read, or is damaged.
+        """
+        path, names, row = f"{self._delta.directory}/{file.path}", {new: old for old, new in self._physical().items()}, 0
+        try:
+            with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as opened:
+                for batch in opened.iter_batches():
+                    rows = pa.Table.from_batches([batch.rename_columns([names.get(name, name) for name in batch.schema.names])])
+                    kept = file.kept[row : row + batch.num_rows]
+                    row += batch.num_rows
+                    if not all(kept):
+                        rows = rows.filter(pa.array([*map(bool, kept), *[True] * (batch.num_rows - len(kept))], pa.bool_()))
+                    with arrow_errors(self._storage.what(path)):
+                        found = conformed(rows, schema).combine_chunks().to_batches()
+                    yield from found
+        except pa.ArrowException:
+            raise damaged_file(self._storage.what(path)) from None
