@@ -355,7 +355,8 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/own-sink.md", "class JsonSink("): replicate_into_own_sink,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
     ("docs/howto/lake-read.md", "import snapshot"): read_a_lake,
-    ("docs/howto/lake-read.md", "import register"): read_a_lake,
+    ("docs/howto/lake-read.md", "postgres_changes"): read_a_lake,
+    ("docs/howto/lake-read.md", "postgres_snapshot"): read_a_lake,
 }
 
 TUTORIALS = sorted({block.page for block in blocks() if block.page.startswith("docs/tutorials/")})
