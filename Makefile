@@ -111,7 +111,7 @@ mariadb: $(VENV)/.demo
 	$(BIN)/python -m subscriber.testing.mariadb_binaries
 
 demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spark%,$(TARGET)),$(VENV)/.spark)
-	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
+	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)') $(if $(KEEP),--keep '$(KEEP)')
 
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest $(if $(filter file,$(origin TEST_ARGS)),-n auto,$(TEST_ARGS)) -m 'not slow and not crash and not endurance' $(QUICK)
@@ -128,7 +128,7 @@ $(VENV)/.spark: $(VENV)/.demo
 	touch $@
 
 test-spark: $(VENV)/.dev $(VENV)/.spark
-	$(BIN)/python -m pytest tests/unit/sinks/spark/pipeline/test_spark_engines.py tests/unit/sinks/spark/reading/test_dataframes.py tests/integration/lake/test_demo.py tests/integration/lake/test_bad_input.py tests/spark
+	$(BIN)/python -m pytest tests/unit/sinks/spark/pipeline/test_spark_engines.py tests/unit/sinks/spark/reading/test_snapshot.py tests/integration/lake/test_demo.py tests/integration/lake/test_bad_input.py tests/spark
 	$(BIN)/python -m pytest tests/delta
 
 crash-spark: $(VENV)/.dev $(VENV)/.spark

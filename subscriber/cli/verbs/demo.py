@@ -12,6 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from subscriber.apply.progress import CopyProgress, Quiet
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows", type=_at_least(_LEAST_ROWS), default=300_000, metavar="N", help="rows of the largest table; default: %(default)s"
     )
     parser.add_argument("--seconds", type=_at_least(1), default=20, metavar="S", help="how long the load runs; default: %(default)s")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="with --target spark: make the lake in this new directory, and keep it")
     parser.set_defaults(execute=_execute)
 
 
@@ -82,10 +84,11 @@ async def _execute(args: argparse.Namespace) -> int:
     with clean_end(lambda: _cancel(myself)) as ending:
         try:
             async with Demonstration(
-                target=args.target, rows=args.rows, rate=_RATE, huge_rows=_HUGE_ROWS, progress=progress
+                target=args.target, rows=args.rows, rate=_RATE, huge_rows=_HUGE_ROWS, progress=progress, keep=args.keep
             ) as demonstration:
                 equal = await _tell(demonstration, args.seconds)
-                say("\nStopping and removing everything that the demo created.")
+                kept = f" except the lake in {args.keep}" if args.keep is not None else ""
+                say(f"\nStopping and removing everything that the demo created{kept}.")
         except asyncio.CancelledError:
             say("\nInterrupted; everything that the demo created was removed.")
             return ending.status or _TERMINATED
@@ -138,6 +141,10 @@ async def _tell(demonstration: Demonstration, seconds: int) -> bool:
     if not equal or (prepared is not None and not prepared.equal):
         differing.append("prepared transactions")
     say(f"\n   DIFFERENT: {', '.join(differing)}." if differing else "\n   Both databases hold the same rows.")
+    if examples := await demonstration.examples():
+        _heading("5. Examples: these programs were run on the target")
+        for example in examples:
+            say("\n" + textwrap.indent(example.rstrip(), "   "))
     return not differing
 
 

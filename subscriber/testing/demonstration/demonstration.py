@@ -13,10 +13,11 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
 import psycopg
 
@@ -80,9 +81,13 @@ class Demonstration:
         rate: transactions per second of the load.
         huge_rows: approximate number of rows of a huge transaction.
         progress: called with the progress of table copies.
+        keep: the directory in which a lake is kept; then ``target`` is :data:`SPARK`.
     """
 
-    def __init__(self, *, target: str | None, rows: int, rate: float, huge_rows: int, progress: CopyProgress) -> None:
+    def __init__(
+        self, *, target: str | None, rows: int, rate: float, huge_rows: int, progress: CopyProgress, keep: Path | None = None
+    ) -> None:
+        self._keep = keep
         self._given_target = target
         self._rows = rows
         self._rate = rate
@@ -105,7 +110,12 @@ class Demonstration:
             ConfigurationError: the programs of PostgreSQL 18 (or MariaDB) are missing, or no sink supports the target.
             TargetError: the target cannot be reached.
         """
-        if self._given_target in {SQLITE, MARIADB, SPARK, None}:
+        if self._keep is not None:
+            if self._given_target != SPARK:
+                raise ConfigurationError("only a lake can be kept", hint="--target spark")
+            self._target = await self._opened(_target_of(f"spark://{quote(str(self._keep.absolute()))}", keep=True))
+            self._publisher_dsn = (await self._embedded()).dsn()
+        elif self._given_target in {SQLITE, MARIADB, SPARK, None}:
             self._publisher_dsn = (await self._embedded()).dsn()
             self._target = await self._temporary_target()
         else:
@@ -216,6 +226,10 @@ class Demonstration:
     async def compare(self) -> list[TableComparison]:
         return await self._target.compare(self._publisher_dsn, table_names(SCHEMA))
 
+    async def examples(self) -> Sequence[str]:
+        """Example programs that were run on the target, each with its output."""
+        return await self._target.examples()
+
     # --- start and remove
 
     async def _embedded(self) -> EmbeddedServer:
@@ -310,7 +324,7 @@ class Demonstration:
         return self._running.exception() or SubscriberError("the subscription ended without an error")
 
 
-def _target_of(text: str) -> DemoTarget:
+def _target_of(text: str, *, keep: bool = False) -> DemoTarget:
     lake = is_lake(text)
     if not lake and not uses_sqlalchemy(text):
         return PostgresTarget(text, temporary=False)
@@ -318,7 +332,7 @@ def _target_of(text: str) -> DemoTarget:
         if lake:
             from subscriber.testing.demonstration.lake_target import LakeTarget  # noqa: PLC0415 -- needs an extra
 
-            return LakeTarget(text)
+            return LakeTarget(text, keep=keep)
         from subscriber.testing.demonstration.sqlalchemy_target import SqlAlchemyTarget  # noqa: PLC0415 -- as above
     except ModuleNotFoundError as error:
         raise ConfigurationError(

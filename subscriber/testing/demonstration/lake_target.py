@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import platform
 import shutil
 import threading
@@ -34,13 +36,35 @@ __all__ = ["LakeTarget"]
 _MASTER: Final = "local[2]"
 _CONF: Final = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
 _LOOK_SECONDS: Final = 0.02
+_EXAMPLES: Final = (
+    """\
+from subscriber.spark import snapshot
+
+lake = snapshot(spark, "LAKE")
+accounts = lake.table("subscriber_demo.accounts")
+branches = lake.table("subscriber_demo.branches")  # as of the same transaction
+joined = accounts.join(branches, "bid").groupBy("bid").count()
+joined.orderBy("bid").show(3)
+""",
+    """\
+from subscriber.spark import register
+
+register(spark)
+reader = spark.readStream.format("postgres_changes").option("table", "subscriber_demo.branches")
+changes = reader.load("LAKE").groupBy("_op").count()
+writer = changes.writeStream.format("memory").queryName("changes").outputMode("complete")
+writer.trigger(availableNow=True).start().awaitTermination()  # without the trigger, it follows
+spark.table("changes").show()
+""",
+)
 
 
 class LakeTarget:
-    """See :class:`subscriber.testing.demonstration.target.DemoTarget`. The lake is created in a new or empty directory, and removed.
+    """See :class:`subscriber.testing.demonstration.target.DemoTarget`. The lake is created in a new or empty directory.
 
     Args:
         url: ``spark:///path``.
+        keep: whether the lake is kept. Otherwise it is removed.
 
     Raises:
         ConfigurationError: the URL is not of this form, or names something else than a new or empty directory.
@@ -49,7 +73,7 @@ class LakeTarget:
     settings: Final = Settings()
     makes_tables: Final = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, keep: bool = False) -> None:
         self.url: Final = url
         self._location = Location.parse(url)
         self._storage = Storage.open(self._location)
@@ -57,8 +81,9 @@ class LakeTarget:
             raise ConfigurationError("the demo creates its lake in a directory", hint="example: --target spark:///tmp/lake")
         self._root: Path = self._storage.root
         if self._root.exists() and (not self._root.is_dir() or any(self._root.iterdir())):
-            raise ConfigurationError(f"{self._root} exists and is not empty", hint="the demo removes its lake: use a new directory")
+            raise ConfigurationError(f"{self._root} exists and is not empty", hint="the demo makes a lake there: use a new directory")
         self._was_there = self._root.exists()
+        self._keep = keep
         self._stop = threading.Event()
         self._spark: Any = None
         """A SparkSession, whose class comes with an extra."""
@@ -120,14 +145,25 @@ class LakeTarget:
         """Compare the transactions prepared on the publisher with those that wait in the lake."""
         return PreparedComparison(await prepared_transactions(publisher_dsn), PreparedTransactions(self._storage).xids())
 
+    async def examples(self) -> Sequence[str]:
+        """Join two tables of one snapshot, and stream changes."""
+        return [await asyncio.to_thread(self._example, text) for text in _EXAMPLES]
+
+    def _example(self, text: str) -> str:
+        program = text.replace("LAKE", str(self._root))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(program, {"spark": self._spark})
+        return f"{program}\n{printed.getvalue()}"
+
     async def forget(self, name: str) -> None:
-        """Do nothing: the directory is removed."""
+        """Do nothing: the directory is removed, or its slot is removed with the publisher."""
 
     async def remove_tables(self, schema: str) -> None:
         """As :meth:`forget`."""
 
     async def close(self) -> None:
-        """Stop the applier and Spark, and remove the lake."""
+        """Stop the applier and Spark, and remove the lake unless it is kept."""
         self._stop.set()
         if self._applying is not None:
             if Lake.find(self._storage) is None:
@@ -139,7 +175,7 @@ class LakeTarget:
         await asyncio.to_thread(self._remove)
 
     def _remove(self) -> None:
-        if not self._root.exists():
+        if self._keep or not self._root.exists():
             return
         for path in self._root.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -80,6 +80,9 @@ class SqlAlchemyTarget:
         """Compare the transactions prepared on the publisher with those stored in the target."""
         return PreparedComparison(await prepared_transactions(publisher_dsn), await self._target.prepared_transactions())
 
+    async def examples(self) -> Sequence[str]:
+        return ()
+
     async def forget(self, name: str) -> None:
         """Remove the subscription's rows, and the catalog if it did not exist before."""
         await self._target.forget(name, had_catalog=self._had_catalog)

@@ -99,6 +99,10 @@ class DemoTarget(Protocol):
         """Compare the prepared transactions of both sides. None if the target cannot hold any."""
         ...
 
+    async def examples(self) -> Sequence[str]:
+        """Run example programs on the target. Return each with its output. Empty if there are none for this kind of target."""
+        ...
+
     async def forget(self, name: str) -> None:
         """Remove what the subscription left besides the tables."""
         ...
@@ -152,6 +156,9 @@ class PostgresTarget:
         assert self._facts is not None
         with translated():
             return await compare_prepared(publisher_dsn, self.url) if self._facts.two_phase else None
+
+    async def examples(self) -> Sequence[str]:
+        return ()
 
     async def forget(self, name: str) -> None:
         assert self._facts is not None
