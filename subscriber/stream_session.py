@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from subscriber.abc import Position
 from subscriber.apply.receiver import Receiver
+from subscriber.apply.row_filters import filtered
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherError, SubscriberError
@@ -131,7 +132,7 @@ class StreamSession:
             key = slot.spool_key or f"slot {slot.name} of {position.system_identifier}"
             spool = await starting.enter_async_context(SpoolDirectory(slot.settings.spool_directory, key))
             tracker = FlushTracker(position.lsn)
-            receiver = Receiver(stream, tracker, spool, slot.settings)
+            receiver = Receiver(filtered(stream, slot.options), tracker, spool, slot.settings)
             await receiver.start()
             starting.push_async_callback(receiver.close)
             return cls(

@@ -141,7 +141,7 @@ def known_values(table: Table) -> Iterator[None]:
 def _option_column(option: Option) -> Column:
     kinds = {bool: Kind.BOOLEAN, int: Kind.INTEGER, float: Kind.REAL, str: Kind.CODE if option.codes else Kind.TEXT}
     kind = kinds[type(option.default)]
-    length = 20 if kind is Kind.TEXT else None
+    length = option.length if kind is Kind.TEXT else None
     return Column(option.column, kind, length=length, default=option.stored(option.default), version=option.catalog_version)
 
 

@@ -20,6 +20,7 @@ from subscriber.config.parameters import (
 )
 from subscriber.config.reading import BOOLEAN, parse_assignments, parse_bytes, parse_seconds
 from subscriber.config.settings import SETTINGS, InsertConflict, SchemaChange, SchemaChangeCallback, Settings
+from subscriber.config.where import with_filters
 
 __all__ = [
     "ALTERABLE",
@@ -43,4 +44,5 @@ __all__ = [
     "parse_changes",
     "parse_seconds",
     "reference",
+    "with_filters",
 ]

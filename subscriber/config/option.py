@@ -37,6 +37,8 @@ class Option:
         alter_since: the first major version of a publisher whose slot can be altered accordingly; 0: the slot does not depend on it.
         column: its column of ``pg_subscription`` in the target's catalog; empty: it is not stored there, or is part of the state.
         codes: values of the column by values of the option, where they differ.
+        length: the largest number of characters of a text in the column.
+        keyed: it is given as ``name.KEY=value``, once for each key. The dataclass takes a mapping.
         catalog_version: the version of the target's catalog that added the column. A new column takes the next version of the catalog.
     """
 
@@ -54,6 +56,8 @@ class Option:
     alter_since: int = 0
     column: str = ""
     codes: Mapping[str, str] | None = None
+    length: int = 20
+    keyed: bool = False
     catalog_version: int = 2
 
     @property
@@ -112,6 +116,12 @@ def parse_options(items: Iterable[str], known: Mapping[str, Option], what: str) 
     """
     values: dict[str, Any] = {}
     for name, text in parse_assignments(items).items():
+        family, dot, key = name.partition(".")
+        if dot and family in known and known[family].keyed and not isinstance(values.get(family), str):
+            values.setdefault(family, {})[key] = text
+            continue
+        if name in values:
+            raise ConfigurationError(f'conflicting or redundant options: "{name}" is given twice', hint="specify it once")
         if name not in known:
             raise ConfigurationError(f'{what} "{name}"', hint=f"one of {', '.join(sorted(known))}")
         values[name] = known[name].type.parse(name, text)

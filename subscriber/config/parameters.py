@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self
 
 from subscriber.config.option import Option, declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, OptionType, choice, parse_bool
+from subscriber.config.where import filters_of, parse_where, with_filters
 from subscriber.errors import ConfigurationError
 
 __all__ = [
@@ -129,6 +130,27 @@ class SubscriptionOptions:
     failover: bool = option(
         False, BOOLEAN, "synchronize the slot to standbys", since=17, alter="disabled", alter_since=17, column="subfailover"
     )
+    where: str | Mapping[str, str] = option(
+        "",
+        OptionType(name="expression", parse=parse_where),
+        "where.SCHEMA.TABLE: a row filter, applied by this program to the changes of the table, and by the publisher to its copy",
+        default_text="none",
+        alter="always",
+        column="subwhere",
+        length=4000,
+        keyed=True,
+        catalog_version=4,
+    )
+    """Give a mapping of ``SCHEMA.TABLE`` to expressions. It is kept as one text; :attr:`row_filters` returns the mapping."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.where, str):
+            object.__setattr__(self, "where", with_filters("", self.where))
+
+    @property
+    def row_filters(self) -> dict[tuple[str, str], str]:
+        """The expressions of ``where`` by schema and name of the table."""
+        return filters_of(str(self.where))
 
     @classmethod
     def parse(cls, items: Iterable[str]) -> Self:

@@ -152,7 +152,11 @@ def parse_assignments(items: Iterable[str], *, case_matters: bool = False) -> di
     found: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
-        name = name.strip() if case_matters else name.strip().lower()
+        name = name.strip()
+        if not case_matters:
+            # a key after the name of an option is the user's own
+            own, dot, key = name.partition(".")
+            name = own.lower() + dot + key
         if not equals or not name:
             raise ConfigurationError(f'"{item}" is not of the form parameter=value', hint="as in copy_data=false")
         if name in found:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from subscriber.abc import Sink
+from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Definition
 from subscriber.config import Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError
@@ -51,6 +52,7 @@ class RunSpec:
             word = "enabled" if options.connect else "connect"
             raise ConfigurationError(f"{word} = false is not allowed for run", hint="omit the parameter")
         check_slot_name(self.slot_name)
+        filter_expressions(options)
         if options.two_phase and not self.sink.supports_two_phase:
             raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 

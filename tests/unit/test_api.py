@@ -44,6 +44,7 @@ def test_nothing_else_looks_public() -> None:
         "plugins",
         "printable",
         "protocol",
+        "rowfilter",
         "sinks",
         "spark",
         "stream_session",

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.config import BOOLEAN, NO_SLOT, Settings, SubscriptionOptions, declared, parse_assignments, parse_bytes, parse_seconds
+from subscriber.config import (
+    BOOLEAN,
+    NO_SLOT,
+    Settings,
+    SubscriptionOptions,
+    declared,
+    parse_assignments,
+    parse_bytes,
+    parse_seconds,
+    with_filters,
+)
 from subscriber.config.reading import parse_bool
 from subscriber.errors import ConfigurationError
 
@@ -44,7 +54,25 @@ def test_defaults_are_natives() -> None:
         "run_as_owner": False,
         "origin": "any",
         "failover": False,
+        "where": "",
     }
+
+
+def test_row_filters() -> None:
+    given = ["WHERE.Public.orders=amount > 5", 'where."My Schema"."T.x"= name = \'a=b\' ']
+    options = SubscriptionOptions.parse(given)
+    assert options.row_filters == {("public", "orders"): "amount > 5", ("My Schema", "T.x"): "name = 'a=b'"}
+    assert options == SubscriptionOptions(where={'"My Schema"."T.x"': "name = 'a=b'", "PUBLIC.orders": "amount > 5"})
+    assert SubscriptionOptions.parse([f"where={options.where}"]) == options
+    assert with_filters(str(options.where), {"public.orders": "", "public.n": "n = 1"}) == (
+        SubscriptionOptions(where={'"My Schema"."T.x"': "name = 'a=b'", "public.n": "n = 1"}).where
+    )
+    assert SubscriptionOptions(where={"public.orders": " "}) == DEFAULT
+    assert str(refused("where.orders=a > 1")) == '"orders" is not of the form schema.table'
+    assert str(refused("where=a > 1")) == "where requires the name of a table"
+    assert str(refused(f"where.s.t={'a' * 4000}")) == "the row filters are longer than 4000 characters"
+    assert str(refused("where.s.t=a > 1", "where.s.t=a > 2")) == 'conflicting or redundant options: "where.s.t" is given twice'
+    assert str(refused("where.s.t=a > 1", "where={}")) == 'conflicting or redundant options: "where" is given twice'
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from subscriber.abc import TableName, TwoPhaseState
+from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, CopyingCatalog, Definition, OwnedCatalog
-from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes
+from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes, with_filters
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -252,8 +253,12 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def set(self, parameters: Mapping[str, Any]) -> None:
         """SET (parameter = value, …). Values are as in :class:`SubscriptionOptions`; the ``slot_name`` ``"none"`` means NONE."""
         # parsed as on the command line, so that a wrong value is rejected here and not when the subscription runs
-        changes = parse_changes([f"{name}={NO_SLOT if value is None else value}" for name, value in parameters.items()])
+        given = [(name, NO_SLOT if value is None else value) for name, value in parameters.items() if name != "where"]
+        changes = parse_changes([f"{name}={value}" for name, value in given])
         found = self.definition
+        if "where" in parameters:
+            changes["where"] = with_filters(str(found.options.where), parameters["where"])
+            filter_expressions(replace(found.options, where=changes["where"]))
         if "slot_name" in changes:
             if "two_phase" in changes:
                 raise ConfigurationError('"slot_name" and "two_phase" cannot be altered at the same time', hint="alter one, then the other")

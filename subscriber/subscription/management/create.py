@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from subscriber.abc import TableName, TwoPhaseState
+from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError, SubscriberError
@@ -55,6 +56,7 @@ async def create_subscription(
     options, settings = options or SubscriptionOptions(), settings or Settings()
     check_publication_list(publications)
     check_conninfo(connection)
+    filter_expressions(options)
     slot_name = None if options.slot_name == NO_SLOT else options.slot_name or name
     if slot_name is not None:
         check_slot_name(slot_name)

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from subscriber.abc import CopyFormat, Position, PublishedTable, TableName
+from subscriber.abc import CopyFormat, Position, PublishedTable, ReplicationStream, TableName
+from subscriber.apply.row_filters import copied_rows, filtered
 from subscriber.config import SubscriptionOptions
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.session_name import session_name
@@ -16,7 +17,6 @@ from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.snapshot import ExportedSnapshot
-from subscriber.walreceiver.stream import WalSenderStream
 
 __all__ = ["PublisherSource", "copy_format"]
 
@@ -53,7 +53,8 @@ class PublisherSource:
     async def describe_all(self, tables: Sequence[TableName]) -> Mapping[TableName, PublishedTable]:
         """The tables as they are published now, without those that are no longer published."""
         async with self._connect(session_name(self._main.slot_name, "sync")) as connection:
-            return {table.name: table for table in await published_tables(connection, self._spec.publications, *tables)}
+            found = await published_tables(connection, self._spec.publications, *tables)
+            return {table.name: copied_rows(table, self._spec.options) for table in found}
 
     @contextlib.asynccontextmanager
     async def snapshot(self, slot_name: str) -> AsyncIterator[PublishedSnapshot]:
@@ -87,7 +88,7 @@ class PublisherSource:
             yield snapshot
 
     @contextlib.asynccontextmanager
-    async def stream(self, position: Position) -> AsyncIterator[WalSenderStream]:
+    async def stream(self, position: Position) -> AsyncIterator[ReplicationStream]:
         """Follow the position's slot without two-phase, after checking that it can send everything after the position."""
         async with self._connect(position.slot_name) as connection:
             await check_position(connection, position)
@@ -96,7 +97,7 @@ class PublisherSource:
             stream_options = negotiate(connection.capabilities, options, publications=self._spec.publications, two_phase=False)
             stream = await connection.start_replication(position.slot_name, position.lsn, stream_options)
             try:
-                yield stream
+                yield filtered(stream, self._spec.options)
             finally:
                 await stream.close()
 

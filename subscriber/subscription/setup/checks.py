@@ -11,6 +11,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.subscription.setup.replication_loops import find_loops
+from subscriber.subscription.setup.row_filters import find_filter_problems
 from subscriber.subscription.setup.same_database import find_same_database
 from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.checks import check_publisher
@@ -53,6 +54,7 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
     )
     if not known and (options.create_slot or not spec.managed):
         publisher += await _first_slot(connection, spec.slot_name, options)
+    publisher += await find_filter_problems(connection, options, tables)
     publisher += await find_loops(connection, spec)
     publisher += await find_large_rows(connection, tables, settings.logical_decoding_work_mem)
     target = await spec.sink.check(tables, two_phase=options.two_phase)

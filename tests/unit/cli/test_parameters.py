@@ -44,6 +44,8 @@ def test_wrong_value(capsys: pytest.CaptureFixture[str], verb: str, parameter: s
             expected = 'invalid value for parameter "synchronous_commit": "@@"'
         case "origin":
             expected = 'unrecognized origin value: "@@"'
+        case "where":
+            expected = "where requires the name of a table"
         case _:
             expected = f"{parameter} requires a Boolean value"
     assert line.startswith(f"subscriber: {expected}")
