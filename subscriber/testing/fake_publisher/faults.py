@@ -6,7 +6,7 @@ moment: before message ``after`` of the session (from 0), or before the next mes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -32,6 +32,8 @@ class FaultKind(Enum):
     """A StreamAbort of a transaction that was never streamed is sent first, as PostgreSQL 18.4 does."""
     FALSE_KEEPALIVE = "false_keepalive"
     """A keepalive with a position far beyond the end of the WAL is sent first."""
+    REDELIVER = "redeliver"
+    """The next session starts as far back as the WAL reaches, and sends transactions that were confirmed before."""
     ERROR = "error"
     """The session ends with an ErrorResponse: ``sqlstate`` and ``text``."""
 
@@ -61,13 +63,26 @@ class Fault:
 
     def is_due(self, sent: int, payload: bytes) -> bool:
         """Whether it happens before this message."""
-        return self.happened < self.times and sent >= self.after and (not self.before or chr(payload[0]) in self.before)
+        return (
+            self.kind is not FaultKind.REDELIVER
+            and self.happened < self.times
+            and sent >= self.after
+            and (not self.before or chr(payload[0]) in self.before)
+        )
 
 
 class Faults:
-    """The armed faults of a publisher."""
+    """The armed faults of a publisher.
 
-    def __init__(self) -> None:
+    Args:
+        changed: called when a stall begins or ends.
+
+    Attributes:
+        stalled: whether a stall has begun.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
         self._armed: list[Fault] = []
         self.stalled = False
 
@@ -84,7 +99,21 @@ class Faults:
             fault.happened += 1
         return found
 
+    def redelivers(self) -> bool:
+        """Take the fault that the session that starts now sends everything again."""
+        for fault in self._armed:
+            if fault.kind is FaultKind.REDELIVER and fault.happened < fault.times:
+                fault.happened += 1
+                return True
+        return False
+
     def release(self) -> None:
         """End all faults, also a stall."""
         self._armed.clear()
         self.stalled = False
+        self._changed()
+
+    def stall(self) -> None:
+        """Begin a stall."""
+        self.stalled = True
+        self._changed()

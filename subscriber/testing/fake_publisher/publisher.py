@@ -76,7 +76,7 @@ class FakePublisher(FakeDatabase):
         self.require_tls = require_tls
         self.keepalive_seconds = keepalive_seconds
         self.feedback = Feedback()
-        self.faults = Faults()
+        self.faults = Faults(self.changed)
         self.streaming: set[WalSender] = set()
         self.stopping = False
         self._kind = socket
@@ -95,6 +95,9 @@ class FakePublisher(FakeDatabase):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
         if kind is None:
             self.feedback.check()
 
@@ -146,15 +149,9 @@ class FakePublisher(FakeDatabase):
                 session.writer.close()
         self.changed()
         try:
-            await self._until(lambda: not self.streaming, timeout)
+            await self.until(lambda: not self.streaming, timeout)
         finally:
             await self.close()
-
-    def remove(self) -> None:
-        """Remove the directory of a unix socket."""
-        if self._directory is not None:
-            self._directory.cleanup()
-            self._directory = None
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = Session(self, next(self._pids), reader, writer)
@@ -184,7 +181,12 @@ class FakePublisher(FakeDatabase):
 
     # --- waiting
 
-    async def _until(self, condition: Callable[[], bool], timeout: float) -> None:
+    async def until(self, condition: Callable[[], bool], timeout: float = _PATIENCE) -> None:
+        """Wait until a condition of the publisher holds.
+
+        Raises:
+            TimeoutError: it does not.
+        """
         async with asyncio.timeout(timeout):
             while not condition():
                 await self.until_changed()
@@ -196,7 +198,7 @@ class FakePublisher(FakeDatabase):
             TimeoutError: it has not.
         """
         wanted = self.wal.end if lsn is None else lsn
-        await self._until(lambda: slot in self.slots and self.slots[slot].confirmed_flush_lsn >= wanted, timeout)
+        await self.until(lambda: slot in self.slots and self.slots[slot].confirmed_flush_lsn >= wanted, timeout)
 
     async def until_active(self, slot: str, timeout: float = _PATIENCE) -> None:
         """Wait until a client streams from a slot.
@@ -204,4 +206,4 @@ class FakePublisher(FakeDatabase):
         Raises:
             TimeoutError: none does.
         """
-        await self._until(lambda: slot in self.slots and self.slots[slot].active_pid is not None, timeout)
+        await self.until(lambda: slot in self.slots and self.slots[slot].active_pid is not None, timeout)

@@ -46,7 +46,7 @@ class Session:
         exported: the name of the snapshot that it exports, or None.
         status: ``I``, ``T`` or ``E``: as in ReadyForQuery.
         read_tables: the tables that its transaction has read, and therefore locked.
-        queries: the statements of SQL that it has run.
+        query: the text of its latest query.
         cancelled: set by a cancel request.
     """
 
@@ -63,7 +63,7 @@ class Session:
         self.exported: str | None = None
         self.status = "I"
         self.read_tables: set[int] = set()
-        self.queries: list[str] = []
+        self.query = ""
         self.cancelled = asyncio.Event()
         self._extended = ExtendedProtocol(self)
 
@@ -185,6 +185,8 @@ class Session:
 
     async def _query(self, text: str) -> None:
         self.exported = None
+        self.query = text
+        self.publisher.changed()
         try:
             await self._statements(text)
         except ServerError as error:
@@ -215,7 +217,6 @@ class Session:
         Raises:
             ServerError: it failed, or is not known.
         """
-        self.queries.append(statement)
         found = find_query(statement)
         if self.status == "E" and not (found is not None and found.ends_transaction):
             raise ServerError("25P02", "current transaction is aborted, commands ignored until end of transaction block")

@@ -106,19 +106,20 @@ class FakeTransaction:
 
     # --- changes
 
-    def insert(self, table: str, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Insert a row.
+    def insert(self, table: str, rows: Iterable[Mapping[str, Any]] | None = None, /, **values: Any) -> None:
+        """Insert rows: several as mappings, or one as keywords.
 
         Raises:
             ConfigurationError: a column does not exist, a value is missing, or the primary key exists.
         """
         found = self._table(table)
-        row = found.row(self._database.types, {**(values or {}), **more})
-        self._check_unique(found, row, None)
-        number = found.next_row
-        found.next_row += 1
-        self._change(InsertRow(found.shape, row))
-        self._set(found, number, row)
+        for given in (values,) if rows is None else rows:
+            row = found.row(self._database.types, given)
+            self._check_unique(found, row, None)
+            number = found.next_row
+            found.next_row += 1
+            self._change(InsertRow(found.shape, row))
+            self._set(found, number, row)
 
     def update(self, table: str, where: Mapping[str, Any], /, **values: Any) -> int:
         """Change the rows whose columns have the values of ``where``; return their number.

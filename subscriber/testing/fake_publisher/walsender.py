@@ -61,6 +61,9 @@ class WalSender:
         self.start = max(command.lsn, slot.confirmed_flush_lsn)
         if self._plugin.two_phase and not slot.two_phase:
             slot.two_phase, slot.two_phase_at = True, self.start
+        from_lsn = self.start
+        if publisher.faults.redelivers():
+            from_lsn = publisher.wal.horizon
         self._positions = ReportedPositions(publisher.feedback, slot.name, self.start)
         self._queue: deque[tuple[Lsn, bytes]] = deque()
         self._sent_messages = 0
@@ -74,13 +77,13 @@ class WalSender:
                 send=self._plugin.message,
             ),
             caps,
-            start=self.start,
+            start=from_lsn,
             work_mem=publisher.logical_decoding_work_mem,
             streaming=self._plugin.options.streaming != "off",
             two_phase_at=slot.two_phase_at if slot.two_phase else None,
             statistics=slot.statistics,
         )
-        self._place = publisher.wal.place(slot.restart_lsn)
+        self._place = publisher.wal.place(min(slot.restart_lsn, from_lsn))
         self._decoded = slot.restart_lsn
         self._told = INVALID_LSN
         self._asked = False
@@ -210,7 +213,7 @@ class WalSender:
             case FaultKind.ERROR:
                 raise ServerError(fault.sqlstate, fault.text, fatal=True)
             case FaultKind.STALL:
-                self._publisher.faults.stalled = True
+                self._publisher.faults.stall()
                 while self._publisher.faults.stalled:
                     await self._publisher.until_changed()
             case FaultKind.DELAY:
