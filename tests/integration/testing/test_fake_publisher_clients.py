@@ -79,7 +79,7 @@ async def consume(publisher: FakePublisher, options: dict[str, str], last: Lsn) 
             cursor.start_replication("s", options=options, decode=False)
             with suppress(psycopg2.extras.StopReplication):
                 cursor.consume_stream(take)
-            cursor.send_feedback(force=True)
+            cursor.send_feedback(force=True)  # type: ignore[no-untyped-call]
             # a feedback directly before the end of the connection may be lost
             asyncio.run_coroutine_threadsafe(publisher.until_confirmed("s", last), loop).result(30)
 
