@@ -117,10 +117,10 @@ quick: $(VENV)/.dev
 	$(BIN)/python -m pytest $(if $(filter file,$(origin TEST_ARGS)),-n auto,$(TEST_ARGS)) -m 'not slow and not crash and not endurance' $(QUICK)
 
 test: $(VENV)/.dev mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance' --ignore tests/spark --ignore tests/delta
+	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance' --ignore tests/spark --ignore tests/delta --ignore tests/docker
 
 test-crash: $(VENV)/.dev mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS) -m endurance --ignore tests/spark --ignore tests/delta
+	$(BIN)/python -m pytest $(TEST_ARGS) -m endurance --ignore tests/spark --ignore tests/delta --ignore tests/docker
 
 # where there is no Java, a package brings one
 $(VENV)/.spark: $(VENV)/.demo

@@ -1,0 +1,1 @@
+"""Containers: ``make test-docker``. Nothing here runs with other commands."""
