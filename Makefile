@@ -35,7 +35,9 @@ ENGINE ?=
 WORKLOAD ?=
 JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
-.PHONY: help fuzz demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
+IMAGE ?= pg-subscriber
+
+.PHONY: help test-docker image sbom fuzz demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -45,6 +47,8 @@ help:
 	@echo 'make test-crash         what takes longest: kills of the launcher, of other targets and of lakes, a short soak, a backlog'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
+	@echo 'make test-docker        docker/ on a container engine, which root gets by apt where there is none'
+	@echo 'make image, make sbom   our image (IMAGE=pg-subscriber), and the list of its packages in build/sbom.json'
 	@echo 'make crash-spark        forty (KILLS=) kills of a lake'"'"'s programs, its Java and its executors, on a standalone cluster'
 	@echo 'make soak-lake          three minutes (SECONDS=) of landing while nobody applies: memory, and the backlog afterwards'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
@@ -136,6 +140,24 @@ crash-spark: $(VENV)/.dev $(VENV)/.spark
 
 soak-lake: $(VENV)/.dev
 	SUBSCRIBER_BACKLOG_SECONDS=$(if $(filter file,$(origin SECONDS)),180,$(SECONDS)) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_lake_backlog.py
+
+# installs a container engine where there is none, as root; the images stay in the engine
+$(VENV)/.containers: $(VENV)/.dev pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt --group containers
+	touch $@
+
+test-docker: $(VENV)/.containers
+	$(BIN)/python -m pytest -p no:randomly --timeout 600 $(if $(filter file,$(origin TEST_ARGS)),,$(TEST_ARGS)) tests/docker
+
+# for your own registry; VERSION as in subscriber/__init__.py
+image: PROGRAM = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' subscriber/__init__.py)
+image:
+	docker build --file docker/Dockerfile --build-arg VERSION=$(PROGRAM) --build-arg REVISION=$$(git rev-parse HEAD) \
+		--tag $(IMAGE):$(PROGRAM) --tag $(IMAGE):latest .
+
+# the packages of the image, as CycloneDX
+sbom: $(VENV)/.containers
+	$(BIN)/python -m tests.docker.sbom $(IMAGE) build/sbom.json
 
 # with the core in Python, while `make test` uses the compiled form where there is one
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb

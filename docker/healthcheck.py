@@ -62,8 +62,18 @@ def _row(side: str, conninfo: str, query: str, *parameters: str) -> tuple[Any, .
             return session.execute(query, parameters).fetchone()
     except psycopg.Error as error:
         # not the server's text: it may quote what it was given
-        reason = f"refused: SQLSTATE {error.sqlstate}" if error.sqlstate else "cannot be reached"
-        raise _Unhealthy(f"the {side} {reason}") from error
+        raise _Unhealthy(f"the {side} {_reason(error)}") from error
+
+
+def _reason(error: psycopg.Error) -> str:
+    if error.sqlstate:
+        return f"refused: SQLSTATE {error.sqlstate}"
+    # a failed login has no SQLSTATE
+    if error.pgconn is not None and error.pgconn.needs_password:
+        return "asks for a password, and none is set"
+    if error.pgconn is not None and error.pgconn.used_password:
+        return "rejects the login"
+    return "cannot be reached"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

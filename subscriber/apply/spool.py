@@ -78,6 +78,23 @@ class SpooledPart:
         await _in_thread(self._file.unlink)
 
 
+def _temporary_directory() -> Path:
+    """The system's; TMPDIR even if it cannot be written to, where Python would silently take another one.
+
+    Raises:
+        SpoolError: there is none, for example in a container with a read-only root file system.
+    """
+    if named := os.environ.get("TMPDIR"):
+        return Path(named)
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise SpoolError(
+            "there is no directory for temporary files that can be written to",
+            hint="set spool_directory or TMPDIR to a directory that belongs to the user who runs this",
+        ) from error
+
+
 class SpoolDirectory:
     """The spool of one stream, in its own directory; implements :class:`subscriber.abc.Spool`.
 
@@ -92,7 +109,7 @@ class SpoolDirectory:
 
     def __init__(self, base: str | None, key: str) -> None:
         # the default's name can be guessed, and all users can write to its parent: symbolic links are not followed there
-        self._base = Path(tempfile.gettempdir()) / f"subscriber-{os.geteuid()}" if base is None else Path(os.path.realpath(base))
+        self._base = _temporary_directory() / f"subscriber-{os.geteuid()}" if base is None else Path(os.path.realpath(base))
         self._directory = self._base / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         self._files: dict[int, SpoolFile] = {}
         self._numbers = count(1)

@@ -1,7 +1,7 @@
 """A Docker engine, and Docker Compose v2: those of the machine, or installed and started here.
 
-Without an engine that answers, root installs Debian's ``docker.io`` and starts ``dockerd`` with its data in /var/lib/docker. It is stopped at the
-end by its process id. Without Compose v2 the Go toolchain builds it from its published module, once, into ``build/docker``.
+Without an engine, root installs Debian's ``docker.io`` and starts ``dockerd`` with its data in /var/lib/docker. It is stopped at
+the end by its process id. Without Compose v2 the Go toolchain builds it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +21,9 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 BUILD: Final = ROOT / "build" / "docker"
 COMPOSE_VERSION: Final = "v2.40.3"
+PROJECT: Final = f"subscriber-test-{secrets.token_hex(4)}"
+LABEL: Final = f"subscriber.test={PROJECT}"
+"""Of everything that this run makes and Compose does not."""
 _PACKAGES: Final = ("docker.io", "iptables")
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 60.0
@@ -67,6 +71,14 @@ def wait_until(holds: Callable[[], bool], what: str, seconds: float = 120) -> No
         time.sleep(0.2)
 
 
+def apt_install(*packages: str) -> None:
+    """Install Debian packages."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise EngineError(f"only root can install {' '.join(packages)}, on Debian")
+    run("apt-get", "update", timeout=600)
+    run("apt-get", "install", "--yes", "--no-install-recommends", *packages, timeout=600)
+
+
 @contextlib.contextmanager
 def engine() -> Iterator[str]:
     """An engine that answers. The value describes it."""
@@ -75,18 +87,16 @@ def engine() -> Iterator[str]:
             if os.geteuid() != 0:
                 raise EngineError("no Docker engine answers, and only root can install and start one: start Docker, or set DOCKER_HOST")
             if shutil.which("dockerd") is None:
-                run("apt-get", "update")
-                run("apt-get", "install", "--yes", "--no-install-recommends", *_PACKAGES, timeout=600)
+                apt_install(*_PACKAGES)
             stack.enter_context(_daemon())
         # the client of newer versions needs a plugin for the builder that replaced this one
         if not _works("docker", "buildx", "version"):
             os.environ["DOCKER_BUILDKIT"] = "0"
-        before = _everything()
-        yield docker("version", "--format", "{{.Server.Platform.Name}} {{.Server.Version}}").strip() or "Docker"
-        left = _everything() - before
-        for kind, identity in sorted(left):
+        yield docker("version", "--format", "Docker {{.Server.Version}}").strip()
+        left = _left()
+        for kind, identity in left:
             docker(kind, "rm", "--force", identity, check=False)
-        assert not left, f"tests left behind: {sorted(left)}"
+        assert not left, f"tests left behind: {left}"
 
 
 def _works(*words: str) -> bool:
@@ -100,14 +110,15 @@ def _answers() -> bool:
     return _works("docker", "version", "--format", "{{.Server.Version}}")
 
 
-def _everything() -> set[tuple[str, str]]:
-    """All containers, networks and volumes."""
-    listed = {
-        "container": docker("container", "ls", "--all", "--quiet", "--no-trunc"),
-        "network": docker("network", "ls", "--quiet", "--no-trunc"),
-        "volume": docker("volume", "ls", "--quiet"),
-    }
-    return {(kind, identity) for kind, text in listed.items() for identity in text.split()}
+def _left() -> list[tuple[str, str]]:
+    """What this run made and did not remove, containers first."""
+    lists = {"container": ("--all", "--no-trunc"), "network": ("--no-trunc",), "volume": ()}
+    return [
+        (kind, identity)
+        for kind, options in lists.items()
+        for label in (LABEL, f"com.docker.compose.project={PROJECT}")
+        for identity in docker(kind, "ls", "--quiet", "--filter", f"label={label}", *options).split()
+    ]
 
 
 @contextlib.contextmanager
@@ -144,16 +155,21 @@ def compose_command() -> list[str]:
     """The words that start Docker Compose v2."""
     if _works("docker", "compose", "version"):
         return ["docker", "compose"]
-    program = BUILD / f"docker-compose-{COMPOSE_VERSION}"
+    # not `go install`: it rejects modules whose go.mod excludes versions
+    return [str(go_program("docker-compose", "github.com/docker/compose/v2", COMPOSE_VERSION, "cmd"))]
+
+
+def go_program(name: str, module: str, version: str, package: str) -> Path:
+    """A program that the Go toolchain builds from a published module, once, into ``build/docker``."""
+    program = BUILD / f"{name}-{version}"
     if not program.exists():
         if shutil.which("go") is None:
-            raise EngineError("Docker Compose v2 is missing: install it, or Go, which builds it")
-        # not `go install`: it rejects modules whose go.mod excludes versions
-        with tempfile.TemporaryDirectory(prefix="subscriber-compose-") as name:
-            Path(name, "go.mod").write_text(f"module build\n\ngo 1.24\n\nrequire github.com/docker/compose/v2 {COMPOSE_VERSION}\n")
-            Path(name, "tools.go").write_text('package tools\n\nimport _ "github.com/docker/compose/v2/cmd/compose"\n')
-            words = ["go", "build", "-C", name, "-mod=mod", "-o", f"{program}.new", "github.com/docker/compose/v2/cmd"]
-            BUILD.mkdir(parents=True, exist_ok=True)
+            raise EngineError(f"{name} is missing: install it, or Go, which builds it")
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="subscriber-go-") as directory:
+            Path(directory, "go.mod").write_text(f"module build\n\ngo 1.24\n\nrequire {module} {version}\n")
+            Path(directory, "tools.go").write_text(f'package tools\n\nimport _ "{module}/{package}"\n')
+            words = ["go", "build", "-C", directory, "-mod=mod", "-o", f"{program}.new", f"{module}/{package}"]
             run(*words, timeout=1800)
         Path(f"{program}.new").rename(program)
-    return [str(program)]
+    return program

@@ -21,7 +21,7 @@ from typing import Final
 
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.download import PINNED, download
-from tests.docker.engine import ROOT, docker, run
+from tests.docker.engine import ROOT, apt_install, docker, run
 
 VERSIONS: Final = (14, 15, 16, 17, 18)
 STANDINS: Final = Path(__file__).parent / "standins"
@@ -58,8 +58,8 @@ def base_images() -> Iterator[list[str]]:
 def our_image() -> str:
     """Our image from docker/Dockerfile, as a user builds it, except for the network: the build reaches registries as this machine does."""
     revision = run("git", "-C", ROOT, "rev-parse", "HEAD").strip()
-    words = ["--network", "host", "--file", ROOT / "docker" / "Dockerfile", "--build-arg", f"REVISION={revision}", "--tag", OURS]
-    docker("build", *words, ROOT, timeout=1800)
+    file = ROOT / "docker" / "Dockerfile"
+    docker("build", "--network", "host", "--file", file, "--build-arg", f"REVISION={revision}", "--tag", OURS, ROOT, timeout=1800)
     return OURS
 
 
@@ -72,8 +72,7 @@ def _base() -> str:
     if _exists(name):
         return name
     if shutil.which("debootstrap") is None:
-        run("apt-get", "update")
-        run("apt-get", "install", "--yes", "--no-install-recommends", "debootstrap", timeout=600)
+        apt_install("debootstrap")
     with tempfile.TemporaryDirectory(prefix="subscriber-debootstrap-") as directory:
         root = Path(directory, "root")
         run("debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, root, timeout=1800)
@@ -98,7 +97,9 @@ def _build(kind: str, context: Path, **arguments: str) -> str:
     name = f"{_OWN}-{kind}:{digest.hexdigest()[:16]}"
     if not _exists(name):
         words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-        docker("build", "--network", "host", "--file", recipe, "--build-arg", f"BASE={_base()}", *words, "--tag", name, context, timeout=1800)
+        docker(
+            "build", "--network", "host", "--file", recipe, "--build-arg", f"BASE={_base()}", *words, "--tag", name, context, timeout=1800
+        )
     return name
 
 

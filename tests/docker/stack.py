@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
@@ -16,7 +15,7 @@ from subscriber.testing.comparison.checksums import compare, compare_prepared, p
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import create_tables, table_names
 from subscriber.testing.ports import free_port
-from tests.docker.engine import ROOT, compose_command, docker, inspect, run, wait_until
+from tests.docker.engine import LABEL, PROJECT, ROOT, compose_command, docker, inspect, run, wait_until
 from tests.docker.images import VERSIONS
 
 PASSWORD: Final = "pass word'$x"  # the init scripts must quote it
@@ -71,7 +70,9 @@ class Container:
 
     def wait_for_check(self, text: str, seconds: float = 120) -> None:
         """Wait until a check prints this."""
-        wait_until(lambda: text in self.health()[1], f"the check prints {self.health()[1]!r}, not {text!r}; log: {self.logs[-2000:]}", seconds)
+        wait_until(
+            lambda: text in self.health()[1], f"the check prints {self.health()[1]!r}, not {text!r}; log: {self.logs[-2000:]}", seconds
+        )
 
     def wait_for_end(self, seconds: float = 120) -> int:
         """Its exit status."""
@@ -96,7 +97,6 @@ class Stack:
     def __init__(self, image: str, versions: Sequence[int] = VERSIONS) -> None:
         self.image = image
         self.versions = tuple(versions)
-        self.project = f"subscriber-test-{secrets.token_hex(4)}"
         self._words = compose_command()
         # the same after a restart, which a port that the engine chooses would not be
         self._ports = {f"publisher{version}": free_port() for version in versions} | {"target": free_port()}
@@ -107,18 +107,15 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for container in self._extra:
-            container.remove()
+        self.remove_extra()
         self.compose("--profile", "*", "down", "--volumes", "--timeout", "1")
-        for volume in self._volumes:
-            docker("volume", "rm", volume)
 
     def compose(self, *words: str) -> str:
         """Run Docker Compose on the project."""
         ports = {f"{service.upper()}_PORT": str(port) for service, port in self._ports.items()}
         passwords = {"POSTGRES_PASSWORD": PASSWORD, "SUBSCRIBER_PASSWORD": PASSWORD}
         env = os.environ | ports | passwords | {"SUBSCRIBER_IMAGE": self.image}
-        return run(*self._words, "--project-name", self.project, "--file", FILE, *words, timeout=600, env=env)
+        return run(*self._words, "--project-name", PROJECT, "--file", FILE, *words, timeout=600, env=env)
 
     def up(self, *services: str) -> None:
         """Start services, or all of the versions, with what they need, and wait until they are healthy."""
@@ -132,25 +129,30 @@ class Stack:
 
     @property
     def network(self) -> str:
-        return f"{self.project}_default"
+        return f"{PROJECT}_default"
 
     def volume(self, *options: str) -> str:
-        """A volume that is removed with the stack."""
-        name = docker("volume", "create", *options).strip()
+        """A volume that is removed with the extra containers."""
+        name = docker("volume", "create", "--label", LABEL, *options).strip()
         self._volumes.append(name)
         return name
 
     def run(self, *words: str) -> Container:
-        """One more container in the network, as ``docker run`` starts it. It is removed with the stack."""
-        container = Container(docker("run", "--detach", "--network", self.network, *words).strip())
+        """One more container in the network, as ``docker run`` starts it. See :meth:`remove_extra`."""
+        container = Container(docker("run", "--detach", "--label", LABEL, "--network", self.network, *words).strip())
         self._extra.append(container)
         return container
 
+    def remove_extra(self) -> None:
+        """Remove the containers and volumes that are not services of the file."""
+        while self._extra:
+            self._extra.pop().remove()
+        while self._volumes:
+            docker("volume", "rm", self._volumes.pop())
+
     def dsn(self, service: str, dbname: str, user: str = "postgres") -> str:
         """How this machine reaches a server."""
-        return psycopg.conninfo.make_conninfo(
-            "", host="127.0.0.1", port=self._ports[service], user=user, password=PASSWORD, dbname=dbname
-        )
+        return psycopg.conninfo.make_conninfo("", host="127.0.0.1", port=self._ports[service], user=user, password=PASSWORD, dbname=dbname)
 
     def publisher_dsn(self, version: int) -> str:
         return self.dsn(f"publisher{version}", "app")

@@ -82,6 +82,6 @@ def test_down_keeps_the_data(stack: Stack) -> None:
     """``docker compose down`` removes the containers; the next ``up`` continues."""
     with psycopg.connect(stack.publisher_dsn(17), autocommit=True) as publisher:
         publisher.execute("UPDATE accounts SET balance = balance + 1 WHERE id <= 100")
-    stack.compose("--profile", "pg17", "rm", "--stop", "--force", "publisher17", "subscription17")
+    stack.compose("--profile", "pg17", "rm", "--stop", "--force", "--volumes", "publisher17", "subscription17")
     stack.up("subscription17")
     stack.assert_equal(17)

@@ -360,6 +360,8 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
 }
 
 TUTORIALS = sorted({block.page for block in blocks() if block.page.startswith("docs/tutorials/")})
+# by tests/docker/test_tutorial.py, because it needs a container engine
+RUN_ELSEWHERE = {"docs/tutorials/containers.md"}
 
 
 def single_blocks(language: str) -> list[Block]:
@@ -398,7 +400,7 @@ def test_sql(block: Block, page_setup: PageSetup) -> None:
     page_setup.publisher.execute(block.text)
 
 
-@pytest.mark.parametrize("page", TUTORIALS)
+@pytest.mark.parametrize("page", [page for page in TUTORIALS if page not in RUN_ELSEWHERE])
 def test_tutorial(page: str, publisher18_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page_setup = PageSetup(publisher18_db, target_db, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -448,6 +450,8 @@ def test_manifest_of_kubernetes(block: Block) -> None:
     assert f"COPY docker/healthcheck.py {file}\n" in dockerfile
     assert f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}\n" in dockerfile
     assert f"TMPDIR={container['volumeMounts'][0]['mountPath']}\n" in dockerfile
+    # docker/kubernetes.yaml is this manifest; tests/docker/test_kubernetes.py validates it
+    assert (ROOT / "docker" / "kubernetes.yaml").read_text().endswith(f"\n{block.text}")
 
 
 def test_every_block_is_of_a_kind_that_is_run() -> None:

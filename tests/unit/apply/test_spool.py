@@ -385,12 +385,35 @@ async def test_different_keys_have_different_directories(tmp_path: Path) -> None
 
 
 async def test_default_is_below_the_temporary_directory_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     async with SpoolDirectory(None, KEY) as spool:
         assert spool.directory.parent == tmp_path / f"subscriber-{os.geteuid()}"
 
 
+async def test_tmpdir_variable_is_used_even_if_it_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would silently take /tmp instead, which in a container is neither the volume nor large."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file"))
+    with pytest.raises(SpoolError, match="could not create spool directory") as raised:
+        await SpoolDirectory(None, KEY).open()
+    assert str(tmp_path / "file") in str(raised.value)
+
+
+async def test_no_temporary_directory_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    with pytest.raises(SpoolError, match="no directory for temporary files") as raised:
+        SpoolDirectory(None, KEY)
+    assert raised.value.hint is not None
+    assert "TMPDIR" in raised.value.hint
+
+
 async def test_symbolic_link_in_the_place_of_the_default_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / f"subscriber-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")

@@ -1,0 +1,111 @@
+"""``subscriber.testing.containers`` on Docker and on Podman."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import subscriber
+from subscriber.sinks.memory import MemorySink, MemoryTarget
+from subscriber.testing.containers import ContainerError, EngineUnavailable, PostgresContainers, postgres_container
+from tests.docker.engine import apt_install, docker, run, wait_until
+from tests.docker.images import VERSIONS
+
+
+@pytest.fixture(autouse=True)
+def _without_ryuk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its image is in a registry, which this machine may not reach."""
+    from testcontainers.core.config import testcontainers_config
+
+    monkeypatch.setattr(testcontainers_config, "ryuk_disabled", True)
+
+
+def _replicates(containers: PostgresContainers, version: int) -> None:
+    """A subscription starts at once, and its slot does not stay."""
+    server = containers.get(version, {"work_mem": "7MB"})
+    with server.database() as dsn:
+        with psycopg.connect(dsn, autocommit=True) as publisher:
+            assert publisher.execute("SELECT current_setting('work_mem'), current_setting('wal_level')").fetchone() == ("7MB", "logical")
+            assert publisher.info.server_version // 10000 == version
+            publisher.execute("CREATE TABLE accounts (id int PRIMARY KEY)")
+            publisher.execute("INSERT INTO accounts VALUES (1)")
+            publisher.execute("CREATE PUBLICATION app FOR TABLE accounts")
+        target = MemoryTarget()
+        asyncio.run(
+            subscriber.Subscription("memory", connection=dsn, publications=["app"], target=MemorySink(target)).run(subscriber.Until())
+        )
+        assert target.rows("public.accounts") == [{"id": 1}]
+    with psycopg.connect(server.dsn()) as session:
+        assert session.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+        assert session.execute("SELECT count(*) FROM pg_database WHERE datname LIKE 'test%'").fetchone() == (0,)
+
+
+def _number_of_containers() -> int:
+    return len(docker("container", "ls", "--quiet", "--filter", "label=org.testcontainers=true").split())
+
+
+def test_one_container_for_each_version_and_settings(standins: list[str]) -> None:
+    before = _number_of_containers()
+    with PostgresContainers() as containers:
+        for version in (min(VERSIONS), max(VERSIONS)):
+            _replicates(containers, version)
+        assert containers.get(18, {"work_mem": "7MB"}) is containers.get(18, {"work_mem": "7MB"})
+        assert _number_of_containers() == before + 2
+    assert _number_of_containers() == before
+
+
+def test_server_that_does_not_start_is_an_error_with_its_log(standins: list[str]) -> None:
+    before = _number_of_containers()
+    with pytest.raises(ContainerError, match="ended") as raised, postgres_container(18, {"wal_level": "nonsense"}):
+        pass
+    assert any('invalid value for parameter "wal_level"' in note for note in raised.value.__notes__)
+    assert _number_of_containers() == before
+
+
+def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(EngineUnavailable, match="no container engine answers"), postgres_container():
+        pass
+
+
+@pytest.fixture
+def podman(standins: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Podman's service, with storage of its own and the image of 18. It is where the service of a user would be."""
+    if shutil.which("podman") is None:
+        if os.geteuid() != 0:
+            pytest.skip("Podman is not installed")
+        apt_install("podman", "runc")
+    words = ["podman", "--root", str(tmp_path / "storage"), "--runroot", str(tmp_path / "run"), "--tmpdir", str(tmp_path / "tmp")]
+    words += ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+    docker("save", "--output", tmp_path / "image.tar", "postgres:18-bookworm")
+    run(*words, "load", "--input", tmp_path / "image.tar")
+    (tmp_path / "image.tar").unlink()
+    socket = tmp_path / "podman" / "podman.sock"
+    socket.parent.mkdir()
+    with (tmp_path / "log").open("wb") as log:
+        service = subprocess.Popen(
+            [*words, "system", "service", "--time", "0", f"unix://{socket}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        wait_until(socket.exists, "the socket of Podman is not there")
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        yield socket
+    finally:
+        service.terminate()
+        service.wait(60)
+        run(*words, "system", "reset", "--force", check=False)
+
+
+@pytest.mark.timeout(400)
+def test_podman(podman: Path) -> None:
+    with PostgresContainers() as containers:
+        _replicates(containers, 18)
