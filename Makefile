@@ -147,7 +147,7 @@ $(VENV)/.containers: $(VENV)/.dev pyproject.toml constraints.txt
 	touch $@
 
 test-docker: $(VENV)/.containers
-	$(BIN)/python -m pytest -p no:randomly --timeout 600 $(if $(filter file,$(origin TEST_ARGS)),,$(TEST_ARGS)) tests/docker
+	$(BIN)/python -m pytest -p no:randomly --timeout 1800 $(if $(filter file,$(origin TEST_ARGS)),,$(TEST_ARGS)) tests/docker
 
 # for your own registry; VERSION as in subscriber/__init__.py
 image: PROGRAM = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' subscriber/__init__.py)

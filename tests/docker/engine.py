@@ -63,11 +63,17 @@ def inspect(kind: str, name: str) -> dict[str, Any]:
     return found
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    """Ask again until it holds. Containers have no event that a client could wait for instead."""
+def wait_until(holds: Callable[[], bool], what: Callable[[], str], seconds: float = 300) -> None:
+    """Ask again until it holds. Containers have no event that a client could wait for instead.
+
+    Args:
+        holds: what is waited for.
+        what: why it failed.
+        seconds: then it failed.
+    """
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, f"after {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"after {seconds:g} s: {what()}"
         time.sleep(0.2)
 
 

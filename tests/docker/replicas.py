@@ -15,7 +15,7 @@ from tests.docker.stack import PASSWORD, Container, Stack
 PUBLICATION: Final = "small"
 VOLUME: Final = "/var/lib/subscriber"
 HARDENED: Final = ("--init", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true")
-_HEALTH: Final = ("--health-interval", "1s", "--health-timeout", "15s", "--health-retries", "2", "--health-start-period", "0s")
+_HEALTH: Final = ("--health-interval", "2s", "--health-timeout", "60s", "--health-retries", "2", "--health-start-period", "0s")
 
 
 @dataclass
@@ -79,5 +79,5 @@ def wait_for_server(server: Container) -> None:
         lambda: (
             server.state["Running"] and "accepting" in server.exec("pg_isready", "--host=127.0.0.1", "--username=postgres", check=False)
         ),
-        f"the server does not answer: {server.logs}",
+        lambda: f"the server does not answer: {server.logs}",
     )

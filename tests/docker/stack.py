@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from typing import Any, Final, Self
 
 import psycopg
@@ -53,7 +52,7 @@ class Container:
 
     def kill(self) -> None:
         docker("kill", "--signal", "KILL", self.identity)
-        wait_until(lambda: not self.state["Running"], "it runs after SIGKILL")
+        wait_until(lambda: not self.state["Running"], lambda: "it runs after SIGKILL")
 
     def start(self) -> None:
         docker("start", self.identity)
@@ -63,24 +62,28 @@ class Container:
         found = self.state["Health"]
         return str(found["Status"]), found["Log"][-1]["Output"].strip() if found["Log"] else ""
 
-    def wait_for_health(self, expected: str, seconds: float = 120) -> str:
+    def wait_for_health(self, expected: str, seconds: float = 300) -> str:
         """Wait for ``healthy`` or ``unhealthy``, and return what the check printed."""
-        wait_until(lambda: self.health()[0] == expected, f"health is {self.health()}, not {expected}; log: {self.logs[-2000:]}", seconds)
+        wait_until(
+            lambda: self.health()[0] == expected, lambda: f"health is {self.health()}, not {expected}; log: {self.logs[-2000:]}", seconds
+        )
         return self.health()[1]
 
-    def wait_for_check(self, text: str, seconds: float = 120) -> None:
+    def wait_for_check(self, text: str, seconds: float = 300) -> None:
         """Wait until a check prints this."""
         wait_until(
-            lambda: text in self.health()[1], f"the check prints {self.health()[1]!r}, not {text!r}; log: {self.logs[-2000:]}", seconds
+            lambda: text in self.health()[1],
+            lambda: f"the check prints {self.health()[1]!r}, not {text!r}; log: {self.logs[-2000:]}",
+            seconds,
         )
 
-    def wait_for_end(self, seconds: float = 120) -> int:
+    def wait_for_end(self, seconds: float = 300) -> int:
         """Its exit status."""
-        wait_until(lambda: not self.state["Running"], f"it still runs; log: {self.logs[-2000:]}", seconds)
+        wait_until(lambda: not self.state["Running"], lambda: f"it still runs; log: {self.logs[-2000:]}", seconds)
         return int(self.state["ExitCode"])
 
-    def wait_for_log(self, text: str, seconds: float = 120) -> None:
-        wait_until(lambda: text in self.logs, f"its log lacks {text!r}: {self.logs[-2000:]}", seconds)
+    def wait_for_log(self, text: str, seconds: float = 300) -> None:
+        wait_until(lambda: text in self.logs, lambda: f"its log lacks {text!r}: {self.logs[-2000:]}", seconds)
 
     def remove(self) -> None:
         docker("container", "rm", "--force", "--volumes", self.identity)
@@ -91,15 +94,13 @@ class Stack:
 
     Args:
         image: of the subscriptions.
-        versions: of the publishers.
     """
 
-    def __init__(self, image: str, versions: Sequence[int] = VERSIONS) -> None:
+    def __init__(self, image: str) -> None:
         self.image = image
-        self.versions = tuple(versions)
         self._words = compose_command()
         # the same after a restart, which a port that the engine chooses would not be
-        self._ports = {f"publisher{version}": free_port() for version in versions} | {"target": free_port()}
+        self._ports = {f"publisher{version}": free_port() for version in VERSIONS} | {"target": free_port()}
         self._extra: list[Container] = []
         self._volumes: list[str] = []
 
@@ -118,9 +119,18 @@ class Stack:
         return run(*self._words, "--project-name", PROJECT, "--file", FILE, *words, timeout=600, env=env)
 
     def up(self, *services: str) -> None:
-        """Start services, or all of the versions, with what they need, and wait until they are healthy."""
-        profiles = [word for version in self.versions if version != max(VERSIONS) for word in ("--profile", f"pg{version}")]
-        self.compose(*profiles, "up", "--wait", "--wait-timeout", "500", "--no-build", *services)
+        """Start services with what they need, and wait until they are healthy."""
+        self.compose("--profile", "*", "up", "--wait", "--wait-timeout", "500", "--no-build", *services)
+
+    def start(self, version: int) -> None:
+        """Start the publisher, the target and the subscription of a version, with the tables of the mixed load."""
+        self.up("target", f"publisher{version}")
+        self.add_load_tables(version)
+        self.up(f"subscription{version}")
+
+    def remove(self, version: int) -> None:
+        """Remove the containers of a publisher and its subscription. The publisher's volume stays."""
+        self.compose("--profile", "*", "rm", "--stop", "--force", "--volumes", f"publisher{version}", f"subscription{version}")
 
     def service(self, name: str) -> Container:
         found = self.compose("--profile", "*", "ps", "--all", "--quiet", name).strip()
@@ -176,7 +186,7 @@ class Stack:
         """A mixed load that goes on after the publisher was away."""
         return MixedLoad(self.publisher_dsn(version), seed=seed, sessions=2, huge_rows=4_000, reconnect=True)
 
-    def wait_for_all(self, version: int, slot: str | None = None, seconds: float = 180) -> None:
+    def wait_for_all(self, version: int, slot: str | None = None, seconds: float = 300) -> None:
         """Wait until all that is committed now is durable in the target."""
         with psycopg.connect(self.publisher_dsn(version), autocommit=True) as publisher:
             row = publisher.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
@@ -187,7 +197,7 @@ class Stack:
                 query = "SELECT confirmed_flush_lsn >= %s FROM pg_replication_slots WHERE slot_name = %s"
                 return publisher.execute(query, (row[0], name)).fetchone() == (True,)
 
-            wait_until(confirmed, f"slot {name} does not reach {row[0]}", seconds)
+            wait_until(confirmed, lambda: f"slot {name} does not reach {row[0]}", seconds)
 
     def assert_equal(self, version: int, dbname: str | None = None) -> list[TableName]:
         """Wait until the target has everything, and compare all published tables. Returns their names."""

@@ -49,7 +49,6 @@ def test_publisher_without_logical_wal(stack: Stack, replica: Replica) -> None:
     assert replica.check() == "the target has no catalog yet"
 
 
-@pytest.mark.timeout(300)
 def test_target_that_is_not_reachable_yet(stack: Stack, replica: Replica) -> None:
     """The supervisor starts the container again until the target is there."""
     replica.target = f"postgresql://subscriber@later/{replica.name}"
@@ -73,7 +72,6 @@ def test_volume_of_another_user(stack: Stack, replica: Replica, read_only: bool)
     assert replica.check() == "the target has no catalog yet"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 def test_lock_of_a_killed_container_is_not_in_the_way(stack: Stack, replica: Replica, kind: str) -> None:
     """While it runs, a second container is rejected; after ``kill -9`` the next one continues."""
@@ -95,7 +93,6 @@ def test_lock_of_a_killed_container_is_not_in_the_way(stack: Stack, replica: Rep
         replica.assert_equal()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("offset", ["-2h", "+2h"])
 def test_clock_skew(stack: Stack, replica: Replica, offset: str) -> None:
     """A container whose clock is wrong by two hours replicates, and reports a lag that has nothing to do with the difference."""

@@ -6,7 +6,6 @@ import json
 import re
 
 import psycopg
-import pytest
 
 import subscriber
 from tests.docker.engine import docker, inspect
@@ -65,7 +64,6 @@ def test_image_has_labels_and_the_compiled_core_and_nothing_that_installs(image:
     assert ours < 200_000_000
 
 
-@pytest.mark.timeout(400)
 def test_health_follows_the_slot(stack: Stack) -> None:
     container = stack.service("subscription18")
     container.wait_for_health("healthy")
@@ -94,7 +92,6 @@ def _large_transaction(stack: Stack) -> None:
         publisher.execute("INSERT INTO transfers (from_account, to_account, amount) SELECT 1, 2, n FROM generate_series(1, 30000) n")
 
 
-@pytest.mark.timeout(400)
 def test_full_spool_volume_stops_with_one_message_and_loses_nothing(stack: Stack, replica: Replica) -> None:
     replica.arguments = ["-o", "streaming=on", "-c", "logical_decoding_work_mem=64kB"]
     container = replica.start("--volume", f"{_small_volume(stack, '1m', 10001)}:{VOLUME}")
@@ -108,7 +105,6 @@ def test_full_spool_volume_stops_with_one_message_and_loses_nothing(stack: Stack
     replica.assert_equal()
 
 
-@pytest.mark.timeout(400)
 def test_full_disk_of_the_target_is_reported_and_waited_for(stack: Stack, replica: Replica) -> None:
     """A target whose table is on a small disk: the subscription continues as soon as there is room."""
     password = replica.password

@@ -95,7 +95,7 @@ def podman(standins: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             [*words, "system", "service", "--time", "0", f"unix://{socket}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:
-        wait_until(socket.exists, "the socket of Podman is not there")
+        wait_until(socket.exists, lambda: "the socket of Podman is not there")
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
         yield socket

@@ -16,6 +16,8 @@ SERVICES = ("publisher18", "subscription18", "target")
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_all_tables_are_equal_after_a_mixed_load(stack: Stack, version: int) -> None:
+    if version != 18:
+        stack.start(version)
     load = stack.load(version)
     report = asyncio.run(load.run(transactions=150))
     assert report.rows > 0
@@ -24,6 +26,8 @@ def test_all_tables_are_equal_after_a_mixed_load(stack: Stack, version: int) -> 
     asyncio.run(load.finish())
     assert stack.assert_equal(version) == tables
     assert len(tables) > 10
+    if version != 18:
+        stack.remove(version)
 
 
 def under_load(stack: Stack, fault: Callable[[], None]) -> None:
@@ -43,12 +47,11 @@ def under_load(stack: Stack, fault: Callable[[], None]) -> None:
         await running
         await load.finish()
 
-    asyncio.run(asyncio.wait_for(scenario(), 300))
+    asyncio.run(scenario())
     stack.up("subscription18")
     stack.assert_equal(18)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SERVICES)
 def test_restart_loses_nothing(stack: Stack, name: str) -> None:
     container = stack.service(name)
@@ -66,7 +69,6 @@ def test_restart_loses_nothing(stack: Stack, name: str) -> None:
     under_load(stack, restart)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SERVICES)
 def test_kill_loses_nothing(stack: Stack, name: str) -> None:
     container = stack.service(name)
@@ -78,10 +80,10 @@ def test_kill_loses_nothing(stack: Stack, name: str) -> None:
     under_load(stack, kill)
 
 
-def test_down_keeps_the_data(stack: Stack) -> None:
-    """``docker compose down`` removes the containers; the next ``up`` continues."""
-    with psycopg.connect(stack.publisher_dsn(17), autocommit=True) as publisher:
+def test_removed_containers_continue_on_their_volumes(stack: Stack) -> None:
+    """As after ``docker compose down`` and the next ``up``."""
+    with psycopg.connect(stack.publisher_dsn(18), autocommit=True) as publisher:
         publisher.execute("UPDATE accounts SET balance = balance + 1 WHERE id <= 100")
-    stack.compose("--profile", "pg17", "rm", "--stop", "--force", "--volumes", "publisher17", "subscription17")
-    stack.up("subscription17")
-    stack.assert_equal(17)
+    stack.remove(18)
+    stack.up("subscription18")
+    stack.assert_equal(18)
