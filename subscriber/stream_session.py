@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from subscriber.abc import Position
+from subscriber.abc import Position, ReplicationStream
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.row_filters import filtered
 from subscriber.apply.spool import SpoolDirectory
@@ -18,6 +18,8 @@ from subscriber.errors import PublisherError, SubscriberError
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.recording.file import RecordedSession, Recorder
+from subscriber.recording.streams import RecordedStream
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
@@ -53,6 +55,7 @@ class FollowedSlot:
         cautiously: the publisher failed to decode the next part of the WAL. The cause is usually a transaction that was rolled back.
             Without streaming, a transaction is decoded only at its end, so this one is not decoded at all. With more memory, the publisher
             keeps it in memory and does not look at it before its end.
+        recorder: stores the stream.
     """
 
     conninfo: str
@@ -65,6 +68,7 @@ class FollowedSlot:
     application_name: str | None = None
     spool_key: str | None = None
     cautiously: bool = False
+    recorder: Recorder | None = None
 
 
 class StreamSession:
@@ -126,8 +130,20 @@ class StreamSession:
             options = negotiate(
                 connection.capabilities, wanted, publications=slot.publications, two_phase=two_phase, messages=slot.messages
             )
-            stream = await connection.start_replication(slot.name, position.lsn, options)
+            stream: ReplicationStream = await connection.start_replication(slot.name, position.lsn, options)
             starting.push_async_callback(stream.close)
+            if slot.recorder is not None:
+                slot.recorder.session(
+                    RecordedSession(
+                        server_version=connection.capabilities.server_version,
+                        system_identifier=position.system_identifier,
+                        timeline=position.timeline,
+                        slot_name=slot.name,
+                        start_lsn=position.lsn,
+                        options=dict(options.pairs()),
+                    )
+                )
+                stream = RecordedStream(stream, slot.recorder)
             # only now, when we hold the slot: opening the spool deletes the files of another process that still uses the slot
             key = slot.spool_key or f"slot {slot.name} of {position.system_identifier}"
             spool = await starting.enter_async_context(SpoolDirectory(slot.settings.spool_directory, key))

@@ -35,6 +35,7 @@ _VERBS: Final = {
     "check": "find problems before the first run",
     "tail": "print committed changes",
     "decode": "print captured pgoutput messages as text",
+    "replay": "apply a recording to a target",
     "spark-apply": "apply landed batches to the tables of a lake",
     "demo": "try it out: replicate an embedded publisher under load, then compare both databases",
 }

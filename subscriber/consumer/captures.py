@@ -9,6 +9,8 @@ r"""Files of captured messages: find the bytes of each record.
 ``pg_recvlogical``
     The output of that program with the plugin pgoutput: each record is followed by a line feed. A record may also contain line feeds. But
     a message determines its own end, so the record ends at the first line feed before which the bytes are a whole message.
+``recording``
+    A recording of ``subscriber tail --record`` (``recording/file.py``). Its records are the contents of CopyData messages.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, Literal
 
 from subscriber.errors import ConfigurationError, ProtocolError
+from subscriber.recording.file import MAGIC, SESSION, read_recording
 
 __all__ = ["CaptureForm", "Record", "records"]
 
-CaptureForm = Literal["hex", "length", "pg_recvlogical"]
+CaptureForm = Literal["hex", "length", "pg_recvlogical", "recording"]
 
 _HEAD: Final = 16
 _FIELDS: Final = re.compile(rb"[|\t,]")
@@ -33,10 +36,15 @@ _INCOMPLETE: Final = ("message ends before its last field", "string without its 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One captured message and its place: ``line 7``, or ``record 7 at byte 1234``."""
+    """One captured message and its place: ``line 7``, or ``record 7 at byte 1234``.
+
+    ``kind`` and ``seconds`` are of recordings: ``frame`` is the content of a CopyData message, ``session`` describes one as JSON.
+    """
 
     place: str
     data: bytes
+    kind: Literal["message", "frame", "session"] = "message"
+    seconds: float | None = None
 
 
 class _Source:
@@ -47,7 +55,12 @@ class _Source:
         self._head = file.read(_HEAD)
 
     def guess(self) -> CaptureForm:
-        """Guess the form. Text has no null bytes. A length below 16 MB begins with one. A first message has one after its tag."""
+        """Guess the form.
+
+        A recording names itself. Text has no null bytes. A length below 16 MB begins with one. A first message has one after its tag.
+        """
+        if MAGIC.startswith(self._head) and len(self._head) == _HEAD:
+            return "recording"
         if b"\0" not in self._head:
             return "hex"
         return "length" if self._head[0] == 0 else "pg_recvlogical"
@@ -86,6 +99,8 @@ def records(file: BinaryIO, form: CaptureForm | None, whole: Callable[[bytes], o
             return _length_prefixed(source)
         case "pg_recvlogical":
             return _line_feeds(source, whole)
+        case "recording":
+            return _recorded(source)
 
 
 def _hexadecimal(source: _Source) -> Iterator[Record]:
@@ -115,6 +130,11 @@ def _length_prefixed(source: _Source) -> Iterator[Record]:
             raise ProtocolError(f"the file ends within {place}")
         position += 4 + size
         yield Record(place, data)
+
+
+def _recorded(source: _Source) -> Iterator[Record]:
+    for record in read_recording(source):
+        yield Record(record.place, record.content, "session" if record.kind == SESSION else "frame", record.seconds)
 
 
 def _line_feeds(source: _Source, whole: Callable[[bytes], object]) -> Iterator[Record]:

@@ -40,6 +40,7 @@ from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import LogicalMessage
+from subscriber.recording.file import Recorder
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
 from subscriber.transaction.header import header
 from subscriber.transaction.model import Event, Transaction
@@ -292,6 +293,7 @@ def transactions(
     until_lsn: Lsn | None = ...,
     until_caught_up: bool = ...,
     messages: Literal[False] = ...,
+    recorder: Recorder | None = ...,
 ) -> TransactionStream[ReceivedTransaction]: ...
 @overload
 def transactions(
@@ -305,6 +307,7 @@ def transactions(
     until_lsn: Lsn | None = ...,
     until_caught_up: bool = ...,
     messages: bool,
+    recorder: Recorder | None = ...,
 ) -> TransactionStream[ReceivedTransaction | ReceivedMessage]: ...
 def transactions(
     connection: str,
@@ -317,6 +320,7 @@ def transactions(
     until_lsn: Lsn | None = None,
     until_caught_up: bool = False,
     messages: bool = False,
+    recorder: Recorder | None = None,
 ) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
     """Iterate over the transactions of a publisher. The connection is opened when the iteration (or ``async with``) begins.
 
@@ -332,6 +336,7 @@ def transactions(
         until_lsn: end the iteration after everything that was committed up to this LSN.
         until_caught_up: end the iteration at the end of the publisher's WAL as of when the stream was opened.
         messages: include logical messages. Those of a transaction are among its changes, others are a :class:`ReceivedMessage`.
+        recorder: stores the raw stream. The caller closes it.
 
     Raises:
         ConfigurationError: no publication is given, or both ends are given.
@@ -359,5 +364,6 @@ def transactions(
         settings=settings or Settings(),
         messages=messages,
         application_name="subscriber" if name is None else name,
+        recorder=recorder,
     )
     return TransactionStream(slot, start_lsn=start_lsn, until_lsn=until_lsn, until_caught_up=until_caught_up)

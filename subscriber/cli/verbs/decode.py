@@ -1,4 +1,4 @@
-"""``subscriber decode FILE``: convert captured bytes of pgoutput to text, one line for each message.
+"""``subscriber decode FILE``: convert captured bytes of pgoutput, or a recording, to text, one line for each message.
 
 The output has the values of rows. An error has the place in the file, the message's tag and the offset, but no values. Everything before
 the bad record is printed.
@@ -7,6 +7,7 @@ the bad record is printed.
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -37,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("json", "text"), default="text", help="default: %(default)s; json: one object per line")
     parser.add_argument(
         "--input",
-        choices=("hex", "length", "pg_recvlogical"),
+        choices=("hex", "length", "pg_recvlogical", "recording"),
         help="hex: one message per line, as psql prints it; length: binary, an Int32 length before each message; pg_recvlogical: its"
-        " output; default: detected from the first bytes",
+        " output; recording: of subscriber tail --record; default: detected from the first bytes",
     )
     parser.add_argument(
         "--frames", action="store_true", help="each record is the content of a CopyData message (w, k, r), not a bare pgoutput message"
@@ -71,7 +72,7 @@ def _lines(args: argparse.Namespace) -> Iterator[str]:
         try:
             for record in records(file, args.input, capture.check):
                 place = record.place
-                yield written(capture.frame(record) if args.frames else capture.message(record.data))
+                yield written(capture.line(record, frames=args.frames))
                 place = ""
         except OSError as error:
             raise _unreadable(name, error) from error
@@ -90,6 +91,16 @@ class _Capture:
     def check(self, data: bytes) -> object:
         """Raise a ProtocolError if this is not a whole message. Does not change the state."""
         return decode(data, in_stream=self._decoder.in_stream)
+
+    def line(self, record: Record, *, frames: bool) -> Line:
+        """Decode the next record. ``frames``: each is the content of a CopyData message, also outside of a recording."""
+        line: Line
+        if record.kind == "session":
+            self._decoder = Decoder()
+            line = {"kind": "session", **{name: str(value) for name, value in json.loads(record.data).items()}}
+        else:
+            line = self.frame(record) if frames or record.kind == "frame" else self.message(record.data)
+        return line if record.seconds is None else line | {"seconds": f"{record.seconds:.6f}"}
 
     def message(self, payload: bytes) -> Line:
         """Decode the next message."""

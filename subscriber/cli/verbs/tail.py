@@ -4,13 +4,18 @@ A transaction is acknowledged after it is written and flushed. So with ``--slot`
 program or the connection ended between the two. Without ``--slot`` a temporary slot is used: it prints what is committed from now on, and
 nothing remains on the publisher.
 
+With ``--record``, the raw stream is stored as well, with timing and feedback, for ``decode`` and ``replay``.
+
 With ``--plugin``, an output plugin writes the lines. Its records are written as ``pg_recvlogical`` does, each with a line feed.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from subscriber.cli.options import add_publisher_arguments, add_settings_argument, lsn
@@ -20,7 +25,10 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.consumer.plugin_stream import PluginStream
 from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
 from subscriber.consumer.transactions import TransactionStream, transactions
+from subscriber.errors import ConfigurationError
 from subscriber.plugins.registry import BUILTIN
+from subscriber.recording.file import Recorder
+from subscriber.recording.mask import Mask
 from subscriber.sinks.json_lines import JsonLines
 from subscriber.sinks.output_lines import ChangeFormat
 from subscriber.sinks.text_lines import TextLines
@@ -44,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p", dest="plugin_options", action="append", default=[], metavar="name[=value]", help="an option of the plugin; may be repeated"
     )
     parser.add_argument("--messages", action="store_true", help="print logical messages (pg_logical_emit_message) too")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="store the raw stream in a new file, for decode and replay")
+    parser.add_argument("--mask", action="store_true", help="with --record: replace the values of rows in the file")
     until = parser.add_mutually_exclusive_group()
     until.add_argument("--until-caught-up", action="store_true", help="end when everything that is committed at the start is printed")
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything that is committed up to this LSN is printed")
@@ -53,10 +63,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def execute(args: argparse.Namespace) -> int:
     """Print until stopped, or until the requested end."""
+    if args.mask and args.record is None:
+        args.usage("--mask needs --record")
+    if args.plugin is None and args.plugin_options:
+        args.usage("-p needs --plugin")
+    with _recorder(args) as recorder:
+        return await _tail(args, recorder)
+
+
+@contextlib.contextmanager
+def _recorder(args: argparse.Namespace) -> Iterator[Recorder | None]:
+    if args.record is None:
+        yield None
+        return
+    if args.mask and SubscriptionOptions.parse(args.options).binary:
+        raise ConfigurationError("values in binary format cannot be masked", hint="omit binary=true")
+    with contextlib.closing(Recorder(args.record, Mask(secrets.token_bytes(32)) if args.mask else None)) as recorder:
+        yield recorder
+
+
+async def _tail(args: argparse.Namespace, recorder: Recorder | None) -> int:
     if args.plugin is None:
-        if args.plugin_options:
-            args.usage("-p needs --plugin")
-        stream = _stream(args, messages=args.messages)
+        stream = _stream(args, recorder, messages=args.messages)
         with clean_end(stream.stop) as ending:
             await _print(stream, _FORMATS[args.format], Output())
         return ending.status
@@ -64,13 +92,15 @@ async def execute(args: argparse.Namespace) -> int:
     plugin_options = {name: value if equals else None for name, equals, value in given}
     options = SubscriptionOptions.parse(args.options)
     async with await PluginStream.open(args.connection, args.plugin, plugin_options, options) as plugin:
-        stream = _stream(args, messages=plugin.messages)
+        stream = _stream(args, recorder, messages=plugin.messages)
         with clean_end(stream.stop) as ending:
             await _print_plugin(stream, plugin, Output("surrogateescape"))
     return ending.status
 
 
-def _stream(args: argparse.Namespace, *, messages: bool) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
+def _stream(
+    args: argparse.Namespace, recorder: Recorder | None, *, messages: bool
+) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
     return transactions(
         args.connection,
         publications=args.publication,
@@ -80,6 +110,7 @@ def _stream(args: argparse.Namespace, *, messages: bool) -> TransactionStream[Re
         until_lsn=args.until_lsn,
         until_caught_up=args.until_caught_up,
         messages=messages,
+        recorder=recorder,
     )
 
 

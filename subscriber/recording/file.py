@@ -1,0 +1,210 @@
+"""The file of a recording.
+
+A recording begins with :data:`MAGIC`. Records follow: a header (kind, microseconds since the recording began, length, CRC32 of kind, time
+and content), then the content. Integers have the most significant byte first. There are three kinds:
+
+``S``
+    A session begins: JSON with the publisher and the options of START_REPLICATION, see :class:`RecordedSession`. A recording has a further
+    session for each time that the connection was lost and made again. Then the publisher sends again what was not confirmed.
+``<``
+    The content of a CopyData message that was received, header included.
+``>``
+    The content of a CopyData message that was sent: a standby status update.
+
+A record that is damaged or incomplete is an error. The records before it are valid, so the recording of a program that was killed can be
+used up to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from struct import Struct
+from typing import BinaryIO, Final, Protocol
+
+from subscriber.errors import ConfigurationError, ProtocolError, SpoolError
+from subscriber.protocol.lsn import Lsn
+from subscriber.recording.mask import Mask
+
+__all__ = ["MAGIC", "RECEIVED", "SENT", "SESSION", "RecordedSession", "Recorder", "RecordingRecord", "read_recording"]
+
+MAGIC: Final = b"subscriber recording 1\n"
+SESSION, RECEIVED, SENT = b"S", b"<", b">"
+_HEADER: Final = Struct(">cqII")
+_KINDS: Final = frozenset({SESSION, RECEIVED, SENT})
+_MODE: Final = 0o600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSession:
+    """What a replication session began with.
+
+    Attributes:
+        server_version: of the publisher, as ``server_version_num``.
+        system_identifier: of the publisher.
+        timeline: of the publisher.
+        slot_name: the slot that was followed.
+        start_lsn: everything up to there was confirmed before.
+        options: the options of START_REPLICATION and their values.
+        masked: whether values were replaced.
+    """
+
+    server_version: int
+    system_identifier: str
+    timeline: int
+    slot_name: str
+    start_lsn: Lsn
+    options: dict[str, str]
+    masked: bool = False
+
+    def to_json(self) -> bytes:
+        """As it is stored."""
+        return json.dumps({**asdict(self), "start_lsn": str(self.start_lsn)}).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> RecordedSession:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            fields = json.loads(content)
+            return cls(**{**fields, "start_lsn": Lsn.parse(fields["start_lsn"]), "options": dict(fields["options"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingRecord:
+    """One record: its kind, its time in seconds since the recording began, its content, and its place in the file for errors."""
+
+    kind: bytes
+    seconds: float
+    content: bytes
+    place: str
+
+
+class Recorder:
+    """Writes a recording. The file must not exist yet; only its owner may read it, because it has the values of rows.
+
+    Args:
+        path: of the file.
+        mask: replaces the values of rows before they are stored.
+
+    Raises:
+        ConfigurationError: the file exists, or cannot be created.
+    """
+
+    def __init__(self, path: Path, mask: Mask | None = None) -> None:
+        self._path = path
+        self._mask = mask
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+        except OSError as error:
+            hint = "name another file, or remove this one" if isinstance(error, FileExistsError) else "name a file that can be created"
+            raise ConfigurationError(f'could not create "{path}": {error.strerror}', hint=hint) from error
+        self._file: BinaryIO = os.fdopen(descriptor, "wb")
+        self._began = time.monotonic()
+        self._write(MAGIC)
+
+    def session(self, session: RecordedSession) -> None:
+        """Note that a session begins."""
+        if self._mask is not None:
+            self._mask.begin_session()
+        self._record(SESSION, replace(session, masked=self._mask is not None).to_json())
+
+    def received(self, frames: Sequence[bytes]) -> None:
+        """Store received messages."""
+        for frame in frames:
+            self._record(RECEIVED, frame if self._mask is None else self._mask(frame))
+
+    def sent(self, frame: bytes) -> None:
+        """Store a message that is sent next. What was received before is then in the file, too.
+
+        Raises:
+            SpoolError: the file cannot be written. Do not send the message.
+        """
+        self._record(SENT, frame)
+        self._flush()
+
+    def close(self) -> None:
+        """Close the file.
+
+        Raises:
+            SpoolError: its end cannot be written.
+        """
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _record(self, kind: bytes, content: bytes) -> None:
+        moment = int((time.monotonic() - self._began) * 1_000_000)
+        self._write(_HEADER.pack(kind, moment, len(content), _checksum(kind, moment, content)) + content)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> SpoolError:
+        return SpoolError(
+            f'could not write the recording "{self._path}": {error.strerror}', hint="make room; the slot resumes at the last confirmed LSN"
+        )
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read_recording(file: _Readable) -> Iterator[RecordingRecord]:
+    """Read the records of a recording one by one.
+
+    Args:
+        file: opened in binary mode.
+
+    Raises:
+        ConfigurationError: the file is not a recording.
+        ProtocolError: a record is damaged, or the file ends within it.
+    """
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ConfigurationError("the file is not a recording", hint="`subscriber tail --record FILE` writes one")
+    number, position = 0, len(MAGIC)
+    while head := file.read(_HEADER.size):
+        number += 1
+        place = f"record {number} at byte {position}"
+        if len(head) < _HEADER.size:
+            raise _truncated(place)
+        kind, moment, size, checksum = _HEADER.unpack(head)
+        if kind not in _KINDS:
+            raise ProtocolError(f"{place} of the recording is damaged: its kind is not known")
+        content = file.read(size)
+        if len(content) < size:
+            raise _truncated(place)
+        if _checksum(kind, moment, content) != checksum:
+            raise ProtocolError(f"{place} of the recording is damaged: its checksum does not match")
+        position += _HEADER.size + size
+        yield RecordingRecord(kind, moment / 1_000_000, content, place)
+
+
+def _truncated(place: str) -> ProtocolError:
+    error = ProtocolError(f"the recording ends within {place}")
+    error.hint = "everything before it was read; the program that recorded was killed"
+    return error
+
+
+def _checksum(kind: bytes, moment: int, content: bytes) -> int:
+    return zlib.crc32(content, zlib.crc32(kind + moment.to_bytes(8)))

@@ -1,0 +1,190 @@
+"""``tail --record``, ``replay``, ``decode`` of a recording, and ``--mask``, on real servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import every_type, program
+from tests.support.database import Database
+
+SCHEMA = "CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE log (label text);"
+
+
+def load(publisher: Database) -> None:
+    """Streamed, rolled back and prepared transactions, key changes, and a TRUNCATE."""
+    publisher.execute("INSERT INTO t SELECT g, repeat('n', 100) || g FROM generate_series(1, 2000) g")
+    with publisher.connect() as connection, connection.transaction():
+        connection.execute("UPDATE t SET note = 'changed' || id")
+        connection.execute("SAVEPOINT s")
+        connection.execute("INSERT INTO log SELECT 'no' || g || repeat('x', 100) FROM generate_series(1, 2000) g")
+        connection.execute("ROLLBACK TO s")
+        connection.execute("INSERT INTO log SELECT 'yes' || g || repeat('x', 100) FROM generate_series(1, 2000) g")
+    publisher.execute("UPDATE t SET id = -id WHERE id % 7 = 0; DELETE FROM t WHERE id % 5 = 0")
+    publisher.execute("BEGIN; INSERT INTO log VALUES ('prepared'); PREPARE TRANSACTION 'one'")
+    publisher.execute("INSERT INTO log VALUES ('between')")
+    publisher.execute("COMMIT PREPARED 'one'")
+    publisher.execute("BEGIN; INSERT INTO log VALUES ('never'); PREPARE TRANSACTION 'two'")
+    publisher.execute("ROLLBACK PREPARED 'two'")
+
+
+def record(publisher: Database, path: Path, *more: str, slot: str = "recorded") -> list[str]:
+    """Record up to now, and return what tail printed."""
+    arguments = ["tail", "--connection", publisher.conninfo(), "--publication", "p", "--slot", slot, "--record", str(path)]
+    ended = program.subscriber(*arguments, "--until-caught-up", "--format", "json", *more)
+    assert ended.status == 0, ended.errors
+    return ended.output.splitlines()
+
+
+@pytest.fixture
+def source(publisher18_db: Database) -> Database:
+    publisher18_db.execute(SCHEMA)
+    publisher18_db.execute(f"ALTER DATABASE \"{publisher18_db.name}\" SET logical_decoding_work_mem = '64kB'")
+    publisher18_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    publisher18_db.execute("SELECT pg_create_logical_replication_slot('recorded', 'pgoutput', false, true)")
+    return publisher18_db
+
+
+def replay(path: Path, target: str, *more: str) -> program.Ended:
+    return program.subscriber("replay", str(path), "--target", target, *more)
+
+
+def rows(database: Database) -> list[Sequence[object]]:
+    return [*database.fetch("SELECT id, note FROM t ORDER BY 1"), *database.fetch("SELECT label FROM log ORDER BY 1")]
+
+
+OPTIONS = ("-o", "streaming=on", "-o", "two_phase=true")
+
+
+def test_a_recording_is_applied_exactly_once(source: Database, target_db: Database, tmp_path: Path) -> None:
+    target_db.execute(SCHEMA)
+    load(source)
+    path = tmp_path / "one.rec"
+    printed = record(source, path, *OPTIONS)
+    assert path.stat().st_mode & 0o777 == 0o600
+    target = target_db.dsn
+    ended = replay(path, target)
+    assert ended.status == 0, ended.errors
+    assert rows(target_db) == rows(source)
+    again = replay(path, target, "--speed", "1000")
+    assert again.status == 0, again.errors
+    assert rows(target_db) == rows(source)
+    # a second recording continues the first one
+    source.execute("INSERT INTO log VALUES ('later'); TRUNCATE t")
+    more = tmp_path / "two.rec"
+    record(source, more, *OPTIONS)
+    assert replay(more, target).status == 0
+    assert rows(target_db) == rows(source)
+    assert target_db.fetch("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()") == [(0,)]
+    decoded = program.subscriber("decode", str(path), "--format", "json")
+    assert decoded.status == 0, decoded.errors
+    lines = [json.loads(line) for line in decoded.output.splitlines()]
+    assert lines[0]["kind"] == "session"
+    commits = [line for line in printed if json.loads(line)["kind"] in {"commit", "commit prepared", "prepare", "rollback prepared"}]
+    kinds = {"commit", "stream commit", "prepare", "commit prepared", "rollback prepared", "stream prepare"}
+    assert len([line for line in lines if line["kind"] in kinds]) >= len(commits) > 4
+
+
+def test_a_truncated_recording_is_applied_up_to_its_end(source: Database, target_db: Database, tmp_path: Path) -> None:
+    target_db.execute(SCHEMA)
+    for number in range(20):
+        source.execute(f"INSERT INTO t VALUES ({number}, 'x')")
+    path, cut = tmp_path / "whole.rec", tmp_path / "cut.rec"
+    record(source, path)
+    data = path.read_bytes()
+    ends = [match.end() for match in re.finditer(rb"<.{16}w.{24}C", data, re.DOTALL)]
+    cut.write_bytes(data[: ends[10] + 3])
+    ended = replay(cut, target_db.dsn)
+    assert ended.status == 1
+    assert "the recording ends within record" in ended.errors
+    assert target_db.fetch("SELECT count(*) FROM t") == [(10,)]
+    assert replay(path, target_db.dsn).status == 0
+    assert target_db.fetch("SELECT count(*) FROM t") == [(20,)]
+    target_db.execute("TRUNCATE t")
+    damaged = bytearray(data)
+    damaged[ends[5] - 1] ^= 1
+    cut.write_bytes(damaged)
+    ended = replay(cut, target_db.dsn, "--name", "other")
+    assert (ended.status, "is damaged: its checksum does not match" in ended.errors) == (1, True), ended.errors
+
+
+def test_what_cannot_be_replayed(source: Database, target_db: Database, tmp_path: Path) -> None:
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    first, second, text = tmp_path / "first.rec", tmp_path / "second.rec", tmp_path / "text"
+    record(source, first)
+    source.execute("INSERT INTO t VALUES (2, 'x')")
+    record(source, second)
+    text.write_text("no recording")
+    target = target_db.dsn
+    assert "could not read" in replay(tmp_path / "none", target).errors
+    assert "the file is not a recording" in replay(text, target).errors
+    assert 'relation "public.t" does not exist' in replay(first, target).errors
+    target_db.execute(SCHEMA)
+    assert replay(first, target).status == 0
+    source.execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
+    record(source, tmp_path / "other.rec", slot="other")
+    assert "of another recording or publisher" in replay(tmp_path / "other.rec", target).errors
+    source.execute("INSERT INTO t VALUES (3, 'x')")
+    record(source, tmp_path / "third.rec")
+    ended = replay(tmp_path / "third.rec", target)
+    assert (ended.status, "the recording continues at" in ended.errors) == (1, True), ended.errors
+    assert (
+        "could not create"
+        in program.subscriber("tail", "--connection", source.conninfo(), "--publication", "p", "--record", str(first)).errors
+    )
+
+
+def test_masked_values_keep_their_types(source: Database, target_db: Database, tmp_path: Path) -> None:
+    specimens = every_type.SPECIMENS
+    source.execute(every_type.SETUP)
+    every_type.create_table(source, "t")
+    # labels of enums, and what holds them, are masked as texts
+    texts = {"pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list"}  # they accept no input
+    texts |= {one.name[2:] for one in specimens if one.type.startswith("app.") or one.name[2:].startswith("reg") or one.name[:2] == "d_"}
+    other = tuple(replace(one, type="text") if one.name[2:] in texts else one for one in specimens)
+    target_db.execute("CREATE SCHEMA app; CREATE TABLE app.with_statistics (a int, b int)")
+    every_type.create_table(target_db, "t", specimens=other)
+    every_type.fill(source, "t")
+    path = tmp_path / "masked.rec"
+    record(source, path, "--mask")
+    target_db.execute("CREATE TABLE t (); CREATE TABLE log ()")
+    ended = replay(path, target_db.dsn)
+    assert ended.status == 0, ended.errors
+    ours, masked = dict(every_type.texts(source, "t")), every_type.texts(target_db, "t")
+    assert len(masked) == every_type.ROWS
+    same: Counter[str] = Counter()
+    values: Counter[str] = Counter()
+    originals = {name: {row[name] for row in ours.values()} for name in next(iter(ours.values()))}
+    for _, row in masked:
+        for name, value in row.items():
+            if value is not None:
+                values[name] += 1
+                same[name] += value in originals[name]
+    kept = sorted(name for name in values if values[name] > 2 and same[name] == values[name])
+    assert not [name for name in kept if name.removeprefix("a_").startswith(("text", "varchar", "int", "bytea", "uuid", "numeric"))], kept
+
+
+def test_masked_recording_into_sqlite(source: Database, tmp_path: Path) -> None:
+    source.execute("INSERT INTO t SELECT g, 'secret word ' || g FROM generate_series(100, 999) g")
+    source.execute("UPDATE t SET note = 'other ä 表 ' || id WHERE id % 2 = 0; DELETE FROM t WHERE id % 3 = 0")
+    source.execute("UPDATE t SET id = id + 9000 WHERE id > 900")
+    path = tmp_path / "masked.rec"
+    record(source, path, "--mask", "-o", "streaming=off")
+    assert not re.search(rb"secret|other|word", path.read_bytes())
+    with sqlite3.connect(tmp_path / "copy.db") as target:
+        target.execute("CREATE TABLE t (id integer PRIMARY KEY, note text)")
+        target.execute("CREATE TABLE log (label text)")
+    ended = replay(path, f"sqlite:///{tmp_path / 'copy.db'}")
+    assert ended.status == 0, ended.errors
+    with sqlite3.connect(tmp_path / "copy.db") as target:
+        found = target.execute("SELECT id, note FROM t").fetchall()
+    ours = source.fetch("SELECT id, note FROM t")
+    assert sorted(len(str(number)) + len(note) for number, note in found) == sorted(len(str(number)) + len(note) for number, note in ours)
+    assert not {note for _, note in found} & {note for _, note in ours}
