@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from subscriber.abc import OpenedSink, Position, Spool, TableEntry, TableName, TableState, TwoPhaseSink, TwoPhaseState
+from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.spool import SpoolDirectory
@@ -244,6 +245,8 @@ class _Owner:
         self._receiver = receiver
         self._stopped = stopped
         self.empty_prepares = empty_prepares
+        self.applied = AppliedTransactions()
+        self.hold: Hold | None = None
 
     def finished(self) -> bool:
         return self._stopped.is_set() or (self._stream.ended.is_set() and self._receiver.peek() is None)

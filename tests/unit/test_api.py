@@ -45,6 +45,7 @@ def test_nothing_else_looks_public() -> None:
         "printable",
         "protocol",
         "rowfilter",
+        "recording",
         "sinks",
         "spark",
         "stream_session",
