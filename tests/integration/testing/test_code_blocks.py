@@ -334,6 +334,10 @@ def comply(block: Block, page_setup: PageSetup) -> None:
     asyncio.run(names["test_compliance"](SCENARIOS[0], page_setup.directory))
 
 
+def use_the_fake_publisher(block: Block, page_setup: PageSetup) -> None:
+    asyncio.run(in_process(block)["test_changes_survive_a_lost_connection"]())
+
+
 def read_a_lake(block: Block, page_setup: PageSetup) -> None:
     # a session of Spark: tests/spark; what it imports is there
     imports = [
@@ -351,6 +355,7 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/transactions.md", "def audit("): audit,
     ("docs/howto/own-connection.md", "def follow("): define,
     ("docs/howto/plugins.md", "class Webhook"): is_run_elsewhere,
+    ("docs/reference/python/fake-publisher.md", "FakePublisher"): use_the_fake_publisher,
     ("docs/howto/plugins.md", "class Kafka("): is_run_elsewhere,
     ("docs/howto/own-sink.md", "class JsonSink("): replicate_into_own_sink,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
