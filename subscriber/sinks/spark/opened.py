@@ -27,6 +27,7 @@ from subscriber.errors import (
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.spark.catalog.definition import read_definition, write_definition
+from subscriber.sinks.spark.catalog.history import write_histories
 from subscriber.sinks.spark.catalog.lake import Lake, with_table, without_table
 from subscriber.sinks.spark.catalog.status_files import write_status
 from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
@@ -101,6 +102,7 @@ class OpenedSparkSink:
         self._sessions = sessions
         self._stream = stream
         self._counted = counted
+        self._has_histories = False
         self._closed = False
 
     async def _define(self, **changes: Any) -> None:
@@ -196,22 +198,27 @@ class OpenedSparkSink:
             if changed:
                 await run_in_thread(lambda: self.lake.change(tables={**known, **changed}))
 
-    def _streaming(self) -> LandingStream:
-        """The open stream. Starts the applier of this process if the URL asks for one."""
+    async def _streaming(self) -> LandingStream:
+        """The open stream. Stores the histories that the URL asks for, and starts the applier of this process if it asks for one."""
         opened = self._usable
+        if not self._has_histories:
+            # here and not when the sink is opened, because verbs open it too, with another URL
+            histories = dict(self._sessions.location.history)
+            await run_in_thread(lambda: write_histories(self.lake.storage, histories))
+            self._has_histories = True
         self._sessions.applier.start()
         return opened
 
     async def apply(self, batch: Batch) -> None:
         """Collect a batch. It is landed now if there is enough data, else soon."""
-        opened = self._streaming()
+        opened = await self._streaming()
         if self.lake.position is None:
             raise TargetError(f'subscription "{self.lake.name}" has no position yet', hint="report this")
         await opened.apply(batch)
 
     async def advance(self, lsn: Lsn) -> None:
         """Land what was collected, and store the position. With ``confirm=applied``, return after it is applied."""
-        await self._streaming().advance(lsn, self._sessions.applier.start)
+        await (await self._streaming()).advance(lsn, self._sessions.applier.start)
 
     @property
     def prepares_in_target(self) -> bool:
@@ -220,7 +227,7 @@ class OpenedSparkSink:
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Store the transaction's rows apart. On return they are durable, and the position is after the transaction."""
-        await self._streaming().prepare(prepared, gate)
+        await (await self._streaming()).prepare(prepared, gate)
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
         """Land the rows of a prepared transaction, as of its commit.
@@ -228,11 +235,11 @@ class OpenedSparkSink:
         Raises:
             DataLossError: it was neither prepared here nor committed.
         """
-        await self._streaming().commit_prepared(message)
+        await (await self._streaming()).commit_prepared(message)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
         """Remove a prepared transaction."""
-        await self._streaming().rollback_prepared(message)
+        await (await self._streaming()).rollback_prepared(message)
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         """Skip a transaction, and clear the request to skip it. A prepared transaction is prepared without rows."""

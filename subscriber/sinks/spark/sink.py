@@ -23,7 +23,7 @@ from subscriber.errors import (
     TargetError,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.catalog.checks import check_place, check_tables
+from subscriber.sinks.spark.catalog.checks import check_histories, check_place, check_tables
 from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.catalog.status_files import read_landed_counters
@@ -181,4 +181,4 @@ class SparkSink:
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Find problems of the lake."""
         found = await run_in_thread(lambda: check_place(self._sessions.reach()))
-        return [*found, *check_tables(tables)]
+        return [*found, *check_tables(tables), *check_histories(tables, dict(self._location.history))]

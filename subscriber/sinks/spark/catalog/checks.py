@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from subscriber.abc import Finding, PublishedTable
+from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import SubscriberError
+from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS
 from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.schema.table_schema import lake_names
+from subscriber.sinks.spark.schema.table_schema import folded_name, lake_names
 
-__all__ = ["check_place", "check_tables"]
+__all__ = ["check_histories", "check_place", "check_tables"]
 
 
 def check_place(storage: Storage) -> list[Finding]:
@@ -46,5 +48,24 @@ def check_tables(tables: Sequence[PublishedTable]) -> list[Finding]:
         found += [
             Finding("warning", f'column "{name}" of table "{table.name}" is named "{field}" in the lake', "Delta does not allow its name")
             for name, field in renamed
+        ]
+    return found
+
+
+def check_histories(tables: Sequence[PublishedTable], histories: Mapping[TableName, HistoryKind]) -> list[Finding]:
+    """Find tables of which a history is asked for and that are not published, or whose columns have names that it needs."""
+    published = {table.name: table for table in tables}
+    found: list[Finding] = []
+    for name, kind in histories.items():
+        if name not in published:
+            hint = "write history.SCHEMA.TABLE as the publisher has the names, without quotes"
+            found.append(Finding("warning", f'table "{name}" of which a history is asked for is not published', hint))
+            continue
+        taken = [column for column in lake_names(published[name].columns) if folded_name(column) in HISTORY_COLUMNS[kind].names]
+        found += [
+            Finding(
+                "error", f'column "{column}" of table "{name}" has the name of a column of its history', "rename it, or keep no history"
+            )
+            for column in taken
         ]
     return found

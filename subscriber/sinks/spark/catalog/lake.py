@@ -9,6 +9,7 @@
 ``copy/<table>-<n>/``     of one table: the copied rows, then batches until it was handed to the apply worker
 ``prepared/<gid>/``       prepared transactions
 ``tables/``, ``log/``     Delta tables of the applier: current state, and change log
+``history/``              Delta tables of the applier: histories of the tables in ``history.json``
 ``snapshots/``            of the applier: the Delta table of the published snapshots (``snapshots.py``)
 ========================  ===============================================================================================
 """
@@ -242,7 +243,7 @@ def with_table(state: LakeState, table: TableName, entry: TableEntry, position: 
 
 
 def _require_empty(storage: Storage, entries: Sequence[str]) -> None:
-    known = {LANDING, "copy", "prepared", "tables", "log", "lock"}
+    known = {LANDING, "copy", "prepared", "tables", "log", "history", "lock"}
     # a verb that was killed while it created a lake leaves the definition
     strange = sorted(name for name in entries if name not in {"lock", "definition.json"} and not name.startswith("."))
     if strange:

@@ -21,12 +21,18 @@ COPY_DOCUMENT: Final = "copy.json"
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """A table's copy: its LSN, its schema, and its files. ``base`` has files of the Delta table, if executors wrote them."""
+    """A table's copy: its LSN, its schema, and its files.
+
+    Attributes:
+        base: files of the Delta table, if executors wrote them.
+        started: when it was begun, in seconds since 1970. None: it was made by an earlier version.
+    """
 
     lsn: Lsn
     schema: TableSchema
     files: tuple[LandedFile, ...]
     base: tuple[DataFile, ...] | None = None
+    started: float | None = None
 
 
 def read_copy(storage: Storage, directory: str) -> TableCopy | None:
@@ -41,7 +47,7 @@ def read_copy(storage: Storage, directory: str) -> TableCopy | None:
     try:
         files = tuple(LandedFile.from_json(data) for data in document["files"])
         base = None if document.get("base") is None else tuple(map(file_from_json, document["base"]))
-        return TableCopy(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base)
+        return TableCopy(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base, document.get("started"))
     except (ValueError, KeyError, TypeError):
         raise TargetError(
             f"{storage.what(directory)}/{COPY_DOCUMENT} is damaged", hint="restore it from a backup, or start over in a new directory"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -99,6 +100,7 @@ class SparkTableSink:
         self._numbers: Iterator[int] = itertools.count()
         self._files: list[LandedFile] = []
         self._done: tuple[DataFile, ...] | None = None
+        self._started = 0.0
         self._lander: LandingWriter | None = None
 
     @property
@@ -142,6 +144,7 @@ class SparkTableSink:
         generation = table.generation + 1
         await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None)
         self._files, self._schema, self._numbers, self._done = [], None, itertools.count(), None
+        self._started = time.time()
         storage, directory = self._lake().storage, self._directory
         await run_in_thread(lambda: storage.make_directory(directory))
 
@@ -192,6 +195,7 @@ class SparkTableSink:
             "schema": self._schema.to_json(),
             "files": [file.to_json() for file in sorted(self._files, key=lambda file: file.path)],
             "base": None if self._done is None else [file_to_json(file) for file in self._done],
+            "started": self._started,
         }
 
         def finish() -> None:

@@ -17,6 +17,7 @@ Parameters follow a question mark:
 ``target_rows``    250000     rows that a file of a table should have
 ``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
 ``copy_connection``           for executors: libpq keywords and values that replace the subscriber's (host, service, passfile)
+``history.S.T``               keep a history of table S.T: ``scd2``, ``soft_delete``
 =================  =========  ====================================================================================
 """
 
@@ -25,18 +26,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from subscriber.abc import TableName
 from subscriber.config import Settings, parse_bytes, parse_seconds
 from subscriber.errors import ConfigurationError
 
-__all__ = ["DEFAULT_FRESHNESS", "Copying", "Location", "escape_glob", "parse_freshness", "parse_rate", "table_directory"]
+__all__ = ["DEFAULT_FRESHNESS", "Copying", "HistoryKind", "Location", "escape_glob", "parse_freshness", "parse_rate", "table_directory"]
 
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "spark"]
 Copy = Literal["subscriber", "executors"]
+HistoryKind = Literal["scd2", "soft_delete"]
+_HISTORY: Final = "history."
 DEFAULT_FRESHNESS: Final = 2.0
 _BATCH_DELAY: Final = 0.3
 _ENGINES: Final = ("none", "local", "spark")
@@ -74,6 +77,7 @@ class Location:
         confirm, batch_size, apply, target_rows, retain_hours, copy, copy_connection: see the module. In seconds and bytes.
         delay: ``batch_delay``. None: the default.
         freshness, max_write_rate: see the module. None: the default.
+        history: tables with a history, and its form.
     """
 
     path: str | None = None
@@ -88,6 +92,7 @@ class Location:
     target_rows: int = 250_000
     copy: Copy = "subscriber"
     copy_connection: str = ""
+    history: tuple[tuple[TableName, HistoryKind], ...] = ()
 
     @property
     def batch_delay(self) -> float:
@@ -175,14 +180,21 @@ def _parameters(query: str) -> dict[str, Any]:
 
 
 def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    known = {field.name for field in fields(Location)} - {"path", "uri", "delay"} | {"batch_delay"}
+    known = {field.name for field in fields(Location)} - {"path", "uri", "delay", "history"} | {"batch_delay"}
     values: dict[str, Any] = {}
+    histories: dict[TableName, HistoryKind] = {}
     for name, text in parameters:
-        if name not in known:
+        if name.startswith(_HISTORY):
+            table, kind = _history(name.removeprefix(_HISTORY), text)
+            if histories.setdefault(table, kind) != kind:
+                raise ConfigurationError(f'table "{table}" has two forms of history', hint="scd2 or soft_delete")
+        elif name not in known:
             # an & that was not encoded may have made a part of a value look like a name
             shown = f': "{name}"' if name.isidentifier() else ""
-            raise ConfigurationError(f"unrecognized parameter of a Spark target{shown}", hint=f"one of {', '.join(sorted(known))}")
-        if name == "confirm":
+            raise ConfigurationError(
+                f"unrecognized parameter of a Spark target{shown}", hint=f"one of {', '.join(sorted(known))}, history.SCHEMA.TABLE"
+            )
+        elif name == "confirm":
             if text not in {"landed", "applied"}:
                 raise ConfigurationError(f'unrecognized confirm value: "{text}"', hint="landed or applied")
             values[name] = cast("Confirm", text)
@@ -211,7 +223,18 @@ def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
             values[name] = parse_rate(text)
         else:
             values[name] = parse_bytes(name, text)
+    if histories:
+        values["history"] = tuple(sorted(histories.items(), key=lambda one: str(one[0])))
     return values
+
+
+def _history(table: str, text: str) -> tuple[TableName, HistoryKind]:
+    namespace, dot, name = table.partition(".")
+    if not (dot and namespace and name):
+        raise ConfigurationError("a history needs a table", hint="as in history.public.accounts=scd2")
+    if text not in get_args(HistoryKind):
+        raise ConfigurationError(f'unrecognized history value of table "{table}"', hint=f"one of {', '.join(get_args(HistoryKind))}")
+    return TableName(namespace, name), cast("HistoryKind", text)
 
 
 def parse_freshness(text: str) -> float:

@@ -1,8 +1,8 @@
 """The change log: an append-only Delta table for each table, with all landed changes in order. Then the landed files are removed.
 
-Its rows are those of the landing files (see ``table_schema.py``). Rows of the copy have the LSN of its snapshot. With ``_op``, ``_lsn``,
-``_seq`` and ``_ts``, slowly changing dimensions of type 2 can be built from it. Each append states in Delta's ``txn`` up to which LSN the
-log is complete.
+Its rows are those of the landing files (see ``table_schema.py``). Rows of a copy have the LSN of its snapshot. If the log has earlier rows,
+a copy begins with a ``t``, because it replaces all rows of the table. Each append states in Delta's ``txn`` up to which LSN the log is
+complete. ``log_files.py`` writes its files, in threads or on executors; this module decides which, and commits.
 
 The last manifest always remains, because the chain of manifests continues from it.
 """
@@ -10,12 +10,11 @@ The last manifest always remains, because the chain of manifests continues from 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
-from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from subscriber.abc import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -26,20 +25,38 @@ from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
 from subscriber.sinks.spark.landing.zone import batch_end
-from subscriber.sinks.spark.merge.parquet import conformed, read_changes
+from subscriber.sinks.spark.maintenance.log_files import (
+    Copied,
+    Identity,
+    LogPart,
+    RewrittenFiles,
+    Workers,
+    read_identity,
+    rewrite_files,
+    runs_of_small_files,
+    write_log_part,
+)
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_names, renamed_file, resolve_fields
-from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 
-__all__ = ["ChangeLog", "log_order"]
+__all__ = ["ChangeLog", "identified_schema", "log_order"]
 
 _SMALL_FILES: Final = 64
 """Compaction starts at this number of files with less than a quarter of the target."""
 _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file of changes, with its schema; and the copy that it is of, or None."""
+
+    file: LandedFile
+    copied: Copied | None = None
 
 
 class ChangeLog:
@@ -48,6 +65,7 @@ class ChangeLog:
     Args:
         storage: of the lake.
         lake: its documents.
+        workers: write the files.
         logs: a cache of open Delta tables, by directory. The caller keeps it.
         read: a cache of manifests. The caller keeps it.
         target_rows: rows that a file should have.
@@ -58,10 +76,19 @@ class ChangeLog:
     """
 
     def __init__(
-        self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, read: ManifestsRead, target_rows: int, retain_hours: int = 24
+        self,
+        storage: Storage,
+        lake: Lake,
+        workers: Workers,
+        logs: dict[str, LakeDelta],
+        *,
+        read: ManifestsRead,
+        target_rows: int,
+        retain_hours: int = 24,
     ) -> None:
         self._storage = storage
         self._lake = lake
+        self._workers = workers
         self._logs = logs
         self._manifests = read
         self._target_rows = target_rows
@@ -92,14 +119,10 @@ class ChangeLog:
         copies = [table for table in (*tables.values(), *left) if table.generation and self._storage.files(copy_directory(table))]
         if waiting <= enough and not copies:
             return since
-        for name, table in state.removed.items():
-            if table.until is not None:
-                theirs = [manifest for manifest in manifests if manifest.end <= table.until]
-                self._append(name, table, theirs, min(snapshot.landed, table.until))
+        for name in state.removed:
+            self._append_removed(name, manifests, snapshot.landed)
         for name, table in tables.items():
-            before = state.removed.get(name)
-            since = (before.until or INVALID_LSN) if before is not None else INVALID_LSN
-            self._append(name, table, [manifest for manifest in manifests if manifest.end > since], snapshot.landed)
+            self._append_since_removed(name, table, manifests, snapshot.landed)
         for table in copies:
             self._storage.remove_directory(copy_directory(table))
         # the last one remains, and those that a stopped table still needs
@@ -117,9 +140,40 @@ class ChangeLog:
             self._storage.delete(f"{LANDING}/{name}" for name, end in ends if end is not None and end < first)
         return snapshot.landed
 
-    def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
+    def append(self, name: TableName, table: LakeTable, landed: Lsn) -> tuple[LakeDelta, Lsn] | None:
+        """Append the changes of one table up to an LSN. Return its log, and the LSN that the log has reached. None: it has no log yet.
+
+        Args:
+            name: of the table.
+            table: its entry. It has been committed since its last copy.
+            landed: the end of a manifest.
+
+        Raises:
+            TargetError: the log cannot be written.
+        """
+        manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=landed)
+        self._append_removed(name, manifests, landed)
+        self._append_since_removed(name, table, manifests, landed)
+        log = self._log(name, table)
+        return (log, self._logged(log, table)) if log.is_there else None
+
+    def _append_removed(self, name: TableName, manifests: Sequence[Manifest], landed: Lsn) -> None:
+        table = self._lake.state.removed.get(name)
+        if table is not None and table.until is not None:
+            theirs = [manifest for manifest in manifests if manifest.end <= table.until]
+            self._append(name, table, theirs, min(landed, table.until))
+
+    def _append_since_removed(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], landed: Lsn) -> None:
+        before = self._lake.state.removed.get(name)
+        since = (before.until or INVALID_LSN) if before is not None else INVALID_LSN
+        self._append(name, table, [manifest for manifest in manifests if manifest.end > since], landed)
+
+    def _log(self, name: TableName, table: LakeTable) -> LakeDelta:
         directory = table_directory("log", name, table.id)
-        log = self._logs.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
+        return self._logs.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
+
+    def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
+        log = self._log(name, table)
         there = log.load()
         if there:
             self._require_ours(log)
@@ -131,44 +185,86 @@ class ChangeLog:
         landed = [
             (file, manifest.end) for manifest in manifests if manifest.end > after for file in manifest.files if file.table_id == table.id
         ]
-        files: list[tuple[LandedFile, Lsn | None]] = []
-        copied = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
-        if copied is not None:
-            files += [(file, None) for file, manifest_end in landed if manifest_end <= copied.lsn]
-            files += [(file, copied.lsn) for file in copied.files]
-            files += [(_in_the_table(name, table, copied, file), copied.lsn) for file in copied.base or ()]
+        sources: list[_Source] = []
+        copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
+        copied = Copied(copy.lsn, copy.started) if copy is not None else None
+        if copy is not None:
+            sources += [_Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
+            sources += [_Source(file, copied) for file in copy.files]
+            sources += [_Source(_in_the_table(name, table, copy, file), copied) for file in copy.base or ()]
             own_manifests = read_manifests(self._storage, copy_directory(table))
-            files += [(file, None) for manifest in own_manifests for file in manifest.files]
+            sources += [_Source(file) for manifest in own_manifests for file in manifest.files]
             # readers rely on the log's stated LSN. The copy may be ahead of what was landed for all tables
-            end = max(end, copied.lsn, *(manifest.end for manifest in own_manifests))
+            end = max(end, copy.lsn, *(manifest.end for manifest in own_manifests))
         end = max(end, done or INVALID_LSN)
-        files += [(file, None) for file, manifest_end in landed if copied is None or manifest_end > copied.lsn]
-        if not files and copied is None:
+        sources += [_Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
+        if not sources and copy is None:
             return
         own = _own_columns(log) if there else None
-        described = [*([copied.schema] if copied is not None else []), *(file.schema for file, _ in files)]
+        described = [*([copy.schema] if copy is not None else []), *(source.file.schema for source in sources)]
         found = dict(zip(described, resolve_fields(own.names if own is not None else (), described), strict=True))
-        files = [(self._renamed(file, found[file.schema]), lsn) for file, lsn in files]
+        sources = [replace(source, file=self._renamed(source.file, found[source.file.schema])) for source in sources]
         schema = evolved_schema(own, [found[one] for one in described])
+        columns = pa.schema([field.with_nullable(True) for field in schema.landing])
         present = log.schema if there else None
-        if not there:
-            log.create(pa.schema([field.with_nullable(True) for field in schema.landing]))
         overwrite = None
-        added: list[DataFile] = []
-        removed: list[str] = []
-        if present is not None and retyped_columns(present, schema):
-            overwrite = pa.schema([field.with_nullable(True) for field in schema.landing])
-            removed = list(log.files())
-            added += [self._rewritten(log, path, schema) for path in removed]
-        elif present is not None:
+        rewritten: list[RewrittenFiles] = []
+        if present is None:
+            log.create(columns)
+        elif retyped_columns(present, schema):
+            overwrite = columns
+            rewritten = [
+                RewrittenFiles(directory=log.directory, files=(path,), schema=columns, metadata=self._metadata(log, path), rows=rows)
+                for path, rows in log.files().items()
+            ]
+        else:
             log.add_columns(schema.landing)
             self._require_ours(log)
-        added += self._written(log, files, schema, int(after))
-        if any(file.path.startswith(ROUND_DIRECTORY) for file, _ in files):
+        parts = self._parts(log, sources, schema, int(after))
+        if copied is not None and there:
+            parts = self._cleared(parts, log, schema, copied)
+        what = f"append to the change log of {name} up to {end}"
+        added = self._workers.each(rewrite_files, rewritten, [one.rows for one in rewritten], what)
+        written = self._workers.each(write_log_part, parts, [part.rows for part in parts], what)
+        added += [file for file in written if file is not None]
+        if any(source.file.path.startswith(ROUND_DIRECTORY) for source in sources):
             self._storage.remove_directory(ROUND_DIRECTORY)
+        removed = [path for one in rewritten for path in one.files]
+        self.written += sum(file.size for file in added)
         log.commit(added, removed, application, end, note=commit_note("append", end, done), overwrite=overwrite)
         self._require_ours(log)
         self._merge_small(log, application, end)
+
+    def _parts(self, log: LakeDelta, sources: Sequence[_Source], schema: TableSchema, after: int) -> list[LogPart]:
+        """Divide changes into files of the log, in order. The changes of a file have one replica identity, and are of one copy or none."""
+        parts: list[LogPart] = []
+        last: tuple[Copied | None, Identity] | None = None
+        for source in sources:
+            file = source.file
+            kind = (source.copied, Identity.of(file.schema))
+            if parts and kind == last and parts[-1].rows < self._target_rows:
+                before = parts[-1]
+                parts[-1] = replace(before, files=(*before.files, file.path), rows=before.rows + file.rows)
+                continue
+            last = kind
+            parts.append(
+                LogPart(
+                    directory=log.directory,
+                    schema=identified_schema(schema, kind[1]),
+                    files=(file.path,),
+                    copied=source.copied,
+                    after=after if source.copied is None else 0,
+                    rows=file.rows,
+                )
+            )
+        return parts
+
+    def _cleared(self, parts: Sequence[LogPart], log: LakeDelta, schema: TableSchema, copied: Copied) -> list[LogPart]:
+        """Let the copy begin with a ``t``, even if it has no rows."""
+        first = next((number for number, part in enumerate(parts) if part.copied is not None), None)
+        if first is not None:
+            return [replace(part, clears=number == first) for number, part in enumerate(parts)]
+        return [LogPart(directory=log.directory, schema=schema, files=(), copied=copied, clears=True, rows=1), *parts]
 
     def _logged(self, log: LakeDelta, table: LakeTable) -> Lsn:
         """The LSN up to which the log has a table's landed changes, from any of its copies."""
@@ -186,61 +282,31 @@ class ChangeLog:
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
         """Compaction: rewrite many small files as one. Most reads of a log read all of it.
 
-        Only neighbouring files are merged, because the order of rows is that of their files.
+        Only neighbouring files are merged, because the order of rows is that of their files. Delta's own OPTIMIZE does not keep it.
         """
         rows_of = log.files()
-        runs: list[list[str]] = [[]]
-        for file in sorted(log.ranges(("_lsn", "_seq")), key=log_order):
-            if rows_of[file.path] >= self._target_rows // 4:
-                runs.append([])
-                continue
-            if sum(rows_of[path] for path in runs[-1]) >= self._target_rows:
-                runs.append([])
-            runs[-1].append(file.path)
+        files = [(file.path, rows_of[file.path]) for file in sorted(log.ranges(("_lsn", "_seq")), key=log_order)]
+        runs = list(runs_of_small_files(files, self._target_rows))
         if sum(map(len, runs)) < _SMALL_FILES:
             return
-        taken = max(runs, key=len)
+        longest = max(runs, key=len)
+        identities = [(self._metadata(log, path), path) for path in longest]
+        groups = [(metadata, [path for _, path in group]) for metadata, group in groupby(identities, key=lambda one: one[0])]
+        metadata, taken = max(groups, key=lambda group: len(group[1]))
         if len(taken) < _FEW_FILES:
             return
         schema = pa.schema([field.with_nullable(True) for field in log.schema])
-        rows = pa.concat_tables([conformed(self._read(log, path), schema) for path in taken])
-        rows = rows.sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
-        log.commit([self._write(log, rows)], taken, application, end, note=commit_note("compact", end), same_rows=True)
+        rows = sum(rows_of[path] for path in taken)
+        work = RewrittenFiles(
+            directory=log.directory, files=tuple(taken), schema=schema, order=("_lsn", "_seq"), metadata=metadata, rows=rows
+        )
+        added = self._workers.each(rewrite_files, [work], [rows], f"compact {log.directory}")
+        self.written += sum(file.size for file in added)
+        log.commit(added, taken, application, end, note=commit_note("compact", end), same_rows=True)
 
-    def _read(self, log: LakeDelta, path: str) -> pa.Table:
-        with self._storage.reading(path):
-            return pq.read_table(f"{log.directory}/{path}", filesystem=self._storage.filesystem, partitioning=None)
-
-    def _written(self, log: LakeDelta, files: Sequence[tuple[LandedFile, Lsn | None]], schema: TableSchema, after: int) -> list[DataFile]:
-        found: list[DataFile] = []
-        parts: list[pa.Table] = []
-        for number, (file, lsn) in enumerate(files):
-            rows = read_changes(self._storage, [file.path], schema, after if lsn is None else 0)
-            if lsn is not None:
-                rows = _copied(rows, lsn)
-            parts.append(rows)
-            if sum(part.num_rows for part in parts) >= self._target_rows or number == len(files) - 1:
-                gathered = pa.concat_tables(parts)
-                parts = []
-                if gathered.num_rows:
-                    found.append(self._write(log, gathered))
-        return found
-
-    def _rewritten(self, log: LakeDelta, path: str, schema: TableSchema) -> DataFile:
-        return self._write(log, conformed(self._read(log, path), schema.landing))
-
-    def _write(self, log: LakeDelta, rows: pa.Table) -> DataFile:
-        path = f"part-{uuid4().hex}.parquet"
-        pending = self._storage.create(f"{log.directory}/{path}")
-        try:
-            with self._storage.reading(path):
-                pq.write_table(rows, pending.stream, compression="zstd", use_dictionary=["_op"])
-                size = pending.commit()
-        except BaseException:
-            pending.discard()
-            raise
-        self.written += size
-        return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+    def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
+        identity = read_identity(self._storage, f"{log.directory}/{path}")
+        return identity.metadata() if identity is not None else {}
 
 
 def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool]) -> bool:
@@ -252,20 +318,17 @@ def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied:
     return (stop is not None or name in snapshot.tables) and is_applied(name, table)
 
 
-def _in_the_table(name: TableName, table: LakeTable, copied: TableCopy, file: DataFile) -> LandedFile:
+def _in_the_table(name: TableName, table: LakeTable, copy: TableCopy, file: DataFile) -> LandedFile:
     """A base file that executors wrote, as a landed file. It still exists, because the log is written before it is removed."""
     path = f"{table_directory('tables', name, table.id)}/{file.path}"
-    return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copied.schema)
+    return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copy.schema)
 
 
-def _copied(rows: pa.Table, lsn: Lsn) -> pa.Table:
-    """Set the metadata of copied rows, with the LSN of the snapshot. Base files lack the metadata columns that landed files have."""
-    values = {"_op": "c", "_lsn": int(lsn), "_seq": 0, "_xid": 0, "_moved": False}
-    for name, value in values.items():
-        position = rows.schema.get_field_index(name)
-        field = rows.schema.field(position)
-        rows = rows.set_column(position, field, pa.array([value], field.type).take(pa.array([0] * rows.num_rows, pa.int64())))
-    return rows
+def identified_schema(schema: TableSchema, identity: Identity) -> TableSchema:
+    """The columns of a table, with another replica identity."""
+    keys = set(identity.fields)
+    columns = tuple(replace(column, key=column.field in keys) for column in schema.columns)
+    return replace(schema, identity=identity.kind, columns=columns)
 
 
 def log_order(file: FileRanges) -> tuple[int, int, int]:

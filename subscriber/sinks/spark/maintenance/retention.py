@@ -54,7 +54,7 @@ def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDel
 def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], retain_hours: int) -> int:
     """Remove files that were being written when a process was killed. Delta's library ignores names that begin with a dot."""
     known = [*lake.state.tables.items(), *lake.state.removed.items()]
-    hours = {table_directory(root, name, table.id): retain_hours for root in ("tables", "log") for name, table in known}
+    hours = {table_directory(root, name, table.id): retain_hours for root in ("tables", "log", "history") for name, table in known}
     # other processes may be writing small files there
     hours |= dict.fromkeys(["", SNAPSHOTS], max(retain_hours, 1))
     now, count = time.time(), 0

@@ -20,7 +20,7 @@ from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.schema.type_widening import converted, with_specials_converted
 from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
 
-__all__ = ["conformed", "read_base", "read_changes", "write_rows"]
+__all__ = ["conformed", "read_base", "read_changes", "read_table_files", "write_rows"]
 
 
 def read_changes(
@@ -98,8 +98,21 @@ def read_base(storage: Storage, directory: str, files: Sequence[str], schema: Ta
     Raises:
         TargetError: a file cannot be read.
     """
-    parts = [conformed(_read(storage, f"{directory}/{path}", names), schema.current) for path in files]
-    return pa.concat_tables(parts) if parts else schema.current.empty_table()
+    return _read_as(storage, directory, files, schema.current, names)
+
+
+def read_table_files(storage: Storage, directory: str, files: Sequence[str], columns: pa.Schema) -> pa.Table:
+    """Read files of any table of the lake, cast to these columns.
+
+    Raises:
+        TargetError: a file cannot be read.
+    """
+    return _read_as(storage, directory, files, columns, [*dict.fromkeys([*columns.names, SPECIAL])])
+
+
+def _read_as(storage: Storage, directory: str, files: Sequence[str], columns: pa.Schema, names: Sequence[str]) -> pa.Table:
+    parts = [conformed(_read(storage, f"{directory}/{path}", names), columns) for path in files]
+    return pa.concat_tables(parts) if parts else columns.empty_table()
 
 
 def _part_name() -> str:

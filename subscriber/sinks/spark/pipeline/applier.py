@@ -28,6 +28,7 @@ from typing import Final
 from subscriber.abc import TableName, TableState
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.catalog.history import read_histories
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, read_snapshot
 from subscriber.sinks.spark.files.errors import arrow_errors
@@ -40,6 +41,7 @@ from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
 from subscriber.sinks.spark.pipeline.engines import COMMITS_AT_ONCE, Engine, TableRound
+from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, is_readable, load
 from subscriber.sinks.spark.pipeline.pace import Waiting
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, RoundProgress, as_line
@@ -109,6 +111,7 @@ class Applier:
         self._checks = StopChecks(self._tables)
         self._planner = TablePlanner(storage, self._tables, self._checks, engine, self._settings.target_rows)
         self._publisher = SnapshotPublisher(storage, self._settings.retain_hours)
+        self._history = HistoryTables(storage, engine, self._settings.target_rows, self._settings.retain_hours)
         self._logs: dict[str, LakeDelta] = {}
         self._read = ManifestsRead()
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
@@ -235,7 +238,12 @@ class Applier:
             stopped |= self._checks.find(lake, {name: table for name, table in tables.items() if name not in stopped}, snapshot)
         with done.phase("commitOffsets"):
             continued = self._snapshot(lake, {name: table for name, table in tables.items() if name not in stopped}, end, landed)
-            published = replace(continued, stopped=stopped_documents(self._tables, all_of, stopped, snapshot, self._settings.retain_hours))
+        with done.phase("addBatch"):
+            histories, stopped_histories = self._histories(lake, continued, done)
+        with done.phase("commitOffsets"):
+            documents = stopped_documents(self._tables, all_of, stopped, snapshot, self._settings.retain_hours)
+            documents |= history_documents(stopped_histories, snapshot, landed)
+            published = replace(continued, tables={**continued.tables, **histories}, stopped=documents)
             if published != snapshot:
                 published = self._publisher.publish(published)
         self._published = published
@@ -272,10 +280,7 @@ class Applier:
         lake, snapshot = Lake.find(self._storage), read_snapshot(self._storage)
         if lake is None or snapshot is None:
             return 0
-        settings = self._settings
-        log = ChangeLog(
-            self._storage, lake, self._logs, read=self._read, target_rows=settings.target_rows, retain_hours=settings.retain_hours
-        )
+        log = self._change_log(lake)
         with arrow_errors(self._storage.what("log")):
             enough = 0 if now else self._settings.log_files
             self._logged = log.compact(snapshot, self._logged, enough, lambda name, table: self._tables.is_applied(lake, name, table))
@@ -284,7 +289,7 @@ class Applier:
             published = {table.path: table.version for table in snapshot.tables.values()}
             names = [*lake.state.tables.items(), *lake.state.removed.items()]
             stopped = {self._tables.of(name, table).directory for name, table in names if name in snapshot.stopped}
-            opened = (*self._tables.opened.values(), *self._logs.values(), self._publisher.delta)
+            opened = (*self._tables.opened.values(), *self._logs.values(), *self._history.opened.values(), self._publisher.delta)
             known = [delta for delta in opened if delta.directory not in stopped and is_readable(delta)]
             tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.retain_hours):
@@ -295,6 +300,29 @@ class Applier:
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
         self.progress.totals.written["log"] += log.written
         return log.written
+
+    def _change_log(self, lake: Lake) -> ChangeLog:
+        settings = self._settings
+        return ChangeLog(
+            self._storage,
+            lake,
+            self._engine,
+            self._logs,
+            read=self._read,
+            target_rows=settings.target_rows,
+            retain_hours=settings.retain_hours,
+        )
+
+    def _histories(
+        self, lake: Lake, snapshot: Snapshot, progress: RoundProgress
+    ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
+        log = self._change_log(lake)
+        found = self._history.apply(lake, log, read_histories(self._storage), snapshot)
+        self.progress.totals.written["log"] += log.written
+        for name, files in self._history.files.items():
+            table = progress.of(name)
+            table.files, table.written = len(files), sum(files)
+        return found
 
     def _manifests(self, snapshot: Snapshot | None) -> tuple[list[Manifest], list[Manifest]]:
         """Those up to the snapshot that are kept for stopped tables, and those after it."""

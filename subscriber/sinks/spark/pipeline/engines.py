@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 import pyarrow as pa
 
@@ -32,6 +32,9 @@ from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 from subscriber.sinks.spark.tables.foreign_commits import TableStopped
 
 __all__ = ["COMMITS_AT_ONCE", "Engine", "LocalEngine", "TableResult", "TableRound"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 COMMITS_AT_ONCE: Final = 8
 """Number of tables that are committed in parallel. A commit mostly waits for the disk or the object store."""
@@ -121,13 +124,19 @@ class Engine(ABC):
         """What prevents this engine from writing the table. None: nothing."""
         return work.delta.unwritable(columns=False) if work.delta.is_there else None
 
-    @abstractmethod
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
         """Run units concurrently, and return their results in order.
 
         Raises:
             TargetError: a unit failed. No commit names the files that other units wrote.
         """
+        return self.each(merge_unit, units, [unit.rows for unit in units], "apply changes")
+
+    @abstractmethod
+    def each(
+        self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
+    ) -> list[_Result]:
+        """Call a function for each item concurrently, see :class:`subscriber.sinks.spark.maintenance.log_files.Workers`."""
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
         """Commit a table. ``results`` are those of its units.
@@ -156,8 +165,10 @@ class LocalEngine(Engine):
         self._storage = storage
         self._threads = threads
 
-    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
-        if len(units) == 1:
-            return [merge_unit(self._storage, units[0])]
+    def each(
+        self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
+    ) -> list[_Result]:
+        if len(items) <= 1:
+            return [function(self._storage, item) for item in items]
         with ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(lambda unit: merge_unit(self._storage, unit), units))
+            return list(pool.map(lambda item: function(self._storage, item), items))

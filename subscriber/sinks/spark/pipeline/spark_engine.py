@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
-from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
 from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.merge_sql import key_limits, merge_statement
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["SparkEngine", "packed"]
 
 _log = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 _TASKS_PER_CORE: Final = 3
 """More than one, because tasks take different times; few, because starting one takes 0.1 s."""
@@ -128,29 +130,31 @@ class SparkEngine(Engine):
         self._storage.make_directory(ROUND_DIRECTORY)
         return [replace(unit, folded_into=ROUND_DIRECTORY) for unit in work.plan.units]
 
-    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
-        if not units:
+    def each(
+        self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
+    ) -> list[_Result]:
+        if not items:
             return []
         location = self._location
 
-        def work(pack: Sequence[tuple[int, Unit]]) -> Iterator[tuple[int, UnitResult | None, str | None]]:
-            return _run_pack(location, pack)
+        def work(pack: Sequence[tuple[int, _Item]]) -> Iterator[tuple[int, _Result | None, str | None]]:
+            return _run_pack(location, function, pack)
 
         try:
             context = self._spark.sparkContext
-            packs = packed([unit.rows + _UNIT_ROWS for unit in units], context.defaultParallelism * _TASKS_PER_CORE)
-            tasks = [[(number, units[number]) for number in pack] for pack in packs]
-            context.setJobDescription(f"subscriber: apply changes, {len(units)} units")
+            packs = packed([weight + _UNIT_ROWS for weight in weights], context.defaultParallelism * _TASKS_PER_CORE)
+            tasks = [[(number, items[number]) for number in pack] for pack in packs]
+            context.setJobDescription(f"subscriber: {what}, {len(items)} units")
             # no DataFrame: only Python does the work, and planning a query would double the time
             found = context.parallelize(tasks, len(tasks)).flatMap(work).collect()
         except job_errors() as error:
             raise job_failed(self._spark, error) from error
-        results: dict[int, UnitResult] = {}
+        results: dict[int, Any] = {}
         for number, result, failure in found:
-            if result is None:
-                raise TargetError(failure or "a unit of work failed", hint="nothing of this round was published")
+            if failure is not None:
+                raise TargetError(failure, hint="nothing of this round was published")
             results[number] = result
-        return [results[number] for number in range(len(units))]
+        return [results[number] for number in range(len(items))]
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
         if not results or results[0].folded is None:
@@ -229,13 +233,15 @@ def is_merged(work: TableRound, large_unit: int) -> bool:
     return keyed and plain and bool(task.base) and not taken and largest > task.target_rows * large_unit
 
 
-def _run_pack(location: Location, pack: Sequence[tuple[int, Unit]]) -> Iterator[tuple[int, UnitResult | None, str | None]]:
-    """Run units on an executor. Return for each its number, and its result or the error."""
+def _run_pack(
+    location: Location, function: Callable[[Storage, _Item], _Result], pack: Sequence[tuple[int, _Item]]
+) -> Iterator[tuple[int, _Result | None, str | None]]:
+    """Call a function on an executor. Return for each item its number, and its result or the error."""
     storage = Storage.open(location)
     try:
-        for number, unit in pack:
+        for number, item in pack:
             try:
-                yield number, merge_unit(storage, unit), None
+                yield number, function(storage, item), None
             except SubscriberError as error:
                 yield number, None, error.one_line()
                 return

@@ -205,6 +205,13 @@ class LakeDelta:
         paths = actions["path"].to_pylist()
         return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
 
+    def null_counts(self, field: str) -> dict[str, int | None]:
+        """The number of NULLs of a column in each file, by Delta's statistics. None: unknown."""
+        actions = self._actions()
+        name = f"null_count.{field}"
+        paths = actions["path"].to_pylist()
+        return dict(zip(paths, actions[name].to_pylist() if name in actions.schema.names else [None] * len(paths), strict=True))
+
     def has_values(self, field: str) -> bool:
         """Whether some row has a value in this column, by Delta's statistics; or by those in the file if Delta has none.
 
@@ -215,8 +222,7 @@ class LakeDelta:
         """
         actions = self._actions()
         paths, rows = actions["path"].to_pylist(), actions["num_records"].to_pylist()
-        name = f"null_count.{field}"
-        nulls = actions[name].to_pylist() if name in actions.schema.names else [None] * len(paths)
+        nulls = self.null_counts(field).values()
         known = self._valued.get(field, {})
         found: dict[str, bool] = {}
         for path, count, missing in zip(paths, rows, nulls, strict=True):

@@ -158,15 +158,16 @@ def first_version(delta: LakeDelta, application: str) -> int:
     return found
 
 
-def require_no_foreign_log_changes(log: LakeDelta, prefix: str) -> None:
-    """Check that a change log has the rows that our last commit left.
+def require_no_foreign_log_changes(log: LakeDelta, prefix: str, what: str = "change log") -> None:
+    """Check that a change log, or a history table, has the rows that our last commit left.
 
     Args:
         log: the table, loaded.
         prefix: the beginning of the names of our applications.
+        what: the kind of table, for the error.
 
     Raises:
-        TargetError: it has other rows.
+        TableStopped: it has other rows.
     """
     foreign = []
     for version in range(log.version, -1, -1):
@@ -177,7 +178,7 @@ def require_no_foreign_log_changes(log: LakeDelta, prefix: str) -> None:
             foreign.append(version)
     if foreign and (not foreign[-1] or log.rows_at(foreign[0]) != log.rows_at(foreign[-1] - 1)):
         hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}" if foreign[-1] else "remove its directory"
-        raise TargetError(f"change log {log.uri} was changed by another writer, in version {foreign[-1]}", hint=hint)
+        raise TableStopped(f"{what} {log.uri} was changed by another writer, in version {foreign[-1]}", hint=hint)
 
 
 def _is_ours(commit: Iterable[Mapping[str, Any]], prefix: str) -> bool:

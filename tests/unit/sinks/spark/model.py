@@ -158,11 +158,11 @@ def read(path: Path, snapshot: Snapshot) -> dict[str, Counter[Values]]:
         found[name.name] = Counter()
         for item in rows:
             special = json.loads(item["_special"] or "{}")
-            found[name.name][tuple(special.get(column.name, _text(item[column.name])) for column in relation.columns)] += 1
+            found[name.name][tuple(special.get(column.name, text_of(item[column.name])) for column in relation.columns)] += 1
     return found
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, float):

@@ -1,0 +1,225 @@
+"""Writes the files of change logs and history tables. Its functions read and write files only, in a thread or on an executor of Spark.
+
+A file of a change log states the replica identity of its rows in its metadata, because a DELETE has only the columns of the identity. So
+whoever follows the log knows which columns identify a row, even after ALTER TABLE. A file has rows of one identity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge.parquet import conformed, read_changes
+from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+
+__all__ = [
+    "Copied",
+    "Identity",
+    "LogPart",
+    "RewrittenFiles",
+    "Workers",
+    "read_identity",
+    "rewrite_files",
+    "runs_of_small_files",
+    "write_log_part",
+]
+
+_IDENTITY: Final = b"subscriber.identity"
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Workers(Protocol):
+    """Runs functions like those of this module: in threads, or on executors."""
+
+    def each(
+        self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
+    ) -> list[_Result]:
+        """Call the function for each item, and return the results in order.
+
+        Args:
+            function: importable by its name.
+            items: the arguments.
+            weights: the rows of each.
+            what: for Spark's UI.
+
+        Raises:
+            TargetError: a call failed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A replica identity: its kind (``pg_class.relreplident``), and the fields that it has."""
+
+    kind: str
+    fields: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schema: TableSchema) -> Identity:
+        return cls(schema.identity, schema.keys)
+
+    def metadata(self) -> dict[bytes, bytes]:
+        """For a file."""
+        return {_IDENTITY: json.dumps([self.kind, self.fields]).encode()}
+
+
+def read_identity(storage: Storage, path: str) -> Identity | None:
+    """The identity that a file of a change log states. None: it was written by an earlier version, or by another program."""
+    with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as file:
+        stated = (file.schema_arrow.metadata or {}).get(_IDENTITY)
+    if stated is None:
+        return None
+    kind, fields = json.loads(stated)
+    return Identity(kind, tuple(fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The LSN of a copy's snapshot, and when the copy was begun, if known. In seconds since 1970."""
+
+    lsn: Lsn
+    started: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """Changes that become one file of a change log.
+
+    Attributes:
+        directory: of the log, relative to the lake.
+        schema: the log's columns, with the identity of these changes.
+        files: landed files, in order, or files of a copy.
+        copied: the copy that these are of. None: landed changes.
+        clears: whether the copy replaces earlier rows. Then it begins with a ``t``.
+        after: changes up to this LSN are already in the log.
+        rows: number of rows, at most.
+    """
+
+    directory: str
+    schema: TableSchema
+    files: tuple[str, ...]
+    copied: Copied | None = None
+    clears: bool = False
+    after: int = 0
+    rows: int = 0
+
+
+def write_log_part(storage: Storage, part: LogPart) -> DataFile | None:
+    """Write a part. None if no change is after ``after``.
+
+    Raises:
+        TargetError: a file cannot be read or written.
+    """
+    with arrow_errors(storage.what(part.directory)):
+        rows = read_changes(storage, part.files, part.schema, part.after)
+        if part.copied is not None:
+            rows = _copied(rows, part.copied)
+            if part.clears:
+                rows = pa.concat_tables([_truncate(rows.schema, part.copied), rows])
+        return _write(storage, part.directory, rows, Identity.of(part.schema).metadata()) if rows.num_rows else None
+
+
+def _copied(rows: pa.Table, copied: Copied) -> pa.Table:
+    """Set the metadata of copied rows. Base files lack the metadata columns that landed files have."""
+    values = {"_op": "c", "_lsn": int(copied.lsn), "_seq": 0, "_xid": 0, "_ts": _time(copied), "_moved": False}
+    for name, value in values.items():
+        position = rows.schema.get_field_index(name)
+        field_ = rows.schema.field(position)
+        rows = rows.set_column(position, field_, pa.array([value], field_.type).take(pa.array([0] * rows.num_rows, pa.int64())))
+    return rows
+
+
+def _truncate(schema: pa.Schema, copied: Copied) -> pa.Table:
+    values: dict[str, Any] = {"_op": "t", "_lsn": int(copied.lsn), "_seq": -1, "_xid": 0, "_ts": _time(copied), "_moved": False}
+    return pa.table([pa.array([values.get(one.name)], one.type) for one in schema], schema=schema)
+
+
+def _time(copied: Copied) -> int | None:
+    return None if copied.started is None else int(copied.started * 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenFiles:
+    """Files of a table that are written again as one.
+
+    Attributes:
+        directory: of the table, relative to the lake.
+        files: relative to the directory, in order.
+        schema: the new columns.
+        order: columns by which the rows are sorted. Empty: they keep their order.
+        metadata: of the new file.
+        rows: number of rows.
+    """
+
+    directory: str
+    files: tuple[str, ...]
+    schema: pa.Schema
+    order: tuple[str, ...] = ()
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    rows: int = 0
+
+
+def rewrite_files(storage: Storage, work: RewrittenFiles) -> DataFile:
+    """Write files again.
+
+    Raises:
+        TargetError: a file cannot be read or written.
+    """
+    with arrow_errors(storage.what(work.directory)):
+        parts = []
+        for path in work.files:
+            with storage.reading(path):
+                read = pq.read_table(f"{work.directory}/{path}", filesystem=storage.filesystem, partitioning=None)
+            parts.append(conformed(read, work.schema))
+        rows = pa.concat_tables(parts)
+        if work.order:
+            # numbers as column names: Arrow reads a name that begins with a dot or a bracket as a path into a struct
+            named = {str(number): rows[name] for number, name in enumerate(work.order)}
+            rows = rows.take(pc.sort_indices(pa.table(named), sort_keys=[(name, "ascending") for name in named]))
+        return _write(storage, work.directory, rows, work.metadata)
+
+
+def _write(storage: Storage, directory: str, rows: pa.Table, metadata: Mapping[bytes, bytes]) -> DataFile:
+    path = f"part-{uuid4().hex}.parquet"
+    pending = storage.create(f"{directory}/{path}")
+    dictionary = ["_op"] if "_op" in rows.schema.names else True
+    try:
+        with storage.reading(path):
+            pq.write_table(rows.replace_schema_metadata(dict(metadata)), pending.stream, compression="zstd", use_dictionary=dictionary)
+            size = pending.commit()
+    except BaseException:
+        pending.discard()
+        raise
+    return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+
+
+def runs_of_small_files(files: Sequence[tuple[str, int]], target_rows: int) -> Iterator[list[str]]:
+    """Neighbouring small files that together make one file of about the target.
+
+    Args:
+        files: path and rows of each file, in order.
+        target_rows: rows that a file should have. A file with less than a quarter of it is small.
+    """
+    run: list[str] = []
+    rows = 0
+    for path, count in files:
+        if count >= target_rows // 4 or rows >= target_rows:
+            yield run
+            run, rows = [], 0
+        if count < target_rows // 4:
+            run.append(path)
+            rows += count
+    yield run

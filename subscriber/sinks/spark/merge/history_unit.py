@@ -1,0 +1,54 @@
+"""One unit of work of a history table: some of its files, and the changes of a range of keys. It runs in a thread or on an executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.location import HistoryKind
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge.parquet import read_changes, read_table_files, write_rows
+from subscriber.sinks.spark.merge.versions import changed_versions, history_schema
+from subscriber.sinks.spark.merge.work_unit import Unit
+from subscriber.sinks.spark.tables.data_file import DataFile
+
+__all__ = ["HistoryUnit", "write_history_unit"]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryUnit:
+    """A unit of work.
+
+    Attributes:
+        kind: the form of the table.
+        unit: its files, and the files of the change log that have its changes.
+        until: changes after this LSN are not part of the work.
+    """
+
+    kind: HistoryKind
+    unit: Unit
+    until: int
+
+
+def write_history_unit(storage: Storage, work: HistoryUnit) -> list[DataFile]:
+    """Apply the changes of a unit to its rows, and write them as new files.
+
+    Versions that have ended never change again, so they get files of their own, which no later round rewrites.
+
+    Raises:
+        TargetError: a file cannot be read or written.
+    """
+    unit = work.unit
+    with arrow_errors(storage.what(unit.directory)):
+        rows = read_table_files(storage, unit.directory, unit.base, history_schema(work.kind, unit.schema))
+        for stretch in unit.stretches:
+            changes = read_changes(storage, stretch.files, stretch.schema, 0, ranges=unit.ranges)
+            lsns = changes["_lsn"]
+            changes = changes.filter(pc.and_(pc.greater(lsns, unit.after), pc.less_equal(lsns, work.until)))
+            rows = changed_versions(work.kind, rows, changes, stretch.schema, unit.added)
+        if work.kind == "soft_delete":
+            return write_rows(storage, unit, rows)
+        current = rows["_is_current"]
+        return [*write_rows(storage, unit, rows.filter(current)), *write_rows(storage, unit, rows.filter(pc.invert(current)))]

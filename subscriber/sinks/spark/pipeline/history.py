@@ -1,0 +1,314 @@
+"""History tables: they keep what the current state of a table loses (``versions.py`` describes their two forms).
+
+A history table is derived from the change log, in a Delta table of its own. Its commits state in Delta's ``txn`` up to which LSN of the log
+they go. So each change is applied exactly once, and the table can be derived again at any time: if its directory is removed, it is built
+from the whole log. A table that gets a history later gets all of it, as far as the log goes back.
+
+In a round, the tables are committed first. Then the logs of tables with a history get the changes of the round, and the histories follow.
+So the published snapshot has the history at the same LSN as the table. A history that cannot be continued leaves the snapshot; the table remains.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from subscriber.abc import TableName
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS, history_name
+from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, StoppedTable
+from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.location import HistoryKind, table_directory
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.maintenance.change_log import ChangeLog, identified_schema, log_order
+from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
+from subscriber.sinks.spark.merge.history_unit import HistoryUnit, write_history_unit
+from subscriber.sinks.spark.merge.key_ranges import read_range
+from subscriber.sinks.spark.merge.parquet import read_changes
+from subscriber.sinks.spark.merge.versions import history_schema
+from subscriber.sinks.spark.pipeline.engines import Engine
+from subscriber.sinks.spark.pipeline.open_tables import application, load
+from subscriber.sinks.spark.pipeline.plan import BaseFile, TableWork, plan_columns, plan_table
+from subscriber.sinks.spark.pipeline.stopped_tables import stopping
+from subscriber.sinks.spark.schema.evolution import Stretch, retyped_columns
+from subscriber.sinks.spark.schema.table_schema import META_NAMES, LakeColumn, TableSchema, folded_name
+from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
+from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta, commit_note, with_added
+from subscriber.sinks.spark.tables.foreign_commits import TableStopped, require_no_foreign_log_changes
+
+__all__ = ["HistoryTables", "history_documents"]
+
+_log = logging.getLogger(__name__)
+
+_STEP_FILES: Final = 8
+"""Rows of the log that one commit applies, in files of the target size. A transaction is never divided."""
+_SMALL_FILES: Final = 64
+"""Compaction starts at this number of small files with ended versions."""
+_REBUILD: Final = "remove its directory: the applier builds it again from the change log"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The next part of a change log for a history table.
+
+    Attributes:
+        files: of the log, in order, with the rows of each.
+        until: changes up to here are part of the step.
+    """
+
+    files: tuple[FileRanges, ...]
+    until: Lsn
+
+
+@dataclass(slots=True)
+class _Work:
+    """One commit of a history table.
+
+    Attributes:
+        delta: the table.
+        schema: of the replicated table.
+        columns: of the history table.
+        after, until: it applies the changes between these LSNs.
+        units: the work.
+        removed: files that it replaces.
+        rewritten: files with ended versions that get new types.
+        overwrite: whether types change.
+    """
+
+    delta: LakeDelta
+    schema: TableSchema
+    columns: pa.Schema
+    after: Lsn
+    until: Lsn
+    units: list[HistoryUnit] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    rewritten: list[RewrittenFiles] = field(default_factory=list)
+    overwrite: bool = False
+
+
+class HistoryTables:
+    """The history tables of a lake.
+
+    Args:
+        storage: of the lake.
+        engine: does the work.
+        target_rows: rows that a file should have.
+        retain_hours: how long removed files and versions can be read.
+
+    Attributes:
+        opened: the Delta tables, by directory.
+        files: the sizes of the files that the last call of :meth:`apply` wrote, by the names of the histories.
+    """
+
+    def __init__(self, storage: Storage, engine: Engine, target_rows: int, retain_hours: int) -> None:
+        self._storage = storage
+        self._engine = engine
+        self._target_rows = target_rows
+        self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
+        self._retain_hours = retain_hours
+        self.opened: dict[str, LakeDelta] = {}
+        self.files: dict[TableName, list[int]] = {}
+
+    def apply(
+        self, lake: Lake, log: ChangeLog, kinds: Mapping[TableName, HistoryKind], snapshot: Snapshot
+    ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
+        """Bring the histories of the tables in a snapshot that is not published yet to its LSN.
+
+        Args:
+            lake: its documents.
+            log: the change logs.
+            kinds: the forms of the histories, by table.
+            snapshot: the tables.
+
+        Returns:
+            The history tables for the snapshot, by their names; and the errors of those that cannot be continued.
+
+        Raises:
+            CommitConflict: another writer committed to a history table in the meantime.
+            TargetError: a file cannot be read or written.
+        """
+        found: dict[TableName, SnapshotTable] = {}
+        stopped: dict[TableName, TableStopped] = {}
+        self.files = {}
+        for name, kind in kinds.items():
+            if name not in snapshot.tables:
+                continue
+            table = lake.state.tables[name]
+            as_name = history_name(name, lake.state.tables)
+            with stopping(as_name, stopped), arrow_errors(self._storage.what(table_directory("history", name, table.id))):
+                reached = log.append(name, table, snapshot.landed)
+                if reached is not None:
+                    found[as_name] = self._continued(lake, (name, as_name), kind, *reached)
+        return found, stopped
+
+    def _continued(self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, log: LakeDelta, reached: Lsn) -> SnapshotTable:
+        name, as_name = names
+        table = lake.state.tables[name]
+        directory = table_directory("history", name, table.id)
+        delta = self.opened.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
+        app = f"subscriber-{lake.target_identifier}-{table.id}-history"
+        if load(delta):
+            self._require_usable(lake, delta, kind)
+            delta.make_durable()
+        while (after := delta.applied(app) or INVALID_LSN) < reached:
+            work = self._planned(lake, name, kind, (log, self._step(log, after, reached)), after)
+            self.files.setdefault(as_name, []).extend(self._commit(work, app, f"history of {name} up to {work.until}"))
+            if kind == "scd2":
+                self._merge_small(delta, work.schema, app, work.until)
+        delta.make_durable()
+        return SnapshotTable(directory, delta.version, after)
+
+    def _require_usable(self, lake: Lake, delta: LakeDelta, kind: HistoryKind) -> None:
+        require_no_foreign_log_changes(delta, f"subscriber-{lake.target_identifier}-", "history table")
+        if not set(HISTORY_COLUMNS[kind].names) <= set(delta.schema.names):
+            raise TableStopped(f"history table {delta.uri} is not of the form {kind}", hint=_REBUILD)
+        if (reason := delta.unwritable(columns=True)) is not None:
+            raise TableStopped(f"history table {delta.uri} has what cannot be written: {reason}", hint=_REBUILD)
+
+    def _step(self, log: LakeDelta, after: Lsn, reached: Lsn) -> _Step:
+        rows_of = log.files()
+        files = [file for file in sorted(log.ranges(("_lsn", "_seq")), key=log_order) if file.bounds["_lsn"][1] > after]
+        rows = 0
+        for file in files:
+            rows += rows_of[file.path]
+            if rows >= self._target_rows * _STEP_FILES:
+                reached = min(reached, Lsn(file.bounds["_lsn"][1]))
+                break
+        return _Step(tuple(file for file in files if file.bounds["_lsn"][0] <= reached), reached)
+
+    def _planned(self, lake: Lake, name: TableName, kind: HistoryKind, source: tuple[LakeDelta, _Step], after: Lsn) -> _Work:
+        log, step = source
+        directory = table_directory("history", name, lake.state.tables[name].id)
+        delta = self.opened[directory]
+        identities = self._identities(lake, name, log, step)
+        schema = identified_schema(_log_schema(name, log), identities[-1])
+        _require_free_names(kind, schema)
+        stretches = [
+            Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), identified_schema(schema, identity), ())
+            for identity, group in groupby(zip(identities, step.files, strict=True), key=lambda one: one[0])
+        ]
+        changes = pa.concat_tables(read_changes(self._storage, stretch.files, schema, 0, plan_columns(schema)) for stretch in stretches)
+        lsns = changes["_lsn"]
+        changes = changes.filter(pc.and_(pc.greater(lsns, int(after)), pc.less_equal(lsns, int(step.until))))
+        is_truncate = pc.equal(changes["_op"], "t")
+        retyped = retyped_columns(delta.schema, schema) if delta.is_there else ()
+        work = TableWork(
+            directory=directory,
+            schema=schema,
+            base=self._base(delta, kind, schema.keys[0] if schema.keys else None) if delta.is_there else (),
+            stretches=tuple(stretches),
+            after=int(after),
+            # a TRUNCATE ends all versions
+            rewrite=bool(retyped) or bool(pc.any(is_truncate).as_py()),
+            retyped=retyped,
+            added=tuple(sorted(log.added | (delta.added if delta.is_there else frozenset()))),
+            target_rows=self._target_rows,
+        )
+        plan = plan_table(work, changes.filter(pc.invert(is_truncate)))
+        found = _Work(delta, schema, history_schema(kind, schema), after, step.until)
+        found.units = [HistoryUnit(kind, unit, int(step.until)) for unit in plan.units]
+        found.removed = list(plan.removed)
+        if retyped:
+            found.overwrite = True
+            ended = delta.files().keys() - {file.path for file in work.base}
+            found.rewritten = [RewrittenFiles(directory=directory, files=(path,), schema=found.columns) for path in sorted(ended)]
+        return found
+
+    def _identities(self, lake: Lake, name: TableName, log: LakeDelta, step: _Step) -> list[Identity]:
+        """The replica identity of each file of a step."""
+        found: list[Identity] = []
+        for file in reversed(step.files):
+            path = f"{log.directory}/{file.path}"
+            identity = read_identity(self._storage, path) or (found[-1] if found else self._declared(lake, name))
+            found.append(identity)
+        return found[::-1]
+
+    def _declared(self, lake: Lake, name: TableName) -> Identity:
+        """The identity that the table has now, for files that do not state theirs."""
+        table = lake.state.tables[name]
+        directory = table_directory("tables", name, table.id)
+        delta = LakeDelta(self._storage, directory)
+        app = application(lake, table)
+        known = ColumnDeclarations(self._storage).find(directory, app, delta.applied(app)) if load(delta) else None
+        if known is None:
+            raise TableStopped(
+                f'the change log of table "{name}" does not state which columns identify a row',
+                hint="the history begins with the next change of the table",
+            )
+        return Identity.of(known.schema)
+
+    def _base(self, delta: LakeDelta, kind: HistoryKind, key: str | None) -> tuple[BaseFile, ...]:
+        """The files with rows that may change."""
+        known = self._files.get((delta.directory, key), {})
+        files: dict[str, BaseFile] = {}
+        current = delta.null_counts("_end_lsn") if kind == "scd2" else {}
+        for path, rows in delta.files().items():
+            if current.get(path) == 0:
+                continue
+            files[path] = known.get(path) or BaseFile(path, rows, read_range(self._storage, f"{delta.directory}/{path}", key))
+        self._files[delta.directory, key] = files
+        return tuple(files.values())
+
+    def _commit(self, work: _Work, application: str, what: str) -> list[int]:
+        """Write and commit. Return the sizes of the new files."""
+        if not work.delta.is_there:
+            work.delta.create(work.columns)
+        elif not work.overwrite:
+            work.delta.add_columns(work.columns)
+        added = self._engine.each(rewrite_files, work.rewritten, [0] * len(work.rewritten), what)
+        for files in self._engine.each(write_history_unit, work.units, [unit.unit.rows for unit in work.units], what):
+            added += files
+        note = commit_note("history", work.until, work.after or None)
+        overwrite = with_added(work.columns, work.delta.added) if work.overwrite else None
+        work.delta.commit(added, work.removed, application, work.until, note=note, overwrite=overwrite)
+        return [file.size for file in added]
+
+    def _merge_small(self, delta: LakeDelta, schema: TableSchema, application: str, end: Lsn) -> None:
+        """Compaction of the files with ended versions."""
+        current, rows_of = delta.null_counts("_end_lsn"), delta.files()
+        small = [(path, rows) for path, rows in rows_of.items() if current[path] == 0 and rows < self._target_rows // 4]
+        if len(small) < _SMALL_FILES:
+            return
+        taken = max(runs_of_small_files(small, self._target_rows), key=len)
+        keys = [key for key in schema.keys if not pa.types.is_nested(schema.current.field(key).type)]
+        columns = pa.schema([field.with_nullable(True) for field in delta.schema])
+        rows = sum(rows_of[path] for path in taken)
+        work = RewrittenFiles(directory=delta.directory, files=tuple(taken), schema=columns, order=(*keys, "_lsn"), rows=rows)
+        added = self._engine.each(rewrite_files, [work], [rows], f"compact {delta.directory}")
+        delta.commit(added, taken, application, end, note=commit_note("compact", end), same_rows=True)
+
+
+def _log_schema(name: TableName, log: LakeDelta) -> TableSchema:
+    columns = tuple(LakeColumn(one.name, one.name, one.type, key=False) for one in log.schema if one.name not in META_NAMES)
+    return TableSchema(name, "d", columns)
+
+
+def _require_free_names(kind: HistoryKind, schema: TableSchema) -> None:
+    ours = set(HISTORY_COLUMNS[kind].names)
+    taken = next((one for one in schema.arrow.names if folded_name(one) in ours), None)
+    if taken is not None:
+        raise TableStopped(
+            f'table "{schema.table}" has a column "{taken}", which its history needs', hint="rename the column, or keep no history"
+        )
+
+
+def history_documents(stopped: Mapping[TableName, TableStopped], snapshot: Snapshot | None, landed: Lsn) -> dict[TableName, StoppedTable]:
+    """What the next snapshot says about histories that cannot be continued. The change log keeps what they lack."""
+    found: dict[TableName, StoppedTable] = {}
+    for name, error in stopped.items():
+        known = snapshot.stopped.get(name) if snapshot is not None else None
+        told = error.one_line()
+        if known is None:
+            last = snapshot.tables.get(name) if snapshot is not None else None
+            known = StoppedTable(last=last, generation=0, lsn=landed, kept=False, since=time.time(), error=told)
+            _log.error('table "%s" left the published snapshot: %s', name, told)
+        found[name] = replace(known, error=told)
+    return found

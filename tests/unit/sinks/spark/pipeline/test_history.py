@@ -1,0 +1,319 @@
+"""Histories of tables: at every LSN they have the publisher's rows of that LSN, whatever was killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
+from subscriber.sinks.spark.catalog.history import history_name
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
+from subscriber.sinks.spark.files.location import HistoryKind
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.pipeline import history as history_module
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.transaction.model import Transaction
+from tests.support.lakes import published
+from tests.unit.sinks.spark.model import FULL, NAMES, RELATIONS, Publisher, Values, read, text_of
+from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import copy
+from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+KINDS: tuple[HistoryKind, ...] = ("scd2", "soft_delete")
+States = Mapping[int, Mapping[str, Counter[Values]]]
+
+
+def kept(path: Path, kind: HistoryKind, tables: Sequence[TableName] = (TABLE,)) -> SparkSink:
+    """A sink of a lake with histories."""
+    return make(path, "?batch_delay=1h" + "".join(f"&history.{name}={kind}" for name in tables))
+
+
+def history_rows(path: Path, snapshot: Snapshot, name: TableName) -> list[dict[str, Any]]:
+    """The rows of a table's history at a snapshot. Values of the table are texts."""
+    relation = next((one for one in (*RELATIONS, RELATION) if one.name == name.name), RELATION)
+    table = snapshot.tables[history_name(name, ())]
+    found = []
+    for item in DeltaTable(str(path / table.path), version=table.version).to_pyarrow_table().to_pylist():
+        special = json.loads(item["_special"] or "{}")
+        values = tuple(special.get(column.name, text_of(item[column.name])) for column in relation.columns)
+        found.append({**item, "values": values})
+    return found
+
+
+def valid_at(rows: Sequence[Mapping[str, Any]], lsn: int) -> Counter[Values]:
+    return Counter(item["values"] for item in rows if item["_lsn"] <= lsn and (item["_end_lsn"] is None or lsn < item["_end_lsn"]))
+
+
+def assert_versions(rows: Sequence[Mapping[str, Any]], states: States, table: str, until: int) -> None:
+    """The history has the table's rows at every commit, and no other version."""
+    for lsn, state in states.items():
+        if lsn <= until:
+            assert valid_at(rows, lsn) == state[table], f"{table} at {lsn}"
+    for item in rows:
+        assert item["_is_current"] == (item["_end_lsn"] is None) == (item["_valid_to"] is None)
+        assert item["_end_lsn"] is None or item["_lsn"] < item["_end_lsn"]
+        # transactions of these tests have their LSN as the commit time, in seconds
+        assert item["_valid_from"].timestamp() - 946684800 == item["_lsn"]
+        assert item["_valid_to"] is None or item["_valid_to"].timestamp() - 946684800 == item["_end_lsn"]
+
+
+def assert_soft_deletes(rows: Sequence[Mapping[str, Any]], states: States, relation: Relation, until: int) -> None:
+    """The rows that are not deleted are the table's; of each other key that some commit left, there is the last row."""
+    table = relation.name
+    assert Counter(item["values"] for item in rows if not item["_deleted"]) == states[until][table]
+    if relation is FULL:
+        return  # the same row may have been deleted several times
+    keys = [number for number, column in enumerate(relation.columns) if column.key]
+    last: dict[Values, Values] = {}
+    gone: dict[Values, int] = {}
+    for lsn, state in states.items():
+        there = {tuple(values[number] for number in keys): values for values in state[table]} if lsn <= until else {}
+        gone |= {key: lsn for key in last if lsn <= until and key not in there and key not in gone}
+        gone = {key: one for key, one in gone.items() if key not in there}
+        last |= there
+    deleted = {tuple(item["values"][number] for number in keys): item for item in rows if item["_deleted"]}
+    assert {key: (item["values"], item["_lsn"]) for key, item in deleted.items()} == {key: (last[key], lsn) for key, lsn in gone.items()}
+    assert len(deleted) == sum(item["_deleted"] for item in rows)
+
+
+class Fragile(LocalEngine):
+    """Dies before, amid or after the work of a round."""
+
+    def __init__(self, storage: Storage, dice: random.Random) -> None:
+        super().__init__(storage)
+        self.dice = dice
+
+    def each(
+        self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
+    ) -> list[_Result]:
+        if self.dice.random() < 0.06:
+            raise Killed
+        found = super().each(function, items, weights, what)
+        if self.dice.random() < 0.06:
+            raise Killed
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_killed_anywhere_a_history_has_every_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: HistoryKind) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    dice, publisher = random.Random(seed), Publisher(seed)
+    states: dict[int, dict[str, Counter[Values]]] = {100: publisher.rows()}
+    kills = 0
+
+    def fragile(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if dice.random() < 0.03:
+                raise Killed
+            found = original(*arguments, **named)
+            if dice.random() < 0.03:
+                raise Killed
+            return found
+
+        return call
+
+    sink = await begun(kept(tmp_path, kind, NAMES), tables=NAMES)
+    monkeypatch.setattr(LakeDelta, "commit", fragile(LakeDelta.commit))
+    monkeypatch.setattr(Storage, "delete", fragile(Storage.delete))
+    monkeypatch.setattr(history_module, "_SMALL_FILES", 6)
+    work = Applier(storage(tmp_path), Fragile(storage(tmp_path), dice), SMALL)
+    for _ in range(14):
+        await sink.apply(batch(publisher.transaction(publisher.random.randrange(1, 40))))
+        await sink.advance(Lsn(publisher.end))
+        states[publisher.end] = publisher.rows()
+        try:
+            work.run_round()
+            work.tidy(now=dice.random() < 0.3)
+        except Killed:
+            kills += 1
+            settings = ApplierSettings(target_rows=8, round_bytes=dice.choice([1, 5_000, 10**9]), log_files=dice.choice([0, 10]))
+            work = Applier(storage(tmp_path), Fragile(storage(tmp_path), dice), settings)
+        snapshot = read_snapshot(storage(tmp_path))
+        if snapshot is not None:
+            for relation in RELATIONS:
+                name = TableName("public", relation.name)
+                # published together
+                assert (name in snapshot.tables) == (history_name(name, ()) in snapshot.tables)
+                if name in snapshot.tables and kind == "scd2":
+                    assert_versions(history_rows(tmp_path, snapshot, name), states, relation.name, snapshot.lsn)
+    await sink.close()
+    monkeypatch.undo()
+    snapshot = all_rounds(applier(tmp_path))
+    assert kills > 3
+    assert snapshot.lsn == publisher.end
+    tables = {name: table for name, table in snapshot.tables.items() if name in NAMES}
+    assert read(tmp_path, Snapshot(snapshot.lsn, snapshot.landed, tables)) == publisher.rows()
+    for relation in RELATIONS:
+        rows = history_rows(tmp_path, snapshot, TableName("public", relation.name))
+        if kind == "scd2":
+            assert_versions(rows, states, relation.name, snapshot.lsn)
+        elif relation.name != "log":
+            assert_soft_deletes(rows, states, relation, snapshot.lsn)
+
+
+def versions(path: Path, snapshot: Snapshot, *columns: str) -> list[tuple[Any, ...]]:
+    """Values, begin and end of each version of the table ``t``."""
+    names = [*columns, "_lsn", "_end_lsn"]
+    return sorted((tuple(item[name] for name in names) for item in history_rows(path, snapshot, TABLE)), key=repr)
+
+
+async def landed(path: Path, kind: HistoryKind, *transactions: Transaction) -> None:
+    sink = await begun(kept(path, kind))
+    for one in transactions:
+        await sink.apply(batch(one))
+        await sink.advance(one.end_lsn)
+    await sink.close()
+
+
+async def copied(path: Path, kind: HistoryKind, lsn: int, lines: bytes) -> None:
+    """Copy the table ``t`` again."""
+    sink = await begun(kept(path, kind))
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, lines, lsn)
+    await sink.advance(Lsn(lsn + 10))
+    await sink.close()
+
+
+async def test_a_copy_ends_all_versions_and_a_history_that_is_asked_for_later_has_everything(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    for one in (
+        transaction(200, RELATION, Insert(5, row("1", "a", None)), Insert(5, row("2", "a", None))),
+        transaction(300, Update(5, None, None, row("1", "b", None))),
+    ):
+        await sink.apply(batch(one))
+        await sink.advance(one.end_lsn)
+    await sink.close()
+    work = applier(tmp_path)
+    snapshot = all_rounds(work)
+    assert history_name(TABLE, ()) not in snapshot.tables
+    work.tidy(now=True)
+    await copied(tmp_path, "scd2", 400, b"1\tb\n3\tc\n")
+    snapshot = all_rounds(work)
+    expected = [(1, "a", 200, 300), (1, "b", 300, 400), (1, "b", 400, None), (2, "a", 200, 400), (3, "c", 400, None)]
+    assert versions(tmp_path, snapshot, "id", "note") == expected
+    begun_at = {item["_valid_from"] for item in history_rows(tmp_path, snapshot, TABLE) if item["_lsn"] == 400}
+    assert begun_at == {item["_valid_to"] for item in history_rows(tmp_path, snapshot, TABLE) if item["_end_lsn"] == 400}
+    assert None not in begun_at
+    # an empty copy, too
+    await copied(tmp_path, "scd2", 500, b"")
+    snapshot = all_rounds(work)
+    assert versions(tmp_path, snapshot, "id", "note") == [(*one[:3], one[3] or 500) for one in expected]
+    shutil.rmtree(tmp_path / "history")
+    assert versions(tmp_path, all_rounds(applier(tmp_path)), "id", "note") == [(*one[:3], one[3] or 500) for one in expected]
+
+
+async def test_a_history_follows_new_types_columns_and_identities(tmp_path: Path) -> None:
+    wider = Relation(5, "public", "t", "d", (Column("id", 20, -1, True), *RELATION.columns[1:], Column("more", 25, -1, False)))
+    whole = replace(wider, replica_identity="f", columns=tuple(replace(one, key=True) for one in wider.columns))
+    await landed(tmp_path, "scd2", transaction(200, RELATION, Insert(5, row("1", "a", None)), Insert(5, row("2", "b", None))))
+    work = applier(tmp_path)
+    all_rounds(work)
+    await landed(
+        tmp_path,
+        "scd2",
+        transaction(300, RELATION, Delete(5, row("2", None, None), None)),
+        transaction(400, wider, Insert(5, row("5000000000", "a", None, "x")), Update(5, None, None, row("1", "a", None, "y"))),
+        transaction(500, whole, Update(5, None, row("1", "a", None, "y"), row("7", "a", None, "y"))),
+    )
+    snapshot = all_rounds(work)
+    assert versions(tmp_path, snapshot, "id", "note", "more") == [
+        (1, "a", "y", 400, 500),
+        (1, "a", None, 200, 400),
+        (2, "b", None, 200, 300),
+        (5000000000, "a", "x", 400, None),
+        (7, "a", "y", 500, None),
+    ]
+    assert DeltaTable(str(tmp_path / "history/public/t")).to_pyarrow_dataset().schema.field("id").type == "int64"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tmp_path: Path, kind: HistoryKind) -> None:
+    await landed(tmp_path, kind, transaction(200, RELATION, Insert(5, row("1", "a", None))))
+    work, name = applier(tmp_path), history_name(TABLE, ())
+    assert set(all_rounds(work).tables) == {TABLE, name}
+    theirs = DeltaTable(str(tmp_path / "history/public/t"))
+    theirs.delete()
+    await landed(tmp_path, kind, transaction(300, RELATION, Insert(5, row("2", "b", None))))
+    snapshot = all_rounds(work)
+    assert set(snapshot.tables) == {TABLE}
+    assert re.match(r"history table .* was changed by another writer, in version 2 \(hint: RESTORE", snapshot.stopped[name].error)
+    shutil.rmtree(tmp_path / "history")
+    await landed(tmp_path, kind, transaction(400, RELATION, Delete(5, row("1", None, None), None)))
+    snapshot = all_rounds(work)
+    assert not snapshot.stopped
+    assert snapshot.lsn == 400
+    if kind == "scd2":
+        assert versions(tmp_path, snapshot, "id") == [(1, 200, 400), (2, 300, None)]
+    else:
+        found = {item["id"]: (item["_deleted"], item["_lsn"]) for item in history_rows(tmp_path, snapshot, TABLE)}
+        assert found == {1: (True, 400), 2: (False, 300)}
+    # another form is not mixed with this one
+    await landed(tmp_path, "soft_delete" if kind == "scd2" else "scd2", transaction(500, RELATION, Insert(5, row("3", "c", None))))
+    assert "is not of the form" in all_rounds(work).stopped[name].error
+
+
+async def test_steps_of_a_long_log_end_with_transactions_and_ended_versions_are_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "_STEP_FILES", 1)
+    monkeypatch.setattr(history_module, "_SMALL_FILES", 8)
+    work = applier(tmp_path, replace(SMALL, target_rows=200))
+    rows = dict.fromkeys(range(30), 0)
+    await landed(tmp_path, "scd2", transaction(200, RELATION, *(Insert(5, row(str(number), "0", None)) for number in rows)))
+    all_rounds(work)
+    shutil.rmtree(tmp_path / "history")
+    for end in range(300, 1500, 100):
+        await landed(tmp_path, "scd2", transaction(end, RELATION, *(Update(5, None, None, row(str(n), str(end), None)) for n in rows)))
+        all_rounds(work)
+    snapshot = published(tmp_path)
+    found = versions(tmp_path, snapshot, "id")
+    ends = range(200, 1400, 100)
+    assert found == sorted(
+        [(n, end, end + 100 if end > 200 else 300) for n in rows for end in ends] + [(n, 1400, None) for n in rows],
+        key=repr,
+    )
+    files = DeltaTable(str(tmp_path / "history/public/t")).file_uris()
+    assert len(files) <= 9
+    shutil.rmtree(tmp_path / "history")
+    snapshot = all_rounds(applier(tmp_path, replace(SMALL, target_rows=200)))
+    assert versions(tmp_path, snapshot, "id") == found
+    notes = [
+        json.loads(entry["userMetadata"]) for entry in DeltaTable(str(tmp_path / "history/public/t")).history() if "userMetadata" in entry
+    ]
+    assert len([note for note in notes if note["subscriber"] == "history"]) >= 2
+
+
+async def test_a_history_has_a_name_that_no_table_has(tmp_path: Path) -> None:
+    other = TableName("public", "t_history")
+    sink = await begun(kept(tmp_path, "scd2"), tables=[TABLE, other])
+    own = replace(RELATION, relation_id=6, name="t_history")
+    await sink.apply(batch(transaction(200, RELATION, own, Insert(5, row("1", "a", None)), Insert(6, row("2", "b", None)))))
+    await sink.close()
+    snapshot = all_rounds(applier(tmp_path))
+    assert {str(name): table.path for name, table in snapshot.tables.items()} == {
+        "public.t": "tables/public/t",
+        "public.t_history": "tables/public/t_history",
+        "public.t_history_": "history/public/t",
+    }
