@@ -362,6 +362,7 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/lake-read.md", "import snapshot"): read_a_lake,
     ("docs/howto/lake-read.md", "postgres_changes"): read_a_lake,
     ("docs/howto/lake-read.md", "postgres_snapshot"): read_a_lake,
+    ("docs/howto/lake-history.md", "accounts_history"): read_a_lake,
 }
 
 TUTORIALS = sorted({block.page for block in blocks() if block.page.startswith("docs/tutorials/")})

@@ -66,7 +66,7 @@ def write_histories(storage: Storage, kinds: Mapping[TableName, HistoryKind]) ->
 
 
 def history_name(name: TableName, tables: Container[TableName]) -> TableName:
-    """The name of a table's history in a snapshot: ``TABLE_history``, with more underscores if the subscription has a table of that name."""
+    """The name of a table's history in a snapshot: ``TABLE_history``, with more underscores if a table has that name."""
     found = TableName(name.namespace, f"{name.name}_history")
     while found in tables:
         found = TableName(name.namespace, f"{found.name}_")
