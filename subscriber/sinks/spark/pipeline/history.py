@@ -5,7 +5,7 @@ they go. So each change is applied exactly once, and the table can be derived ag
 from the whole log. A table that gets a history later gets all of it, as far as the log goes back.
 
 In a round, the tables are committed first. Then the logs of tables with a history get the changes of the round, and the histories follow.
-So the published snapshot has the history at the same LSN as the table. A history that cannot be continued leaves the snapshot, the table not.
+So the published snapshot has the history at the same LSN as the table. A history that cannot be continued leaves the snapshot alone.
 """
 
 from __future__ import annotations
