@@ -34,7 +34,13 @@ from subscriber.testing.demonstration.target import DatabaseFacts
 __all__ = ["LakeTarget"]
 
 _MASTER: Final = "local[2]"
-_CONF: Final = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
+_CONF: Final = {
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "true",
+    "spark.ui.port": "0",
+}
 _LOOK_SECONDS: Final = 0.02
 _EXAMPLES: Final = (
     """\
@@ -94,7 +100,8 @@ class LakeTarget:
         self._spark = await asyncio.to_thread(spark_session, _MASTER, _CONF)
         self._applying = asyncio.create_task(self._apply(self._spark))
         python, version = platform.python_version(), self._spark.version
-        return DatabaseFacts(f"a lake in {self._root}, by Spark {version} on {_MASTER}, Python {python}", two_phase=True, had_catalog=False)
+        place = f"a lake in {self._root}, by Spark {version} on {_MASTER} (UI: {self._spark.sparkContext.uiWebUrl}), Python {python}"
+        return DatabaseFacts(place, two_phase=True, had_catalog=False)
 
     async def _apply(self, spark: Any) -> None:
         while Lake.find(self._storage) is None:  # noqa: ASYNC110 -- the subscription creates it, without a notification

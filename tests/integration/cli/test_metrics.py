@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import signal
 import socket
 import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from subscriber import SubscriptionOptions, alter_subscription, drop_subscription
+from subscriber import Settings, SubscriptionOptions, alter_subscription, drop_subscription
+from subscriber.sinks.spark.sink import SparkSink
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import catch_up, create
 from tests.support.program import running, subscriber
+from tests.unit.sinks.spark.stream import begun
 
 
 def free_port() -> int:
@@ -76,3 +81,34 @@ async def test_a_launcher_and_its_metrics(publisher18_db: Database, target_db: D
         assert program.ended().status == 0
     assert subscriber("run", "--target", target_db.dsn, "--metrics", "nowhere").status == 1
     await drop_subscription(name, target=target_db.dsn)
+
+
+def wait_until_served(port: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_metrics_of_an_applier(tmp_path: Path) -> None:
+    asyncio.run(_make_lake(tmp_path))
+    port = free_port()
+    arguments = ("--metrics", f"127.0.0.1:{port}", "--freshness", "1min", "--max-write-rate", "10MB/s", "--retain-hours", "48")
+    events = tmp_path / "events"
+    with running("spark-apply", str(tmp_path / "lake"), *arguments, "--progress", str(events)) as program:
+        wait_until_served(port)
+        found = scrape_until(port, lambda found: found.get(("subscriber_applier_rounds_total", ()), 0.0) >= 1)
+        assert found["subscriber_applier_freshness_target_seconds", ()] == 60
+        program.send(signal.SIGTERM)
+        assert program.ended().status == 0
+    (event,) = map(json.loads, events.read_text().splitlines())
+    assert event["batchId"] == 0
+
+
+async def _make_lake(path: Path) -> None:
+    opened = await begun(SparkSink(f"spark://{path}/lake", options=SubscriptionOptions(), settings=Settings()))
+    await opened.close()

@@ -136,7 +136,8 @@ class Applier:
         self._lock.take()
         self._publisher.forget()
         self._storage.remove_directory(ROUND_DIRECTORY)
-        self.progress.begin(lake.target_identifier, self._status.begin(self.progress))
+        self.progress.begin(lake.target_identifier, self._status.begin())
+        self._status.tell(MissingRows(), self.progress)
 
     def failed(self, error: SubscriberError) -> None:
         """Report a failed attempt in ``applier.json``."""

@@ -34,8 +34,8 @@ class ApplierStatus:
         self._error_time: float | None = None
         self._written: dict[str, object] | None = None
 
-    def begin(self, progress: ApplierProgress) -> int:
-        """Take over the counters of an earlier applier, and report this one. Return the number of rounds before."""
+    def begin(self) -> int:
+        """Take over the counters of an earlier applier. Return the number of its rounds and those before."""
         batches = 0
         try:
             found = read_document(self._storage, _NAME) or {}
@@ -45,7 +45,6 @@ class ApplierStatus:
             batches = int(found.get("batches", 0))
         except (TargetError, ValueError, TypeError, AttributeError):
             pass  # nothing depends on it
-        self.tell(MissingRows(), progress)
         return batches
 
     def failed(self, error: str, missing: MissingRows, progress: ApplierProgress) -> None:

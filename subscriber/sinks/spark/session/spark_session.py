@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.sinks.spark.session.java import find_java
 from subscriber.sinks.spark.session.jobs import end_session, first_words, job_errors
+from subscriber.sinks.spark.session.user_conf import user_conf
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 
-__all__ = ["DELTA_CONF", "has_delta", "is_under_spark", "jar_is_for", "require_delta_jar", "spark_session"]
+__all__ = ["DELTA_CONF", "has_delta", "is_under_spark", "jar_is_for", "refuse_connect", "require_delta_jar", "spark_session"]
 
+_NO_CONNECT: Final = (
+    "the applier needs Spark's own session, not one of Spark Connect: it runs functions of Python on executors, and starts sessions",
+    "run it on a driver: spark-submit, or --master spark://…, yarn, k8s://… or local[*]; Spark Connect can read lakes",
+)
 _CONF: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -37,6 +42,7 @@ DELTA_CONF: Final[Mapping[str, str]] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 """Settings with which a Spark 4.1 session has MERGE INTO. The jar comes from Maven."""
+"""Our defaults, which the user's settings replace."""
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -52,11 +58,11 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
 
     Args:
         master: as for ``spark-submit``. None: the value in the configuration, as under spark-submit.
-        conf: settings that take precedence over ours.
+        conf: settings that take precedence over ours, as those of the user's spark-defaults.conf and spark-submit do.
         packages: a wheel or zip of this program that executors need. None: they have it.
 
     Raises:
-        ConfigurationError: pyspark or Java is missing, or the wheel or zip cannot be read or shipped.
+        ConfigurationError: pyspark or Java is missing, the session is one of Spark Connect, or the wheel or zip cannot be read or shipped.
         TargetUnavailable: the session does not start.
     """
     try:
@@ -65,7 +71,11 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         raise ConfigurationError(
             f"engine spark needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[spark]'"
         ) from error
+    if (master or "").startswith("sc://") or os.environ.get("SPARK_REMOTE"):
+        raise ConfigurationError(_NO_CONNECT[0], hint=_NO_CONNECT[1])
     found = SparkSession.getActiveSession()
+    if found is not None:
+        refuse_connect(found)
     ours = found is None
     if found is None:
         home = find_java(_private_directory)
@@ -78,7 +88,9 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         local = master is not None and master.startswith("local")
         if local:
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        for name, value in {**_CONF, **(_LOCAL if local else {}), **(conf or {})}.items():
+        theirs = _submitted_conf() if is_under_spark() else user_conf()
+        settings = {name: value for name, value in {**_CONF, **(_LOCAL if local else {})}.items() if name not in theirs}
+        for name, value in {**settings, **(conf or {})}.items():
             builder = builder.config(name, value)
         failures: tuple[type[Exception], ...] = (*job_errors(), RuntimeError)
         try:
@@ -109,6 +121,14 @@ def is_under_spark() -> bool:
     return SparkContext._active_spark_context is not None  # noqa: SLF001 -- a session is active only in its own thread
 
 
+def _submitted_conf() -> dict[str, str]:
+    """The settings with which spark-submit started this process. They contain those of spark-defaults.conf."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 -- an extra
+
+    SparkContext._ensure_initialized()  # noqa: SLF001 -- connects to Java, whose properties they are
+    return dict(SparkConf().getAll())
+
+
 def _ship_all(context: SparkContext, packages: str | None) -> None:
     submitted = (context.getConf().get("spark.submit.pyFiles") or "").split(",")
     for path in filter(None, [packages, *(path for path in submitted if path.endswith(".whl"))]):
@@ -133,6 +153,16 @@ def _ship(context: SparkContext, path: str) -> None:
         context.addPyFile(shipped)
     except job_errors() as error:
         raise ConfigurationError(f"cannot ship {path}: {first_words(error)}", hint="build it: pip wheel . --no-deps") from error
+
+
+def refuse_connect(spark: SparkSession) -> None:
+    """Check that a session is not one of Spark Connect, which has no driver here.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigurationError(_NO_CONNECT[0], hint=_NO_CONNECT[1])
 
 
 def has_delta(spark: SparkSession) -> bool:
