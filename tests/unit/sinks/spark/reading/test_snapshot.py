@@ -35,6 +35,7 @@ class NoSpark:
         return self
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b", "a#1"])
 async def test_a_lake_may_lie_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")

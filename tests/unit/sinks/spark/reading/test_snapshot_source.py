@@ -18,6 +18,8 @@ from tests.unit.sinks.spark.stream import row
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
 
+pytestmark = pytest.mark.spark
+
 
 def source(path: Path, **options: str) -> Any:
     from subscriber.sinks.spark.reading.snapshot_source import PostgresSnapshot
