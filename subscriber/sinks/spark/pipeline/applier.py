@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from subscriber.abc import TableName, TableState
-from subscriber.errors import SubscriberError, TargetError
+from subscriber.errors import DataLossError, SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.history import read_histories
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
@@ -184,6 +184,9 @@ class Applier:
                 if attempts == _ATTEMPTS:
                     raise
                 _log.info("another writer committed to a table in the meantime: the round is planned again")
+            except DataLossError:
+                self._publisher.read()  # another applier may have published, and removed landed files
+                raise
             except TableStopped as error:
                 if not self._planner.refuse(error):
                     raise

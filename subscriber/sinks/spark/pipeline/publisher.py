@@ -86,8 +86,6 @@ class SnapshotPublisher:
         rows = snapshot_rows(snapshot, publication)
         if not self.delta.is_there:
             self.delta.create(rows.schema)
-            if self.delta.version:
-                raise CommitConflict(self.delta.uri)  # another applier created it, too, and may have published
         path = f"{int(snapshot.lsn):020d}-{uuid4().hex}.parquet"
         pending = self._storage.create(f"{SNAPSHOTS}/{path}")
         try:

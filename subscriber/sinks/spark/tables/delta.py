@@ -114,12 +114,15 @@ class LakeDelta:
         """Create the table, empty.
 
         Raises:
+            CommitConflict: another writer created it at the same time. It may have rows already.
             TargetError: it cannot be created.
         """
         self._storage.make_directory(self.directory)
         with self._translated():
             self._durable = -1
             self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration={**_PROPERTIES, **self._retention()})
+        if self.version:
+            raise CommitConflict(self.uri)
         self._storage.sync([self.directory])
         self._sync_log(self.version)
 

@@ -141,6 +141,52 @@ async def test_one_of_two_ends(tmp_path: Path) -> None:
     assert _is_published(tmp_path, 400)
 
 
+async def test_table_that_another_applier_creates_at_the_same_time_has_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store takes both creations, the second one as a later version."""
+    sink, first, second = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path), _applier(tmp_path)
+    await _land(sink, 200)
+    await sink.close()
+    first.open()
+    second.open()
+    real = LakeDelta.create
+
+    def late(self: LakeDelta, *arguments: Any) -> None:
+        monkeypatch.setattr(LakeDelta, "create", real)
+        first.run_round()
+        monkeypatch.setattr(DeltaTable, "create", lambda uri, *_, **__: DeltaTable(uri))
+        real(self, *arguments)
+
+    monkeypatch.setattr(LakeDelta, "create", late)
+    second.run_round()
+    assert rows(tmp_path) == [(200, "a")]
+
+
+async def test_loss_that_another_applier_explains_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It publishes and removes landed files between two looks."""
+    sink, first, second = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path), _applier(tmp_path)
+    await _land(sink, 200)
+    first.open()
+    first.run_round()
+    for end in (300, 400, 500):
+        await _land(sink, end)
+    await sink.close()
+    real = Applier._manifests
+
+    def between(self: Applier, snapshot: Snapshot | None) -> Any:
+        monkeypatch.setattr(Applier, "_manifests", real)
+        second.open()
+        second.run_round()
+        second.tidy(now=True)
+        return real(self, snapshot)
+
+    monkeypatch.setattr(Applier, "_manifests", between)
+    with pytest.raises(SubscriptionInUse, match=OTHER):
+        first.run_round()
+    assert _is_published(tmp_path, 500)
+
+
 async def test_commits_of_other_programs_to_the_snapshots_do_not_matter(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path)
     await _land(sink, 200)
