@@ -42,6 +42,7 @@ class ApplyOptions:
             ``target_rows``.
         progress: a file to which an event in JSON is appended for each round.
         watch: is given the progress of the applier before it starts, for its metrics.
+        register: ``CATALOG.SCHEMA`` of Spark in which the tables are registered. None: nowhere.
         once: end when nothing is waiting.
     """
 
@@ -52,6 +53,7 @@ class ApplyOptions:
     parameters: Mapping[str, str] = field(default_factory=dict)
     progress: str | None = None
     watch: Callable[[Any], None] | None = None
+    register: str | None = None
     once: bool = False
 
 
@@ -181,6 +183,7 @@ def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None
         parameters=options.parameters,
         progress=options.progress,
         watch=options.watch,
+        register=options.register,
         once=options.once,
     )
 

@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target-rows", metavar="N", help="number of rows to aim for in a file (default: 250000)")
     parser.add_argument("--progress", metavar="FILE", help="append a progress event for each round, as a line of JSON")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus at this address")
+    parser.add_argument(
+        "--register",
+        metavar="CATALOG.SCHEMA",
+        help="register the tables in a catalog of Spark, with views of the published snapshot, for example spark_catalog.lake",
+    )
     parser.add_argument("--once", action="store_true", help="end when all landed batches are applied")
     parser.set_defaults(execute=_execute)
 
@@ -62,6 +67,7 @@ async def _execute(args: argparse.Namespace) -> int:
         parameters={name: value for name, value in given.items() if value is not None},
         progress=args.progress,
         watch=collector.watch,
+        register=args.register,
         once=args.once,
     )
     stop = threading.Event()

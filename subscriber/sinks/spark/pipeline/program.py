@@ -19,6 +19,7 @@ from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
 from subscriber.sinks.spark.pipeline.pace import Pace
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, as_line
+from subscriber.sinks.spark.pipeline.registration import CatalogRegistration, require_catalog
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.session.jobs import end_session
 from subscriber.sinks.spark.session.spark_session import is_under_spark, spark_session
@@ -42,19 +43,22 @@ def apply_lake(
     parameters: Mapping[str, str],
     progress: str | None,
     watch: Callable[[ApplierProgress], None] | None,
+    register: str | None,
     once: bool,
 ) -> None:
     """Apply a lake until ``stop`` is set, see :func:`subscriber.subscription.targets.spark_apply`."""
     location = Location.of(lake).changed(parameters)
     if engine is None:
-        engine = "spark" if master or conf or packages or is_under_spark() else "local"
+        engine = "spark" if master or conf or packages or register or is_under_spark() else "local"
     with _progress_file(progress) as told:
         if engine == "local":
+            if register is not None:
+                raise ConfigurationError("engine local has no catalog", hint="--register needs --engine spark")
             _apply(location, None, stop, told=told, watch=watch, once=once)
             return
         spark = spark_session(master, conf, packages=packages)
         try:
-            _apply(location, spark, stop, told=told, watch=watch, once=once)
+            _apply(location, spark, stop, told=told, watch=watch, register=register, once=once)
         finally:
             end_session(spark)
 
@@ -84,6 +88,7 @@ def _apply(
     *,
     told: TextIO | None = None,
     watch: Callable[[ApplierProgress], None] | None = None,
+    register: str | None = None,
     once: bool = False,
     rest_seconds: float = 0.0,
 ) -> None:
@@ -95,14 +100,22 @@ def _apply(
     if watch is not None:
         watch(applier.progress)
 
+    registration: CatalogRegistration | None = None
+    if register is not None and spark is not None:
+        require_catalog(spark, register)
+        registration = CatalogRegistration(spark, storage, register, applier.failed)
+
     def published(snapshot: Snapshot) -> None:
         _log.info("published %s, %d tables", snapshot.lsn, len(snapshot.tables))
         if told is not None and applier.progress.recent:
             told.write(as_line(applier.progress.recent[-1]) + "\n")
             told.flush()
+        if registration is not None:
+            registration.publish()
 
     pace = Pace(location.freshness, location.max_write_rate)
-    with Copier(storage, runner, location.target_rows).running() as copier:
+    registering = registration.running() if registration is not None else contextlib.nullcontext()
+    with registering, Copier(storage, runner, location.target_rows).running() as copier:
         apply_forever(applier, stop, published, pace=pace, once=once, rest_seconds=rest_seconds, check=copier.check)
 
 

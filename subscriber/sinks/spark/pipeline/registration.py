@@ -1,0 +1,217 @@
+"""Registers the tables of a lake in a catalog of Spark: ``spark-apply --register CATALOG.SCHEMA``.
+
+For each table ``orders`` of schema ``public``:
+
+* ``public_orders_latest``: an external table on the Delta directory. Its newest version may be ahead of other tables.
+* ``public_orders``: a view of the version in the published snapshot.
+
+All of these views select from one other view, ``published_snapshot``, which alone names the versions. It is a UNION ALL of all tables, each
+as a struct of its own::
+
+    SELECT 'public_orders' AS name, struct(*) AS public_orders, NULL AS public_items FROM delta.`…` VERSION AS OF 17 UNION ALL …
+    SELECT public_orders.* FROM published_snapshot WHERE name = 'public_orders'
+
+A publication replaces this one view, by one change of the catalog (ALTER VIEW). Spark looks up a view once for each query, however often
+the query uses it. So all tables in a query are of one snapshot, without a lock. The optimizer removes the other tables and the structs: a
+query reads what it would read from the Delta table itself. But it must open the logs of all tables of the lake, which is why there is a
+limit of tables.
+
+A thread does this. If the catalog is unavailable, replication continues: the thread tries again, and the status of the applier has the
+error. Only the newest snapshot is registered, so a slow catalog leaves out some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from subscriber.abc import TableName
+from subscriber.errors import ConfigurationError, SubscriberError, TargetError
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, SnapshotTable
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.session.jobs import first_words, job_errors
+from subscriber.sinks.spark.session.spark_session import has_delta
+from subscriber.sinks.spark.tables.delta import LakeDelta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["VIEW", "CatalogRegistration", "require_catalog"]
+
+_log = logging.getLogger(__name__)
+
+VIEW: Final = "published_snapshot"
+"""The view that names the versions of all tables."""
+_MOST_TABLES: Final = 50
+_RETRY_SECONDS: Final = 5.0
+_PART: Final = re.compile(r"[A-Za-z0-9_]+")
+
+
+def require_catalog(spark: SparkSession, schema: str) -> None:
+    """Check that tables can be registered.
+
+    Raises:
+        ConfigurationError: the name is not of the form ``CATALOG.SCHEMA``, or the session has no Delta, or its catalog is in memory.
+    """
+    parts = schema.split(".")
+    if len(parts) != 2 or not all(map(_PART.fullmatch, parts)):
+        raise ConfigurationError(f'"{schema}" is not a catalog and a schema', hint="as in spark_catalog.lake")
+    if not has_delta(spark):
+        raise ConfigurationError("--register needs Delta's jar", hint="set spark.jars.packages as docs/explanation/lake.md says")
+    if parts[0] == "spark_catalog" and spark.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory":
+        raise ConfigurationError(
+            "the session's catalog is in memory: no other program would see the views",
+            hint="--conf spark.sql.catalogImplementation=hive, with the settings of your metastore",
+        )
+
+
+class CatalogRegistration:
+    """Registers snapshots, see the module.
+
+    Args:
+        spark: the session of the applier. It has Delta's jar.
+        storage: of the lake.
+        schema: ``CATALOG.SCHEMA``, checked by :func:`require_catalog`. The schema is created if it does not exist.
+        failed: is told an error, once.
+    """
+
+    def __init__(self, spark: SparkSession, storage: Storage, schema: str, failed: Callable[[SubscriberError], None]) -> None:
+        self._spark = spark.newSession()
+        self._storage = storage
+        self._schema = ".".join(map(_quoted, schema.split(".")))
+        self._told = schema
+        self._failed = failed
+        self._views: dict[str, tuple[str, ...]] = {}  # the columns of registered views, by name
+        self._registered: Mapping[TableName, SnapshotTable] | None = None
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+
+    def publish(self) -> None:
+        """Let the thread register what is published now."""
+        self._wake.set()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the thread in the block. At its end, the last snapshot is registered, unless the catalog is unavailable."""
+        thread = threading.Thread(target=self._run, name="registration", daemon=True)
+        self._wake.set()
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._wake.set()
+            thread.join()
+
+    def _run(self) -> None:
+        snapshots, error, pause = Snapshots(self._storage), "", 0.0
+        while True:
+            stopping = self._stop.is_set()
+            self._wake.clear()
+            try:
+                snapshot = snapshots.newest()
+                if snapshot is not None:
+                    self.register(snapshot)
+                if error:
+                    _log.info("registered in %s again", self._told)
+                error, pause = "", 0.0
+            except TargetError as failure:
+                if failure.one_line() != error:
+                    error = failure.one_line()
+                    _log.error("%s", error)
+                    self._failed(failure)
+                pause = _RETRY_SECONDS
+            if stopping:
+                return
+            if pause:
+                self._stop.wait(pause)
+            else:
+                self._wake.wait()
+
+    def register(self, snapshot: Snapshot) -> None:
+        """Register a snapshot. Does nothing if its tables and versions are registered.
+
+        Raises:
+            TargetError: the catalog is unavailable, or refuses.
+        """
+        if snapshot.tables == self._registered or not snapshot.tables:
+            return
+        names = {name: _name(name) for name in sorted(snapshot.tables)}
+        if len(names) > _MOST_TABLES:
+            raise TargetError(
+                f"{len(names)} tables are too many to register: each query would open all of them",
+                hint="read with subscriber.spark.snapshot",
+            )
+        try:
+            self._register(snapshot, names)
+        except job_errors() as error:
+            self._views.clear()
+            self._registered = None
+            raise TargetError(
+                f"could not register the snapshot at {snapshot.lsn} in {self._told}: {first_words(error)}",
+                hint="it is tried again; check the catalog and the permissions of the applier",
+            ) from error
+        self._registered = snapshot.tables
+
+    def _register(self, snapshot: Snapshot, names: Mapping[TableName, str]) -> None:
+        sql = self._spark.sql
+        uris = {name: LakeDelta(self._storage, table.path).uri for name, table in snapshot.tables.items()}
+        if not self._views:
+            sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+        columns = {
+            name: tuple(sql(f"SELECT * FROM delta.{_quoted(uris[name])} VERSION AS OF {table.version}").columns)  # noqa: S608 -- quoted
+            if self._changed(name, table)
+            else self._views[names[name]]
+            for name, table in snapshot.tables.items()
+        }
+        for name in names:
+            if names[name] not in self._views:
+                # another table of this name may have been there before
+                sql(f"DROP TABLE IF EXISTS {self._of(f'{names[name]}_latest')}")
+                sql(f"CREATE TABLE {self._of(f'{names[name]}_latest')} USING DELTA LOCATION {_text(uris[name])}")
+        selects = []
+        for name, table in snapshot.tables.items():
+            structs = [f"{'struct(*)' if other == name else 'NULL'} AS {_quoted(names[other])}" for other in names]
+            source = f"delta.{_quoted(uris[name])} VERSION AS OF {table.version}"
+            selects.append(f"SELECT {_text(names[name])} AS name, {', '.join(structs)} FROM {source}")  # noqa: S608 -- quoted
+        self._replace(VIEW, " UNION ALL ".join(selects))
+        for name in names:
+            if self._views.get(names[name]) != columns[name]:
+                found = _quoted(names[name])
+                chosen = ", ".join(f"{found}.{_quoted(column)}" for column in columns[name])
+                self._replace(names[name], f"SELECT {chosen} FROM {self._of(VIEW)} WHERE name = {_text(names[name])}")  # noqa: S608 -- quoted
+        for gone in self._views.keys() - names.values():
+            sql(f"DROP VIEW IF EXISTS {self._of(gone)}")
+            sql(f"DROP TABLE IF EXISTS {self._of(f'{gone}_latest')}")
+        self._views = {names[name]: columns[name] for name in names}
+
+    def _changed(self, name: TableName, table: SnapshotTable) -> bool:
+        before = self._registered.get(name) if self._registered is not None else None
+        return before is None or before.version != table.version
+
+    def _replace(self, name: str, query: str) -> None:
+        """Replace a view by one change of the catalog. CREATE OR REPLACE VIEW would drop it first."""
+        if self._spark.catalog.tableExists(self._of(name)):
+            self._spark.sql(f"ALTER VIEW {self._of(name)} AS {query}")
+        else:
+            self._spark.sql(f"CREATE VIEW {self._of(name)} AS {query}")
+
+    def _of(self, name: str) -> str:
+        return f"{self._schema}.{_quoted(name)}"
+
+
+def _name(name: TableName) -> str:
+    return f"{name.namespace}_{name.name}"
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

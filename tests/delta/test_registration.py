@@ -1,0 +1,141 @@
+"""``--register``: the views of a lake in Spark's catalog show one snapshot, while snapshots are published."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable
+from subscriber.sinks.spark.pipeline.registration import CatalogRegistration, require_catalog
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+READS = int(os.environ.get("SUBSCRIBER_REGISTERED_READS", "12"))
+LEFT, RIGHT = (
+    Relation(5 + n, "public", name, "d", (Column("id", 23, -1, True), Column("a'`b", 23, -1, False))) for n, name in enumerate("lr")
+)
+
+LEFT_NAME, RIGHT_NAME = TableName("public", "l"), TableName("public", "r")
+READY = TableEntry(TableState.READY)
+
+
+def registration(spark: SparkSession, path: Path, schema: str) -> CatalogRegistration:
+    return CatalogRegistration(spark, storage(path), f"spark_catalog.{schema}", lambda _: None)
+
+
+async def _until_registered(spark: SparkSession, schema: str) -> None:
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(spark.catalog.tableExists, f"{schema}.public_r"):
+            await asyncio.sleep(0.1)
+
+
+@contextlib.contextmanager
+def schema_of(spark: SparkSession, name: str) -> Iterator[str]:
+    try:
+        yield name
+    finally:
+        spark.sql(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@pytest.mark.timeout(120 + 10 * READS)
+async def test_no_query_over_two_views_is_torn(tmp_path: Path, delta: SparkSession) -> None:
+    sink, work = await begun(make(tmp_path, "?batch_delay=0")), applier(tmp_path)
+    await sink.add_tables([RIGHT_NAME, LEFT_NAME], READY)
+    accounts = range(5)
+    values = [Insert(number, row(str(account), "100")) for number in (5, 6) for account in accounts]
+    await sink.apply(batch(transaction(200, LEFT, RIGHT, *values)))
+    all_rounds(work)
+    totals, versions, stop, failures = list[int](), set[int](), threading.Event(), list[BaseException]()
+    with schema_of(delta, "torn") as schema:
+        found = registration(delta, tmp_path, schema)
+        with found.running():
+            await _until_registered(delta, schema)
+
+            def read() -> None:
+                session = delta.newSession()
+                query = "SELECT (SELECT sum(`a'``b`) FROM torn.public_l), (SELECT sum(`a'``b`) FROM torn.public_r)"
+                try:
+                    while len(totals) < READS:
+                        left, right = session.sql(query).collect()[0]
+                        totals.append(left + right)
+                        versions.add(left)
+                except BaseException as error:  # noqa: BLE001 -- the test raises it
+                    failures.append(error)
+                finally:
+                    stop.set()
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            end, amount = 200, 0
+            while not stop.is_set():
+                end, amount = end + 10, (amount + 7) % 50
+                moved = [Update(5, None, None, row("1", str(100 - amount))), Update(6, None, None, row("2", str(100 + amount)))]
+                await sink.apply(batch(transaction(end, *moved)))
+                await asyncio.to_thread(all_rounds, work)
+                found.publish()
+            reader.join()
+    await sink.close()
+    assert not failures, failures
+    print(f"{len(totals)} reads of {len(versions)} snapshots, torn: {sum(total != 1000 for total in totals)}")
+    assert totals == [1000] * READS
+    assert len(versions) > 1, "snapshots were registered between the reads"
+
+
+async def test_views_follow_columns_and_tables(tmp_path: Path, delta: SparkSession) -> None:
+    sink, work = await begun(make(tmp_path, "?batch_delay=0")), applier(tmp_path)
+    await sink.add_tables([LEFT_NAME, RIGHT_NAME], READY)
+    await sink.apply(batch(transaction(200, LEFT, RIGHT, Insert(5, row("1", "10")), Insert(6, row("1", "10")))))
+    with schema_of(delta, "followed") as schema:
+        found = registration(delta, tmp_path, schema)
+        found.register(all_rounds(work))
+        wider = Relation(5, "public", "l", "d", (*LEFT.columns, Column("more", 25, -1, False)))
+        await sink.apply(batch(transaction(300, wider, Insert(5, row("2", "20", "x")))))
+        snapshot = all_rounds(work)
+        # the view is of the published version; the table is what it is
+        assert delta.table("followed.public_l").select("id").collect() == [(1,)]
+        assert delta.table("followed.public_l_latest").count() == 2
+        found.register(snapshot)
+        rows = delta.sql("SELECT id, more FROM followed.public_l ORDER BY id").collect()
+        assert list(map(tuple, rows)) == [(1, None), (2, "x")]
+        plan = delta.sql("SELECT id FROM followed.public_l WHERE id > 1")._jdf.queryExecution().optimizedPlan().toString()
+        assert "Union" not in plan, "the other tables are not read"
+        assert "struct" not in plan
+        # started again: a table has left
+        await sink.remove_table(RIGHT_NAME)
+        await sink.apply(batch(transaction(400, Insert(5, row("3", "30", "y")))))
+        await sink.close()
+        found.register(all_rounds(work))
+        names = {table.name for table in delta.catalog.listTables(schema)}
+        assert names == {"published_snapshot", "public_l", "public_l_latest"}
+        # another applier finds what is registered
+        registration(delta, tmp_path, schema).register(all_rounds(work))
+        assert delta.table("followed.public_l").count() == 3
+
+
+async def test_what_cannot_be_registered_is_told(tmp_path: Path, delta: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match='"lake" is not a catalog and a schema'):
+        require_catalog(delta, "lake")
+    with pytest.raises(ConfigurationError, match="catalog is in memory"):
+        require_catalog(delta, "spark_catalog.lake")
+    missing = CatalogRegistration(delta, storage(tmp_path), "nowhere.lake", lambda _: None)
+    tables = {LEFT_NAME: SnapshotTable("tables/public/l", 1, Lsn(1))}
+    with pytest.raises(TargetError, match=r"could not register the snapshot at 0/1 in nowhere\.lake: "):
+        missing.register(Snapshot(Lsn(1), Lsn(1), tables))
+    many: dict[Any, Any] = {TableName("public", f"t{number}"): tables[LEFT_NAME] for number in range(51)}
+    with pytest.raises(TargetError, match="51 tables are too many to register"):
+        missing.register(Snapshot(Lsn(1), Lsn(1), many))
