@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.testing.load.tables import TABLES
+from tests.support.lakes import storage
 
 WAIT_SECONDS = 500.0
 
@@ -23,9 +25,9 @@ def demo(scratch: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_into_a_lake_that_spark_keeps(scratch: Path) -> None:
+def test_into_a_lake_that_spark_keeps(scratch: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
-    done = demo(scratch, "--target=spark", "--rows=2000", "--seconds=4")
+    done = demo(scratch, "--target=spark", f"--keep={tmp_path / 'kept'}", "--rows=2000", "--seconds=4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Both databases hold the same rows." in done.stdout
     assert re.search(r"target: +a lake in \S+, by Spark \d", done.stdout)
@@ -35,6 +37,11 @@ def test_into_a_lake_that_spark_keeps(scratch: Path) -> None:
     assert "NOT THE SAME" not in done.stdout
     for table in TABLES:
         assert f"\n   {table} " in done.stdout
+    # the examples of the first page, with their output
+    assert re.search(r"lake = snapshot\(spark, .*joined\.orderBy.*\+---.*readStream.*\| +c\|", done.stdout, re.DOTALL), done.stdout
+    kept = read_snapshot(storage(tmp_path / "kept"))
+    assert kept is not None
+    assert {name.name for name in kept.tables} == {*TABLES}
     left = [path.name for path in scratch.iterdir()]
     assert not [name for name in left if name.startswith("subscriber-demo")]
 
