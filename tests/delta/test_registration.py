@@ -39,7 +39,7 @@ def registration(spark: SparkSession, path: Path, schema: str) -> CatalogRegistr
 
 
 async def _until_registered(spark: SparkSession, schema: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not await asyncio.to_thread(spark.catalog.tableExists, f"{schema}.public_r"):
             await asyncio.sleep(0.1)
 
@@ -52,7 +52,7 @@ def schema_of(spark: SparkSession, name: str) -> Iterator[str]:
         spark.sql(f"DROP SCHEMA IF EXISTS {name} CASCADE")
 
 
-@pytest.mark.timeout(120 + 10 * READS)
+@pytest.mark.timeout(600 + 10 * READS)
 async def test_no_query_over_two_views_is_torn(tmp_path: Path, delta: SparkSession) -> None:
     sink, work = await begun(make(tmp_path, "?batch_delay=0")), applier(tmp_path)
     await sink.add_tables([RIGHT_NAME, LEFT_NAME], READY)
@@ -96,6 +96,7 @@ async def test_no_query_over_two_views_is_torn(tmp_path: Path, delta: SparkSessi
     assert len(versions) > 1, "snapshots were registered between the reads"
 
 
+@pytest.mark.timeout(600)
 async def test_views_follow_columns_and_tables(tmp_path: Path, delta: SparkSession) -> None:
     sink, work = await begun(make(tmp_path, "?batch_delay=0")), applier(tmp_path)
     await sink.add_tables([LEFT_NAME, RIGHT_NAME], READY)
@@ -127,6 +128,7 @@ async def test_views_follow_columns_and_tables(tmp_path: Path, delta: SparkSessi
         assert delta.table("followed.public_l").count() == 3
 
 
+@pytest.mark.timeout(600)
 async def test_what_cannot_be_registered_is_told(tmp_path: Path, delta: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match='"lake" is not a catalog and a schema'):
         require_catalog(delta, "lake")

@@ -52,5 +52,5 @@ def test_directory_with_other_files_is_not_changed(scratch: Path, tmp_path: Path
     (tmp_path / "mine").write_text("x")
     done = demo(scratch, f"--target=spark://{tmp_path}")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"subscriber: {tmp_path} exists and is not empty (hint: the demo removes its lake")
+    assert done.stderr.startswith(f"subscriber: {tmp_path} exists and is not empty (hint: the demo makes a lake there")
     assert (tmp_path / "mine").read_text() == "x"
