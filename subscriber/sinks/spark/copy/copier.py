@@ -27,6 +27,7 @@ from subscriber.sinks.spark.copy.order import CopyFailure, CopyOrder
 from subscriber.sinks.spark.copy.task import OrderOutdated, Sessions, copy_part
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.session.jobs import SparkLost, forget_jars, job_errors, job_failed
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class SparkCopyRunner:
         context = self._spark.sparkContext
         try:
             context.setLocalProperty("spark.scheduler.pool", "copy")
-            context.setJobGroup(self.jobs, "initial copy")
+            context.setJobGroup(self.jobs, job_name("initial copy", [order.base]))
             # each worker of the order is a task that reads its parts one by one: so there are no more sessions than the order allows
             slices = max(min(order.workers, len(numbers)), 1)
             return worst_failure(context.parallelize(numbers, slices).mapPartitions(work).collect())

@@ -57,6 +57,8 @@ def apply_lake(
             _apply(location, None, stop, told=told, watch=watch, once=once)
             return
         spark = spark_session(master, conf, packages=packages)
+        if (ui := spark.sparkContext.uiWebUrl) is not None:
+            _log.info("Spark UI: %s", ui)
         try:
             _apply(location, spark, stop, told=told, watch=watch, register=register, once=once)
         finally:

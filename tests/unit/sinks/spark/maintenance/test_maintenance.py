@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -350,3 +350,31 @@ async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path
     work.tidy(now=True)
     await sink.close()
     assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["id"].to_pylist()) == [200, 210, 220, 230]
+
+
+async def test_retention_time_is_stored_in_the_tables_and_follows_the_option(tmp_path: Path) -> None:
+    def properties() -> dict[str, Mapping[str, str]]:
+        tables = {name: DeltaTable(str(tmp_path / name)) for name in ("tables/public/t", "log/public/t", "snapshots")}
+        return {name: table.metadata().configuration for name, table in tables.items()}
+
+    names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", "a", None)))))
+    await sink.advance(Lsn(200))
+    work = sweeping(tmp_path, 24)
+    all_rounds(work)
+    work.tidy(now=True)
+    assert {found[name] for found in properties().values() for name in names} == {"interval 24 hours"}
+    # another value of the user's stays, in any other form
+    DeltaTable(str(tmp_path / "log/public/t")).alter.set_table_properties({names[0]: "interval 30 days"})
+    work = sweeping(tmp_path, 48)
+    all_rounds(work)
+    work.tidy(now=True)
+    found = properties()
+    assert {found["log/public/t"][name] for name in names} == {"interval 30 days", "interval 48 hours"}
+    assert {found[table][name] for table in ("tables/public/t", "snapshots") for name in names} == {"interval 48 hours"}
+    # the applier continues, and publishes behind its own commit
+    await sink.apply(batch(transaction(210, Insert(5, row("2", "b", None)))))
+    await sink.advance(Lsn(210))
+    assert len(of_snapshot(tmp_path, all_rounds(work), TABLE)) >= 1
+    await sink.close()

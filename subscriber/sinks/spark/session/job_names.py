@@ -1,0 +1,33 @@
+"""The names of Spark jobs: tables, LSNs and phase, as the Spark UI and the event log show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from subscriber.protocol.lsn import Lsn
+
+__all__ = ["job_name"]
+
+_LENGTH: Final = 200
+"""Of the tables' names, in characters."""
+
+
+def job_name(phase: str, tables: Iterable[object], after: Lsn | None = None, to: Lsn | None = None) -> str:
+    """The description of a job.
+
+    Args:
+        phase: what the job does.
+        tables: the names of the tables that it works for.
+        after: its changes begin after this LSN.
+        to: its changes end here.
+    """
+    names = [str(table) for table in tables]
+    shown: list[str] = []
+    for name in names:
+        if shown and len(", ".join([*shown, name])) > _LENGTH:
+            break
+        shown.append(name)
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    lsns = "" if to is None else f", up to {to}" if after is None else f", {after} to {to}"
+    return f"subscriber: {phase}: {', '.join(shown)}{more}{lsns}"
