@@ -18,6 +18,7 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
+from tests.support.delta_tables import delta_rows
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
@@ -64,7 +65,7 @@ def by_the_jar(spark: SparkSession, path: Path, snapshot: Snapshot) -> dict[str,
 def by_delta_rs(path: Path, snapshot: Snapshot) -> dict[str, Counter[tuple[Any, ...]]]:
     found = {}
     for name, table in snapshot.tables.items():
-        rows = DeltaTable(str(path / table.path), version=table.version).to_pyarrow_table().to_pylist()
+        rows = delta_rows(DeltaTable(str(path / table.path), version=table.version))
         found[name.name] = Counter(tuple(map(_plain, item.values())) for item in rows)
     return found
 
@@ -160,7 +161,7 @@ async def test_columns_come_and_go_and_change_their_types_under_merge(tmp_path: 
         assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot)
         end += 10
     await sink.close()
-    rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
+    rows = delta_rows(DeltaTable(str(tmp_path / "tables/public/t")))
     found = sorted((item["id"], item["_special"] or str(item["d"]), item["note"], str(item["more"])) for item in rows)
     assert found == [
         (1, "2024-01-01", None, "None"),
@@ -242,7 +243,7 @@ async def test_rows_of_odd_keys_are_found_where_nothing_is_inserted(
     merged = DeltaTable(str(tmp_path / "tables/public/t")).history()[0]
     assert (merged["operation"], merged["operationParameters"]["notMatchedPredicates"]) == ("MERGE", "[]")
     assert work.missing.updates == 0
-    rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
+    rows = delta_rows(DeltaTable(str(tmp_path / "tables/public/t")))
     assert sorted(item["v"] for item in rows) == ["after"] * len(keys) + ["before"] * len(others)
     assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot)
 
@@ -274,7 +275,7 @@ async def test_a_key_goes_from_a_value_to_one_that_compares_equal(tmp_path: Path
     await sink.close()
     assert operations(tmp_path, snapshot, "t")["MERGE"] == (name == "merge")
     assert work.missing.updates + work.missing.deletes == 0
-    rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
+    rows = delta_rows(DeltaTable(str(tmp_path / "tables/public/t")))
     expected = {"a": "0.0", "b": "-0.0", "c": "-0.0", "d": "nan", "e": "-0.0"}
     found = sorted((item["part"], str(item["id"]).strip("[]"), item["v"], item["w"]) for item in rows)
     assert found == [(part, key, "new" if part == "e" else "kept", "2") for part, key in expected.items()]

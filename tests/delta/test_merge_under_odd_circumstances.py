@@ -19,6 +19,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.spark import snapshot as spark_snapshot
 from tests.delta.test_engines_on_one_lake import engine_of
+from tests.support.delta_tables import delta_rows
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, row, transaction
 
@@ -66,7 +67,7 @@ class OneTable:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """As pyarrow reads them: all columns but our own."""
-        rows = self.table.to_pyarrow_table().to_pylist()
+        rows = delta_rows(self.table)
         return sorted(tuple(value for name, value in item.items() if name != "_special") for item in rows)
 
     @property

@@ -22,6 +22,7 @@ from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields
 from subscriber.testing.compliance import Row, Table, Traits
+from tests.support.delta_tables import delta_rows
 
 __all__ = ["LakeTarget"]
 
@@ -75,7 +76,7 @@ class LakeTarget:
         [known] = resolve_fields([field.name for field in opened.schema().fields], [TableSchema.of_published(table.published)])
         fields = {column.name: column.field for column in known.columns}
         names = [fields.get(column.name, column.name) for column in table.columns]
-        return [_row(item, names) for item in opened.to_pyarrow_table().to_pylist()]
+        return [_row(item, names) for item in delta_rows(opened)]
 
     def _left(self, lake: Lake, name: TableName) -> Path | None:
         """A table that is not of the snapshot has the rows that it had."""

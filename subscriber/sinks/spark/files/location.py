@@ -15,6 +15,7 @@ Parameters follow a question mark:
 ``max_write_rate``            bytes per second that the applier writes at most, on average
 ``retain_hours``   24         how long removed files, versions and published snapshots can be read
 ``target_rows``    250000     rows that a file of a table should have
+``deletion_vectors`` on       ``off``: rewrite files even for few changes, for readers that are too old for deletion vectors
 ``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
 ``copy_connection``           for executors: libpq keywords and values that replace the subscriber's (host, service, passfile)
 ``history.S.T``               keep a history of table S.T: ``scd2``, ``soft_delete``
@@ -74,7 +75,8 @@ class Location:
     Attributes:
         path: an absolute path. None for an object store.
         uri: the URI for pyarrow. None for a directory.
-        confirm, batch_size, apply, target_rows, retain_hours, copy, copy_connection: see the module. In seconds and bytes.
+        confirm, batch_size, apply, target_rows, deletion_vectors, retain_hours, copy, copy_connection: see the module. In seconds and
+            bytes.
         delay: ``batch_delay``. None: the default.
         freshness, max_write_rate: see the module. None: the default.
         history: tables with a history, and its form.
@@ -90,6 +92,7 @@ class Location:
     max_write_rate: int | None = None
     retain_hours: int = 24
     target_rows: int = 250_000
+    deletion_vectors: bool = True
     copy: Copy = "subscriber"
     copy_connection: str = ""
     history: tuple[tuple[TableName, HistoryKind], ...] = ()
@@ -208,6 +211,10 @@ def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
                 hint = "a number of rows, as in 250000" if name == "target_rows" else "a number of hours, as in 24"
                 raise ConfigurationError(f'invalid value for parameter "{name}": "{text}"', hint=hint)
             values[name] = int(text)
+        elif name == "deletion_vectors":
+            if text not in {"on", "off"}:
+                raise ConfigurationError(f'unrecognized deletion_vectors value: "{text}"', hint="on or off")
+            values[name] = text == "on"
         elif name == "copy":
             if text not in {"subscriber", "executors"}:
                 raise ConfigurationError(f'unrecognized copy value: "{text}"', hint="subscriber or executors")

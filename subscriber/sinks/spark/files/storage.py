@@ -155,6 +155,28 @@ class Storage:
         if durable:
             self.sync([str(PurePosixPath(name).parent)])
 
+    def write_new(self, name: str, content: bytes) -> bool:
+        """Create a small file as a whole, durably, on a local file system. False if there is a file of that name.
+
+        Raises:
+            TargetError: it cannot be written.
+        """
+        assert self.root is not None
+        path = self.root / name
+        written = path.with_name(f"{TEMPORARY}{uuid4().hex}-{path.name}")
+        with os_errors(self.what(name)):
+            try:
+                written.write_bytes(content)
+                _fsync(written)
+                # unlike a rename, this fails if another process has created the file
+                os.link(written, path)
+            except FileExistsError:
+                return False
+            finally:
+                written.unlink(missing_ok=True)
+        self.sync([str(PurePosixPath(name).parent)])
+        return True
+
     def sync(self, directories: Iterable[str]) -> None:
         """Make the names in these directories durable.
 

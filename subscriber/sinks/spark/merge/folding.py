@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import write_file
+from subscriber.sinks.spark.merge.affected_rows import affected_rows
 from subscriber.sinks.spark.merge.fold import merge_keyed_rows
-from subscriber.sinks.spark.merge.keys import is_orderable
-from subscriber.sinks.spark.merge.parquet import read_base, read_changes
+from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit
-from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema, folded_name
+from subscriber.sinks.spark.schema.table_schema import TableSchema, folded_name
 
 __all__ = ["deleted_flag", "fold_unit"]
 
@@ -40,7 +40,8 @@ def fold_unit(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile,
     """
     schema = unit.schema
     changes = read_changes(storage, unit.stretches[0].files, schema, unit.after, ranges=unit.ranges)
-    merged = merge_keyed_rows(_affected_rows(storage, unit, changes), changes, schema)
+    affected = [rows for rows, _ in affected_rows(storage, unit, unit.base, changes)]
+    merged = merge_keyed_rows(pa.concat_tables([schema.current.empty_table(), *affected]), changes, schema)
     flag = deleted_flag(schema)
     parts = [(merged.puts, False), (merged.gone, True)]
     rows = pa.concat_tables([table.append_column(flag, pa.array([gone] * table.num_rows, pa.bool_())) for table, gone in parts])
@@ -50,23 +51,6 @@ def fold_unit(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile,
     size = storage.filesystem.get_file_info(path).size
     file = FoldedFile(path=path, size=size, rows=rows.num_rows, memory=rows.nbytes, keys=_limits(rows, schema), known=merged.known)
     return file, merged.missing
-
-
-def _affected_rows(storage: Storage, unit: Unit, changes: pa.Table) -> pa.Table:
-    """The table's rows that changes affect: their keys, and the columns whose values some change did not send."""
-    schema = unit.schema
-    unsent = set(pc.unique(pc.list_flatten(changes["_un"])).to_pylist())
-    if not unsent and not pc.any(pc.is_in(changes["_op"], value_set=pa.array(["u", "d"]))).as_py():
-        return schema.current.empty_table()  # only new rows: no existing row is needed
-    names = [name for name in schema.current.names if name in unsent or name in schema.keys or name == SPECIAL]
-    first = schema.keys[0]
-    keys = pc.unique(changes[first]) if is_orderable(schema.current.field(first).type) else None
-    parts = [schema.current.empty_table()]
-    for path in unit.base:
-        # one file after the other, because all keys of a table may not fit into memory
-        rows = read_base(storage, unit.directory, [path], schema, names)
-        parts.append(rows if keys is None else rows.filter(pc.is_in(rows[first], value_set=keys)))
-    return pa.concat_tables(parts)
 
 
 def _limits(rows: pa.Table, schema: TableSchema) -> tuple[Any, Any] | None:

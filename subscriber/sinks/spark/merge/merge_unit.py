@@ -6,14 +6,18 @@ table names them.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
 
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge.affected_rows import affected_rows
 from subscriber.sinks.spark.merge.fold import merge_keyed_rows, merge_whole_rows, since_truncate
 from subscriber.sinks.spark.merge.folding import fold_unit
 from subscriber.sinks.spark.merge.parquet import read_base, read_changes, write_rows
@@ -35,6 +39,8 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
         if unit.folded_into is not None:
             folded, missing = fold_unit(storage, unit, unit.folded_into)
             found = UnitResult([], missing, folded)
+        elif not unit.cleared and any(file.kept or file.shared for file in unit.base):
+            found = _marked(storage, unit)
         else:
             found = _merged(storage, unit)
     return replace(found, seconds=time.monotonic() - began)
@@ -59,6 +65,42 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
         rows, found = _changed(rows, changes, schema, unit.added)
         missing.add(found)
     return UnitResult(write_rows(storage, unit, _without(rows, unit.dropped)), missing)
+
+
+def _marked(storage: Storage, unit: Unit) -> UnitResult:
+    """Write the new rows beside the files that are kept, and mark the rows that they replace, or that are deleted."""
+    schema, current = unit.stretches[0].schema, unit.schema.current
+    changes = read_changes(storage, unit.stretches[0].files, schema, unit.after, ranges=unit.ranges)
+    kept = [file for file in unit.base if file.kept]
+    parts = [_rewritten(storage, unit)]
+    places = []
+    for rows, found in affected_rows(storage, unit, kept, changes):
+        parts.append(rows)
+        places.append(found)
+    merged = merge_keyed_rows(pa.concat_tables(parts), changes, schema)
+    start = parts[0].num_rows
+    deleted: dict[str, bytes] = {}
+    for file, found in zip(kept, places, strict=True):
+        replaced = found.filter(pc.invert(merged.untouched.slice(start, len(found))))
+        start += len(found)
+        if len(replaced):
+            deleted[file.path] = BitMap(replaced.to_pylist()).serialize()
+    left = parts[0].select(current.names).filter(merged.untouched.slice(0, parts[0].num_rows))
+    rows = _without(pa.concat_tables([left, merged.puts]), unit.dropped)
+    return UnitResult(write_rows(storage, unit, rows), merged.missing, deleted=deleted)
+
+
+def _rewritten(storage: Storage, unit: Unit) -> pa.Table:
+    """The rows of the files that are rewritten."""
+    parts = [unit.schema.current.empty_table()]
+    for file in unit.base:
+        if not file.kept:
+            rows = read_base(storage, unit.directory, [file], unit.schema, unit.schema.current.names)
+            if file.shared and unit.ranges:
+                masks = [range_.mask(rows[unit.schema.keys[0]]) for range_ in unit.ranges]
+                rows = rows.filter(functools.reduce(pc.or_, masks))
+            parts.append(rows)
+    return pa.concat_tables(parts)
 
 
 def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema, added: Sequence[str]) -> tuple[pa.Table, MissingRows]:

@@ -15,12 +15,13 @@ from subscriber.sinks.spark.files.errors import damaged_file
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.key_ranges import RANGE, KeyRange, packed_range, row_groups
 from subscriber.sinks.spark.merge.keys import is_orderable, rank
-from subscriber.sinks.spark.merge.work_unit import Unit
+from subscriber.sinks.spark.merge.work_unit import Unit, UnitFile
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.schema.type_widening import converted, with_specials_converted
 from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+from subscriber.sinks.spark.tables.deletion_vectors import live_rows, read_vector
 
-__all__ = ["conformed", "read_base", "read_changes", "read_table_files", "write_rows"]
+__all__ = ["conformed", "read_base", "read_changes", "read_file", "read_table_files", "write_rows"]
 
 
 def read_changes(
@@ -92,27 +93,36 @@ def _read(
         raise
 
 
-def read_base(storage: Storage, directory: str, files: Sequence[str], schema: TableSchema, names: Sequence[str]) -> pa.Table:
-    """Read files of a table in its current-state columns. Columns that are not in ``names`` are NULL.
+def read_base(storage: Storage, directory: str, files: Sequence[UnitFile], schema: TableSchema, names: Sequence[str]) -> pa.Table:
+    """Read the rows of a table's files in its current-state columns. Columns that are not in ``names`` are NULL.
 
     Raises:
         TargetError: a file cannot be read.
     """
-    return _read_as(storage, directory, files, schema.current, names)
+    parts = [read_file(storage, directory, file, schema, names)[0] for file in files]
+    return pa.concat_tables(parts) if parts else schema.current.empty_table()
 
 
 def read_table_files(storage: Storage, directory: str, files: Sequence[str], columns: pa.Schema) -> pa.Table:
-    """Read files of any table of the lake, cast to these columns.
+    """Read files of a table that never has deletion vectors, cast to these columns.
 
     Raises:
         TargetError: a file cannot be read.
     """
-    return _read_as(storage, directory, files, columns, [*dict.fromkeys([*columns.names, SPECIAL])])
-
-
-def _read_as(storage: Storage, directory: str, files: Sequence[str], columns: pa.Schema, names: Sequence[str]) -> pa.Table:
+    names = [*dict.fromkeys([*columns.names, SPECIAL])]
     parts = [conformed(_read(storage, f"{directory}/{path}", names), columns) for path in files]
     return pa.concat_tables(parts) if parts else columns.empty_table()
+
+
+def read_file(
+    storage: Storage, directory: str, file: UnitFile, schema: TableSchema, names: Sequence[str]
+) -> tuple[pa.Table, pa.Array | None]:
+    """Read one file as :func:`read_base`. Also return the positions of its rows. None: no row is deleted."""
+    rows = conformed(_read(storage, f"{directory}/{file.path}", names), schema.current)
+    if file.vector is None:
+        return rows, None
+    live = live_rows(read_vector(storage, directory, file.vector), rows.num_rows)
+    return rows.take(live), live
 
 
 def _part_name() -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from subscriber.sinks.spark.merge.key_ranges import KeyRange
@@ -10,8 +11,26 @@ from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile
+from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 
-__all__ = ["FoldedFile", "Unit", "UnitResult"]
+__all__ = ["FoldedFile", "Unit", "UnitFile", "UnitResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFile:
+    """A file of the table that a unit reads.
+
+    Attributes:
+        path: relative to the table.
+        vector: its deleted rows.
+        kept: whether the file remains, and its replaced and deleted rows are marked in its deletion vector. Otherwise it is rewritten.
+        shared: whether other units read it too. If it is rewritten, each unit takes the rows in its ranges of keys.
+    """
+
+    path: str
+    vector: DeletionVector | None = None
+    kept: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +40,7 @@ class Unit:
     Attributes:
         directory: of the table, relative to the lake.
         schema: the table's current schema.
-        base: files of the table, relative to its directory.
+        base: files of the table.
         stretches: of its changes, in order. Each has changes that are not yet in the table.
         after: changes up to this LSN are already in the table.
         ranges: the unit's ranges of keys, disjoint. Empty: all keys.
@@ -29,14 +48,15 @@ class Unit:
         dropped: columns that the publisher no longer has. They become NULL in all rows.
         added: columns added later: older rows have NULL there, even if the publisher has a value.
         target_rows: rows that a file should have.
-        rows: number of rows in ``base`` and of changes, if the changes were counted.
+        rows: number of rows that are rewritten and of changes, if the changes were counted.
+        rewritten_bytes, marked_bytes: estimates: what the unit would write if it rewrote all its files, or none of them.
         folded_into: a directory, relative to the lake, for the folded changes, which are written instead of files of the table. None: the
             unit writes files of the table.
     """
 
     directory: str
     schema: TableSchema
-    base: tuple[str, ...]
+    base: tuple[UnitFile, ...]
     stretches: tuple[Stretch, ...]
     after: int
     ranges: tuple[KeyRange, ...] = ()
@@ -45,6 +65,8 @@ class Unit:
     added: tuple[str, ...] = ()
     target_rows: int = 250_000
     rows: int = 0
+    rewritten_bytes: int = 0
+    marked_bytes: int = 0
     folded_into: str | None = None
 
 
@@ -69,9 +91,18 @@ class FoldedFile:
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """The result of a unit: new files of the table or folded changes, counts of changes that found no row, and how long it took."""
+    """The result of a unit.
+
+    Attributes:
+        files: new files of the table.
+        missing: counts of changes that found no row.
+        folded: the folded changes.
+        seconds: how long it took.
+        deleted: Roaring bitmaps of deleted rows, by the paths of files that are kept.
+    """
 
     files: list[DataFile]
     missing: MissingRows
     folded: FoldedFile | None = None
     seconds: float = 0.0
+    deleted: Mapping[str, bytes] = field(default_factory=dict)

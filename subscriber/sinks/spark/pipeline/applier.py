@@ -77,6 +77,7 @@ class ApplierSettings:
         retain_hours: how long readers can read what was replaced: removed files, versions and published snapshots. Also how long the landed
             changes of a stopped table are kept.
         freshness: the target in seconds, for the reports. The loop keeps to it.
+        vectors: whether deletion vectors may be written.
     """
 
     target_rows: int = 250_000
@@ -85,6 +86,7 @@ class ApplierSettings:
     sweep_seconds: float = 3600.0
     retain_hours: int = 24
     freshness: float = DEFAULT_FRESHNESS
+    vectors: bool = True
 
 
 class Applier:
@@ -109,7 +111,9 @@ class Applier:
         self._status = ApplierStatus(storage, engine.name)
         self._tables = OpenTables(storage, self._settings.retain_hours)
         self._checks = StopChecks(self._tables)
-        self._planner = TablePlanner(storage, self._tables, self._checks, engine, self._settings.target_rows)
+        self._planner = TablePlanner(
+            storage, self._tables, self._checks, engine, self._settings.target_rows, vectors=self._settings.vectors
+        )
         self._publisher = SnapshotPublisher(storage, self._settings.retain_hours)
         self._history = HistoryTables(storage, engine, self._settings.target_rows, self._settings.retain_hours)
         self._logs: dict[str, LakeDelta] = {}

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeVar
 
 import pyarrow as pa
+from pyroaring import BitMap
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
@@ -64,8 +65,8 @@ class TableRound:
     overwrite: pa.Schema | None
     declared: tuple[DeclaredColumns | None, DeclaredColumns]
 
-    def commit(self, files: Sequence[DataFile]) -> None:
-        """Commit the files of the units to the table.
+    def commit(self, files: Sequence[DataFile], deleted: Mapping[str, BitMap]) -> None:
+        """Commit the files of the units to the table, and the rows that are deleted in files that are kept.
 
         Raises:
             CommitConflict: another writer changed the table in the meantime.
@@ -75,7 +76,9 @@ class TableRound:
             stop = TableStopped(f"Delta table {self.delta.uri}: {reason}", hint="drop the constraint")
             stop.refused = self.delta.directory, self.application, self.delta.version
             raise stop
-        self.delta.commit(files, self.plan.removed, self.application, self.source.reached, note=self.note, overwrite=self.overwrite)
+        self.delta.commit(
+            files, self.plan.removed, self.application, self.source.reached, note=self.note, overwrite=self.overwrite, deleted=deleted
+        )
 
     @property
     def note(self) -> str:
@@ -145,9 +148,12 @@ class Engine(ABC):
             TargetError: the table cannot be committed.
         """
         found = TableResult([file for result in results for file in result.files])
+        deleted: dict[str, BitMap] = {}
         for result in results:
             found.missing.add(result.missing)
-        work.commit(found.files)
+            for path, rows in result.deleted.items():
+                deleted[path] = deleted.get(path, BitMap()) | BitMap.deserialize(rows)
+        work.commit(found.files, deleted)
         return found
 
 

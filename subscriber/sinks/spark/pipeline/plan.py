@@ -4,6 +4,8 @@ Files of a table have ranges of its first key column. Files whose ranges overlap
 that every change belongs to exactly one cluster. A cluster without changes is not read. So the work is proportional to the affected files,
 not to the size of the table: changes of recent keys affect only the last files.
 
+* A unit rewrites a file, or keeps it and marks its replaced and deleted rows in its deletion vector, if these are few; the new rows are
+  a small file then. Small files may belong to several clusters. They are merged once there are many.
 * Many changes without files (the first load) are divided by the keys themselves.
 * A cluster that has become small is merged with its neighbour when it is affected.
 * A row that moved from another key without its TOASTed values needs the old row, so the clusters of both keys form one unit. For other rows
@@ -16,7 +18,7 @@ not to the size of the table: changes of recent keys affect only the last files.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -27,10 +29,11 @@ import pyarrow.compute as pc
 from subscriber.sinks.spark.merge.fold import since_truncate
 from subscriber.sinks.spark.merge.key_ranges import KeyRange
 from subscriber.sinks.spark.merge.keys import is_orderable, rank
-from subscriber.sinks.spark.merge.work_unit import Unit
+from subscriber.sinks.spark.merge.work_unit import Unit, UnitFile
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import Bound
+from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 
 __all__ = ["BaseFile", "Plan", "TableWork", "plan_columns", "plan_table"]
 
@@ -40,15 +43,49 @@ _FAR: Final = 8
 """Limit of a unit's rows, in files, for joining clusters because of moved rows. Above, an UPDATE that moves a missing row inserts it."""
 _LOOSE_FILES: Final = 8
 """How many small files a table without a key may have before they are merged."""
+_SMALL_FILES: Final = 16
+"""How many small files a table with a key, or a cluster of it, may have before they are merged."""
+_DELETED_PART: Final = 4
+"""A file is rewritten once one of this many of its rows is deleted."""
+_TINY_BYTES: Final = 32 * 1024
+"""A file up to this size is rewritten: marking its rows would save little."""
+_KEY_PART: Final = 8
+"""Reading the keys of this many rows takes as long as rewriting one row."""
+_ROW_BYTES: Final = 64
+"""Estimated size of a row of a table that has no rows yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseFile:
-    """A file of the table: its rows, and its range of the first key column, or None."""
+    """A file of the table.
+
+    Attributes:
+        path: relative to the table.
+        rows: how many there are in the file, even deleted ones.
+        range: of the first key column. None if unknown.
+        size: in bytes.
+        vector: its deleted rows.
+    """
 
     path: str
     rows: int
     range: tuple[Bound, Bound] | None
+    size: int = 0
+    vector: DeletionVector | None = None
+
+    @property
+    def deleted(self) -> int:
+        """How many of its rows are deleted."""
+        return self.vector.deleted if self.vector is not None else 0
+
+    @property
+    def live(self) -> int:
+        """How many of its rows are not deleted."""
+        return self.rows - self.deleted
+
+    def read(self, *, kept: bool = False, shared: bool = False) -> UnitFile:
+        """The file for a unit."""
+        return UnitFile(self.path, self.vector, kept, shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +95,7 @@ class TableWork:
     Attributes:
         rewrite: whether all files are rewritten.
         retyped: columns that have another type in these files.
+        vectors: whether deletion vectors may be written.
     """
 
     directory: str
@@ -70,6 +108,13 @@ class TableWork:
     dropped: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     target_rows: int = 250_000
+    vectors: bool = False
+
+    @property
+    def marks(self) -> bool:
+        """Whether units may keep files, and mark rows in them. Only the keys of these files are read."""
+        plain = len(self.stretches) == 1 and not self.rewrite and not self.retyped
+        return self.vectors and plain and bool(self.schema.keys) and not self.stretches[0].schema.full
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +138,15 @@ class _Cluster:
     high: Bound
     files: list[BaseFile] = field(default_factory=list)
     changes: int = 0
+    needed: bool = False
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.files)
+        return sum(file.live for file in self.files)
+
+    @property
+    def is_unit(self) -> bool:
+        return self.changes > 0 or self.needed
 
 
 def plan_columns(schema: TableSchema) -> list[str]:
@@ -118,22 +168,114 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
     if not schema.keys and len(work.stretches) <= 1:
         return _without_key(work, base, changes.num_rows, cleared=cleared)
     if not _is_divisible(work) or any(file.range is None for file in base):
-        return Plan((_unit(work, base, (), changes.num_rows, cleared=cleared),), gone, cleared)
+        hits = _spread(base, changes.num_rows)
+        files = _files(work, base, (), hits)
+        unit = _unit(work, base, files, (), changes.num_rows, cleared=cleared)
+        return Plan((unit,), gone if cleared else _rewritten([unit]), cleared)
     keys = changes[schema.keys[0]]
-    clusters = _clusters(base) if base else _quantiles(keys, work.target_rows)
-    _count(clusters, keys)
-    groups = _grouped(clusters, _links(clusters, changes, keys), work.target_rows, everything=work.rewrite)
+    small = [file for file in base if work.marks and file.rows < work.target_rows // _SMALL]
+    large = [file for file in base if file not in small]
+    clusters = _clusters(large) if large else _quantiles(keys, work.target_rows)
+    ordered = _Ordered(keys)
+    _count(clusters, ordered)
     lows = [cluster.low for cluster in clusters]
+    spans = {file.path: _span(lows, file) for file in small}
+    wide = [file for file in small if spans[file.path][0] < spans[file.path][1]]
+    merged = _merged_files(wide)
+    for path in merged:
+        for number in range(spans[path][0], spans[path][1] + 1):
+            clusters[number].needed = True
+    groups = _grouped(clusters, _links(clusters, changes, keys), work.target_rows, everything=work.rewrite)
     units: list[Unit] = []
-    removed: list[str] = []
     for group in groups:
         ranges = tuple(
             KeyRange(None if number == 0 else lows[number], lows[number + 1] if number + 1 < len(lows) else None) for number in group
         )
-        files = [file for number in group for file in clusters[number].files]
-        units.append(_unit(work, files, ranges, sum(clusters[number].changes for number in group), cleared=cleared))
-        removed += [file.path for file in files]
-    return Plan(tuple(units), tuple(removed) if base else gone, cleared)
+        own = [file for number in group for file in clusters[number].files]
+        members = {*group}
+        shared: list[BaseFile] = []
+        for file in small:
+            span = {*range(spans[file.path][0], spans[file.path][1] + 1)}
+            if span <= members:
+                own.append(file)
+            elif span & members:
+                shared.append(file)
+        hits = _hits((*own, *shared), ordered)
+        files = [*_files(work, own, shared, hits, merged)]
+        count = sum(clusters[number].changes for number in group)
+        units.append(_unit(work, (*own, *shared), files, ranges, count, cleared=cleared))
+    return Plan(tuple(units), _rewritten(units) if base else gone, cleared)
+
+
+def _files(
+    work: TableWork, own: Sequence[BaseFile], shared: Sequence[BaseFile], hits: Mapping[str, int], merged: Collection[str] = ()
+) -> list[UnitFile]:
+    """The files that a unit reads.
+
+    Args:
+        work: of the table.
+        own: files that belong to no other unit.
+        shared: others.
+        hits: estimated number of changes in each file.
+        merged: those of ``shared`` that are merged now.
+    """
+    if not work.marks:
+        return [file.read() for file in own]
+    target = work.target_rows // _SMALL
+    small = [file for file in own if file.rows < target]
+    rewritten = {file.path for file in own if hits[file.path] and _is_rewritten(file, hits[file.path])}
+    large = any(file.path in rewritten for file in own if file.rows >= target)
+    rewritten |= {file.path for file in small} if large else _merged_files(small)
+    found = [file.read() for file in own if file.path in rewritten]
+    found += [file.read(shared=True) for file in shared if file.path in merged]
+    return found + [
+        file.read(kept=True) for file in (*own, *shared) if file.path not in rewritten and file.path not in merged and hits[file.path]
+    ]
+
+
+def _is_rewritten(file: BaseFile, hits: int) -> bool:
+    return file.size <= _TINY_BYTES or (file.deleted + hits) * _DELETED_PART >= file.rows
+
+
+def _merged_files(small: Sequence[BaseFile]) -> set[str]:
+    """Which small files are merged now: if there are many, those of similar size. So a row is rewritten only a few times."""
+    if len(small) <= _SMALL_FILES:
+        return set()
+    ordered = sorted(small, key=lambda file: file.live)
+    taken, rows = set[str](), 0
+    for file in ordered:
+        if len(taken) >= _SMALL_FILES // 2 and file.live > rows:
+            break
+        taken.add(file.path)
+        rows += file.live
+    return taken
+
+
+def _hits(files: Sequence[BaseFile], keys: _Ordered) -> dict[str, int]:
+    """Estimate the changes in each file. Files whose ranges overlap share the changes in proportion to their rows."""
+    found: dict[str, int] = {}
+    for file in files:
+        assert file.range is not None
+        low, high = file.range
+        rows = sum(other.live for other in files if other.range is not None and other.range[0] <= high and other.range[1] >= low)
+        found[file.path] = -(-keys.count(file) * file.live // max(rows, 1))
+    return found
+
+
+def _rewritten(units: Sequence[Unit]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(file.path for unit in units for file in unit.base if not file.kept))
+
+
+def _spread(base: Sequence[BaseFile], changes: int) -> dict[str, int]:
+    """Estimate the changes in each file, if their keys are unknown."""
+    rows = max(sum(file.live for file in base), 1)
+    return {file.path: -(-changes * file.live // rows) for file in base}
+
+
+def _span(lows: Sequence[Bound], file: BaseFile) -> tuple[int, int]:
+    """The first and the last cluster whose keys a file may have."""
+    assert file.range is not None
+    return _place(lows, file.range[0]), _place(lows, file.range[1])
 
 
 def _is_divisible(work: TableWork) -> bool:
@@ -144,11 +286,17 @@ def _is_divisible(work: TableWork) -> bool:
     return is_orderable(work.schema.current.field(work.schema.keys[0]).type)
 
 
-def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange], changes: int, *, cleared: bool) -> Unit:
+def _unit(
+    work: TableWork, base: Sequence[BaseFile], files: Sequence[UnitFile], ranges: Sequence[KeyRange], changes: int, *, cleared: bool
+) -> Unit:
+    """A unit. ``base``: all files in its ranges."""
+    rows = {file.path: file.rows for file in base}
+    size, count = sum(file.size for file in base), sum(rows.values())
+    new = changes * (-(-size // count) if count else _ROW_BYTES)
     return Unit(
         directory=work.directory,
         schema=work.schema,
-        base=tuple(file.path for file in base),
+        base=tuple(files),
         stretches=work.stretches,
         after=work.after,
         ranges=tuple(ranges),
@@ -156,7 +304,9 @@ def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange],
         dropped=work.dropped,
         added=work.added,
         target_rows=work.target_rows,
-        rows=sum(file.rows for file in base) + changes,
+        rows=sum(rows[file.path] // (_KEY_PART if file.kept else 1) for file in files) + changes,
+        rewritten_bytes=size + new,
+        marked_bytes=new + sum(file.vector.size if file.vector is not None else 0 for file in files) + 2 * changes,
     )
 
 
@@ -164,7 +314,8 @@ def _without_key(work: TableWork, base: Sequence[BaseFile], changes: int, *, cle
     small = [file for file in base if file.rows < work.target_rows // _SMALL]
     taken = list(base) if work.rewrite else small if len(small) >= _LOOSE_FILES else []
     removed = work.base if cleared else taken
-    return Plan((_unit(work, taken, (), changes, cleared=cleared),), tuple(file.path for file in removed), cleared)
+    unit = _unit(work, taken, [file.read() for file in taken], (), changes, cleared=cleared)
+    return Plan((unit,), tuple(file.path for file in removed), cleared)
 
 
 def _clusters(base: Sequence[BaseFile]) -> list[_Cluster]:
@@ -184,17 +335,38 @@ def _place(lows: Sequence[Bound], key: Bound) -> int:
     return max(bisect_right(lows, key) - 1, 0)
 
 
-def _count(clusters: Sequence[_Cluster], keys: pa.ChunkedArray) -> None:
+class _Ordered:
+    """The keys of changes, in order."""
+
+    def __init__(self, keys: pa.ChunkedArray) -> None:
+        known = pc.drop_null(keys)
+        self._keys = known.take(pc.sort_indices(known))
+        self.nulls = keys.null_count
+
+    def place(self, low: Bound, *, after: bool = False) -> int:
+        """How many keys are below a key, or up to it."""
+        find = bisect_right if after else bisect_left
+        return find(self._keys, low, key=lambda value: rank(value.as_py()))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def count(self, file: BaseFile) -> int:
+        """How many changes have keys in a file's range."""
+        assert file.range is not None
+        low, high = file.range
+        return self.place(high, after=True) - self.place(low) + (self.nulls if low == rank(None) else 0)
+
+
+def _count(clusters: Sequence[_Cluster], keys: _Ordered) -> None:
     """Count the changes in each cluster."""
     lows = [cluster.low for cluster in clusters]
-    known = pc.drop_null(keys)
-    known = known.take(pc.sort_indices(known))
     # the first cluster also takes the keys below it
-    starts = [0, *(bisect_left(known, low, key=lambda value: rank(value.as_py())) for low in lows[1:]), len(known)]
+    starts = [0, *map(keys.place, lows[1:]), len(keys)]
     for cluster, (start, end) in zip(clusters, pairwise(starts), strict=True):
         cluster.changes = end - start
-    if keys.null_count:
-        clusters[_place(lows, rank(None))].changes += keys.null_count
+    if keys.nulls:
+        clusters[_place(lows, rank(None))].changes += keys.nulls
 
 
 def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int, bool]]:
@@ -244,7 +416,7 @@ def _grouped(
     groups: dict[int, list[int]] = {}
     for number in range(len(clusters)):
         groups.setdefault(root(number), []).append(number)
-    return [group for group in groups.values() if everything or any(clusters[number].changes for number in group)]
+    return [group for group in groups.values() if everything or any(clusters[number].is_unit for number in group)]
 
 
 def _quantiles(keys: pa.ChunkedArray, target: int) -> list[_Cluster]:

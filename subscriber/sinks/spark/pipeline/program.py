@@ -95,7 +95,12 @@ def _apply(
     rest_seconds: float = 0.0,
 ) -> None:
     storage = Storage.open(location)
-    settings = ApplierSettings(target_rows=location.target_rows, retain_hours=location.retain_hours, freshness=location.freshness)
+    settings = ApplierSettings(
+        target_rows=location.target_rows,
+        retain_hours=location.retain_hours,
+        freshness=location.freshness,
+        vectors=location.deletion_vectors,
+    )
     runner: CopyRunner = LocalCopyRunner(storage) if spark is None else SparkCopyRunner(spark, location)
     engine: Engine = LocalEngine(storage) if spark is None else SparkEngine(spark, location)
     applier = Applier(storage, engine, settings)

@@ -97,7 +97,7 @@ class SnapshotPublisher:
             raise
         file = DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
         try:
-            self.delta.commit([file], list(self.delta.files()), _APPLICATION, snapshot.lsn, note=publication.note())
+            self.delta.commit([file], list(self.delta.table_files()), _APPLICATION, snapshot.lsn, note=publication.note())
         except CommitConflict:
             self.read()
             raise

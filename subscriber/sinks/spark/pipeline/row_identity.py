@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import read_base, read_changes
+from subscriber.sinks.spark.merge.work_unit import UnitFile
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values
 
@@ -40,7 +41,7 @@ class TableBefore:
     """
 
     directory: str
-    files: tuple[str, ...] = ()
+    files: tuple[UnitFile, ...] = ()
     columns: Mapping[str, LakeColumn] = field(default_factory=dict)
     late: frozenset[str] = frozenset()
     doubtful: frozenset[str] = frozenset()
@@ -105,7 +106,7 @@ class RowIdentityCheck:
 
     Attributes:
         storage: of the lake.
-        complete: a cache: for each column, the files in which all rows have a value. Files never change.
+        complete: a cache: for each column, the files in which all rows have a value. A file never gets more rows.
     """
 
     storage: Storage
@@ -143,13 +144,13 @@ class RowIdentityCheck:
     def _is_lacking(self, before: TableBefore, schema: TableSchema, key: str) -> bool:
         known = self.complete.get((before.directory, key), set())
         found: set[str] = set()
-        for path in before.files:
-            if path not in known:
-                rows = read_base(self.storage, before.directory, [path], schema, [key, SPECIAL])
+        for file in before.files:
+            if file.path not in known:
+                rows = read_base(self.storage, before.directory, [file], schema, [key, SPECIAL])
                 beside = rows.filter(pc.is_null(rows[key]))[SPECIAL].to_pylist()
                 if any(text is None or key not in json.loads(text) for text in beside):
                     return True
-            found.add(path)
+            found.add(file.path)
         self.complete[before.directory, key] = found
         return False
 

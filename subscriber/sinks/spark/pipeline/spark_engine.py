@@ -33,7 +33,6 @@ from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_fai
 from subscriber.sinks.spark.session.spark_session import has_delta, require_delta_jar
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.delta import CommitConflict
-from subscriber.sinks.spark.tables.table_features import DELETION_VECTORS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,8 +69,6 @@ _SETTINGS: Final = {
     "spark.databricks.delta.stats.collect": "true",
     # lists with different elements must have different texts
     "spark.sql.legacy.castComplexTypesToString.enabled": "false",
-    # even if the table's properties allow it: pyarrow, which reads these files in the next round, has no support
-    "spark.databricks.delta.merge.deletionVectors.persistent": "false",
     # the affected files have many rows and the source has few: avoid sorting all of them for a join
     "spark.sql.join.preferSortMergeJoin": "false",
 }
@@ -112,9 +109,7 @@ class SparkEngine(Engine):
         return self._can_merge and is_merged(work, 0 if only_delta else self._large_unit)
 
     def refuses(self, work: TableRound) -> str | None:
-        reason = super().refuses(work)
-        # units cannot read such files either
-        return None if reason != DELETION_VECTORS and self._merges(work) else reason
+        return None if self._merges(work) else super().refuses(work)
 
     def divide(self, work: TableRound) -> Sequence[Unit]:
         if not self._merges(work):
@@ -229,7 +224,7 @@ def is_merged(work: TableRound, large_unit: int) -> bool:
     plain = not task.rewrite and not work.overwrite and not work.plan.cleared and len(task.stretches) == 1
     taken = not _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
     rows = {file.path: file.rows for file in task.base}
-    largest = max((sum(rows[path] for path in unit.base) for unit in work.plan.units), default=0)
+    largest = max((sum(rows[file.path] for file in unit.base if not file.kept) for unit in work.plan.units), default=0)
     return keyed and plain and bool(task.base) and not taken and largest > task.target_rows * large_unit
 
 

@@ -24,6 +24,7 @@ from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_colu
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
+from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note, with_added
 from subscriber.sinks.spark.tables.foreign_commits import COPY_AGAIN, TableStopped, copy_application
 
@@ -39,17 +40,21 @@ class TablePlanner:
         checks: for a table that begins with files of executors.
         engine: does the work.
         target_rows: rows that a file should have.
+        vectors: whether deletion vectors may be written.
     """
 
-    def __init__(self, storage: Storage, tables: OpenTables, checks: StopChecks, engine: Engine, target_rows: int) -> None:
+    def __init__(
+        self, storage: Storage, tables: OpenTables, checks: StopChecks, engine: Engine, target_rows: int, *, vectors: bool = True
+    ) -> None:
         self._storage = storage
         self._tables = tables
         self._checks = checks
         self._engine = engine
         self._target_rows = target_rows
+        self._vectors = vectors
         self._row_identity = RowIdentityCheck(storage)
         self._declarations = ColumnDeclarations(storage)
-        self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
+        self._ranges: dict[tuple[str, str | None], dict[str, tuple[Bound, Bound] | None]] = {}
         self._refused: dict[tuple[str, str, int], TableStopped] = {}  # by commits, until the table has another version
 
     def refuse(self, error: TableStopped) -> bool:
@@ -120,6 +125,7 @@ class TablePlanner:
             dropped=dropped,
             added=tuple(sorted(added)),
             target_rows=self._target_rows,
+            vectors=self._vectors and present is not None and overwrite is None and delta.takes_vectors,
         )
         work, changes = read_work(self._storage, work, source, ROUND_DIRECTORY)
         known = self._declarations.find(delta.directory, app, applied)
@@ -128,7 +134,7 @@ class TablePlanner:
             copied = source.schemas[0] if applied is None and table.generation else None
             before = TableBefore(
                 directory=delta.directory,
-                files=tuple(file.path for file in base if file.rows),
+                files=tuple(file.read() for file in base if file.live),
                 columns=columns_before(known.schema if known is not None else copied, present),
                 late=delta.added,
                 doubtful=known.doubtful if known is not None else frozenset(),
@@ -172,13 +178,14 @@ class TablePlanner:
         return True
 
     def _base(self, delta: LakeDelta, key: str | None) -> tuple[BaseFile, ...]:
-        known = self._files.get((delta.directory, key), {})
-        files: dict[str, BaseFile] = {}
-        for path, rows in delta.files().items():
-            file = known.get(path)
-            files[path] = file or BaseFile(path, rows, read_range(self._storage, f"{delta.directory}/{path}", key))
-        self._files[delta.directory, key] = files
-        return tuple(files.values())
+        known = self._ranges.get((delta.directory, key), {})
+        ranges: dict[str, tuple[Bound, Bound] | None] = {}
+        found: list[BaseFile] = []
+        for path, file in delta.table_files().items():
+            ranges[path] = known[path] if path in known else read_range(self._storage, f"{delta.directory}/{path}", key)
+            found.append(BaseFile(path, delta.row_count(file), ranges[path], file.size, file.vector))
+        self._ranges[delta.directory, key] = ranges
+        return tuple(found)
 
     def prepare(self, work: TableRound) -> None:
         """Create the table or its new columns, before its units run.
@@ -197,10 +204,9 @@ class TablePlanner:
 
     def remember(self, work: TableRound, done: TableResult) -> None:
         """Remember the ranges of new files, which need not be read from them then."""
-        known = self._files.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
+        known = self._ranges.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
         for file in done.files:
-            range_ = (file.low, file.high) if file.low is not None and file.high is not None else None
-            known[file.path] = BaseFile(file.path, file.rows, range_)
+            known[file.path] = (file.low, file.high) if file.low is not None and file.high is not None else None
 
 
 def _first_key(schema: TableSchema) -> str | None:

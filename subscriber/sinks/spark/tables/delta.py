@@ -2,7 +2,7 @@
 
 A commit contains the table's new position in Delta's ``txn`` action: an application ID and an LSN. So data and position are atomic, and
 after a crash a commit that was already made is recognised. Other programs may maintain the tables (OPTIMIZE, VACUUM, properties). A commit
-follows theirs if they left the files that it removes; otherwise it fails with :class:`CommitConflict`, and the work is planned again.
+follows theirs if they left the files that it changes; otherwise it fails with :class:`CommitConflict`, and the work is planned again.
 
 delta-rs and Spark do not fsync commits. A published snapshot and the removal of landed files depend on commits, and must not survive a
 crash that the commits do not survive. So call :meth:`LakeDelta.make_durable` first.
@@ -16,21 +16,23 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, TableFeatures
+from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction, Transaction
+from pyroaring import BitMap
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of, commit_by_library, row_count, stored_vectors
 from subscriber.sinks.spark.tables.data_file import DataFile
-from subscriber.sinks.spark.tables.table_features import unwritable, violated
+from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector
+from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, unwritable, violated
+from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
 
 __all__ = ["CommitConflict", "FileRanges", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
 
@@ -49,7 +51,6 @@ _ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
 _NEW_COLUMNS: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "new columns"})})
 _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "retention"})})
 _WITHOUT_ZONE: Final = "timestampNtz"
-_LOG: Final = "_delta_log"
 _LAST_COMMITS: Final = 10
 """How many of the last commits of a newly opened table may not be durable yet."""
 
@@ -87,6 +88,7 @@ class LakeDelta:
         self.directory = directory
         self._table: DeltaTable | None = None
         self._durable = -1
+        self._log = TableLog(storage, directory)
         self._valued: dict[str, dict[str, bool]] = {}  # dropped columns, and for each file whether it has values of them
 
     @property
@@ -167,10 +169,18 @@ class LakeDelta:
         """Columns that were added when the table already had rows."""
         return frozenset(field.name for field in self._there.schema().fields if _ADDED_KEY in field.metadata)
 
+    def table_files(self) -> dict[str, TableFile]:
+        """The files of the loaded version by their paths, which are relative to the table.
+
+        Raises:
+            TargetError: the log cannot be read.
+        """
+        self._log.read(self.version)
+        return self._log.files
+
     def files(self) -> dict[str, int]:
-        """The number of rows of each file. Paths are relative to the table."""
-        actions = self._actions()
-        return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
+        """The number of rows in each file, even deleted ones. Paths are relative to the table."""
+        return {path: self.row_count(file) for path, file in self.table_files().items()}
 
     def _actions(self) -> pa.Table:
         with self._translated():
@@ -185,19 +195,19 @@ class LakeDelta:
         with self._translated():
             return DeltaTable(self.uri, version=version)
 
-    def files_at(self, version: int) -> list[str]:
-        """Paths of the files that belonged to a version. Raises as :meth:`at`."""
-        with self._translated():
-            return list(pa.table(self.at(version).get_add_actions(flatten=True))["path"].to_pylist())
+    def files_at(self, version: int) -> dict[str, TableFile]:
+        """The files that belonged to a version.
 
-    def rows_at(self, version: int) -> frozenset[tuple[str, bytes]]:
-        """Identifies the rows of a version: its files, and the rows in them that deletion vectors hide. Raises as :meth:`at`."""
-        table, vectors = self.at(version), list[dict[str, Any]]()
-        if "deletionVectors" in (table.protocol().reader_features or ()):
-            with self._translated():
-                vectors = pa.table(table.deletion_vectors()).to_pylist()
-        hidden = [(vector["filepath"], sha256(bytes(vector["selection_vector"])).digest()) for vector in vectors]
-        return frozenset([*hidden, *((path, b"") for path in self.files_at(version))])
+        Raises:
+            TargetError: the log does not reach back that far.
+        """
+        log = TableLog(self._storage, self.directory)
+        log.read(version)
+        return log.files
+
+    def rows_at(self, version: int) -> frozenset[tuple[str, DeletionVector | None]]:
+        """Identifies the rows of a version: its files, and their deletion vectors. Raises as :meth:`files_at`."""
+        return frozenset((path, file.vector) for path, file in self.files_at(version).items())
 
     def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
         """The files with the minimum and maximum of integer columns, from Delta's statistics. Our files always have them."""
@@ -267,6 +277,8 @@ class LakeDelta:
 
     def unwritable(self, *, columns: bool) -> str | None:
         """What prevents commits by delta-rs, see :func:`subscriber.sinks.spark.tables.table_features.unwritable`."""
+        if self._storage.root is None and any(file.vector is not None for file in self.table_files().values()):
+            return "files with deletion vectors, in an object store"
         with self._translated():
             return unwritable(self._there, columns=columns)
 
@@ -291,6 +303,11 @@ class LakeDelta:
                 self._there.alter.set_column_metadata(field, dict(_ADDED), commit_properties=_NEW_COLUMNS)
             self.make_durable()
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether deletion vectors may be written. A table's property may forbid it, and delta-rs commits in object stores."""
+        return self._storage.root is not None and self._there.metadata().configuration.get(ENABLE_VECTORS, "").lower() != "false"
+
     def commit(
         self,
         added: Sequence[DataFile],
@@ -301,6 +318,7 @@ class LakeDelta:
         note: str,
         overwrite: pa.Schema | None = None,
         same_rows: bool = False,
+        deleted: Mapping[str, BitMap] | None = None,
     ) -> None:
         """Commit files, and ``lsn`` as the table's position.
 
@@ -312,47 +330,68 @@ class LakeDelta:
             note: for the table's history, by :func:`commit_note`.
             overwrite: the new columns of the table; then all previous files are removed.
             same_rows: whether the added files have the rows of the removed ones. Then readers that follow the table ignore them.
+            deleted: positions of deleted rows, by the paths of their files, for :attr:`takes_vectors`.
 
         Raises:
             CommitConflict: another writer changed the table in the meantime.
             TargetError: the commit is refused.
         """
-        now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, not same_rows, file.stats) for file in added]
-        if overwrite is None and removed:
-            # readers of the change data feed need the sizes
-            there = self._actions()
-            sizes = dict(zip(there["path"].to_pylist(), there["size_bytes"].to_pylist(), strict=True))
-            actions += [RemoveAction(path, not same_rows, now, sizes.get(path), {}) for path in removed]
-        schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
         if overwrite is not None:
             self._take_types(overwrite)
         self._storage.sync([self.directory])
+        taken = {path: self.table_files().get(path) for path in (*removed, *(deleted or ()))}
+        if None in taken.values():
+            raise CommitConflict(self.uri)
+        change = TableChange(
+            added=added,
+            removed=removed,
+            application=application,
+            lsn=lsn,
+            note=note,
+            overwrite=overwrite,
+            same_rows=same_rows,
+            vectors=stored_vectors(self._storage, self.directory, self.table_files(), deleted or {}),
+        )
         while True:
             self.make_durable()
             before = self.version
             try:
                 with self._next_version():
-                    self._there.create_write_transaction(
-                        actions,
-                        "append" if overwrite is None else "overwrite",
-                        schema,
-                        commit_properties=CommitProperties(
-                            {"userMetadata": note}, max_commit_retries=0, app_transactions=[Transaction(application, int(lsn))]
-                        ),
-                        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
-                    )
+                    if self._storage.root is None:
+                        commit_by_library(self._there, self.table_files(), change)
+                    else:
+                        self._write_next(change)
                 break
             except CommitConflict:
-                if overwrite is not None or not self._is_maintained(before, removed):
+                if overwrite is not None or not self._is_maintained(before, taken):
                     raise
         self._sync_log(self.version)
 
-    def _is_maintained(self, since: int, removed: Sequence[str]) -> bool:
-        """Whether all commits after a version only moved rows between files, and left these files."""
+    def _write_next(self, change: TableChange) -> None:
+        version = self.version + 1
+        actions = actions_of(self._storage, self.directory, self._there, self.table_files(), change)
+        content = "".join(f"{json.dumps(action)}\n" for action in actions)
+        written = self._storage.write_new(f"{self.directory}/{LOG}/{version:020d}.json", content.encode())
+        self.load()
+        if not written:
+            raise CommitConflict(self.uri)
+        if version % _CHECKPOINT_VERSIONS == 0:
+            self._there.create_checkpoint()
+
+    def row_count(self, file: TableFile) -> int:
+        """How many rows are in a file, even deleted ones.
+
+        Raises:
+            TargetError: it cannot be read.
+        """
+        return row_count(self._storage, self.directory, file)
+
+    def _is_maintained(self, since: int, taken: Mapping[str, TableFile | None]) -> bool:
+        """Whether all commits after a version only moved rows between files, and left these files as they are."""
         commits = [self.actions(version) for version in range(since + 1, self.version + 1)]
         moved = all(commit is not None and not changes_rows(commit) and not has(commit, "metaData", "protocol") for commit in commits)
-        return moved and set(removed) <= self.files().keys()
+        files = self.table_files()
+        return moved and all(file is not None and path in files and files[path].vector == file.vector for path, file in taken.items())
 
     @contextlib.contextmanager
     def _next_version(self) -> Iterator[None]:
@@ -375,8 +414,7 @@ class LakeDelta:
 
     def actions(self, version: int) -> list[dict[str, Any]] | None:
         """The actions of a commit. None: the log no longer has it."""
-        content = self._storage.read(f"{self.directory}/{_LOG}/{version:020d}.json")
-        return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
+        return self._log.actions(version)
 
     def written(self, since: int, application: str) -> tuple[int, int]:
         """The number of files that an application's commits after a version wrote, and the bytes of these files and commits."""
@@ -419,7 +457,7 @@ class LakeDelta:
         self._sync_log(self.version, since)
 
     def _sync_log(self, version: int, since: int | None = None) -> None:
-        log = f"{self.directory}/{_LOG}"
+        log = f"{self.directory}/{LOG}"
         since = self._durable if since is None else since
         for number in range(since + 1, version + 1):
             for ending in ("json", "crc", "checkpoint.parquet"):
@@ -436,7 +474,16 @@ class LakeDelta:
     def unneeded(self, retain_hours: int) -> list[str]:
         """Files in the table's directory that no version within the retention time has, and that are older than that time themselves."""
         with self._translated():
-            return list(self._there.vacuum(retention_hours=retain_hours, dry_run=True, enforce_retention_duration=False, full=True))
+            found = self._there.vacuum(retention_hours=retain_hours, dry_run=True, enforce_retention_duration=False, full=True)
+        return [*(path for path in found if "deletion_vector_" not in path), *self._unneeded_vectors(retain_hours)]
+
+    def _unneeded_vectors(self, retain_hours: int) -> list[str]:
+        vectors = [file.vector for file in self.table_files().values() if file.vector is not None]
+        before = time.time() - retain_hours * 3600
+        self._log.forget_removed(int(before * 1000))
+        needed = {*self._log.removed, *(vector.file for vector in vectors)}
+        files = self._storage.files(f"{self.directory}/{VECTORS}")
+        return [path for file in files if file.changed < before and (path := f"{VECTORS}/{file.name}") not in needed]
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, QueryBuilder, Schema
 from deltalake.exceptions import DeltaError
+from deltalake.table import ProtocolVersions
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-__all__ = ["DELETION_VECTORS", "PHYSICAL_NAME", "unwritable", "violated"]
+__all__ = ["ENABLE_VECTORS", "PHYSICAL_NAME", "unwritable", "violated", "with_deletion_vectors"]
 
 _WRITABLE: Final = frozenset(
     (
@@ -29,9 +30,20 @@ _WRITABLE: Final = frozenset(
         "invariants",
         "timestampNtz",
         "v2Checkpoint",
+        "variantType",
     )
 )
-DELETION_VECTORS: Final = "files with deletion vectors"
+ENABLE_VECTORS: Final = "delta.enableDeletionVectors"
+"""A property of tables."""
+_VECTORS: Final = "deletionVectors"
+_LEGACY_WRITER: Final = (
+    (2, ("appendOnly", "invariants")),
+    (3, ("checkConstraints",)),
+    (4, ("changeDataFeed", "generatedColumns")),
+    (5, ("columnMapping",)),
+    (6, ("identityColumns",)),
+)
+"""What a table's writer version implies, before version 7."""
 _COMPUTED: Final = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _CONSTRAINT: Final = "delta.constraints."
 PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
@@ -45,8 +57,6 @@ def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
         columns: whether its columns are changed.
     """
     protocol, configuration = table.protocol(), table.metadata().configuration
-    if "deletionVectors" in (protocol.reader_features or ()) and pa.table(table.deletion_vectors()).num_rows:
-        return DELETION_VECTORS
     unknown = sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _WRITABLE)
     if unknown:
         return f'table feature "{unknown[0]}"'
@@ -61,6 +71,23 @@ def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
     if mapping == "id" or (mapping != "none" and columns):
         return "new columns with column mapping" if columns else "column mapping by ID"
     return None
+
+
+def with_deletion_vectors(protocol: ProtocolVersions) -> dict[str, Any] | None:
+    """The ``protocol`` action that allows deletion vectors. None: they are allowed."""
+    readers, writers = {*(protocol.reader_features or ())}, {*(protocol.writer_features or ())}
+    if _VECTORS in writers:
+        return None
+    if protocol.min_writer_version < 7:
+        writers.update(name for version, names in _LEGACY_WRITER if version <= protocol.min_writer_version for name in names)
+    if protocol.min_reader_version == 2:
+        readers.add("columnMapping")
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": sorted({*readers, _VECTORS}),
+        "writerFeatures": sorted({*writers, *readers, _VECTORS}),
+    }
 
 
 def violated(table: DeltaTable, files: Iterable[tuple[str, int, str]]) -> str | None:

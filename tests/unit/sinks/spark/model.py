@@ -14,6 +14,7 @@ from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, TupleData, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.transaction.model import Transaction
+from tests.support.delta_tables import delta_rows
 from tests.unit.sinks.spark.stream import row, transaction
 
 Values = tuple[str | None, ...]
@@ -153,7 +154,7 @@ def read(path: Path, snapshot: Snapshot) -> dict[str, Counter[Values]]:
 
     found: dict[str, Counter[Values]] = {}
     for name, table in snapshot.tables.items():
-        rows = DeltaTable(str(path / table.path), version=table.version).to_pyarrow_table().to_pylist()
+        rows = delta_rows(DeltaTable(str(path / table.path), version=table.version))
         relation = next(relation for relation in RELATIONS if relation.name == name.name)
         found[name.name] = Counter()
         for item in rows:

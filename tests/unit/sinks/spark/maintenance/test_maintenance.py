@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, sto
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 
 
-def sweeping(path: Path, retain_hours: int, **settings: int) -> Applier:
+def sweeping(path: Path, retain_hours: int, **settings: Any) -> Applier:
     """An applier that sweeps after each round."""
-    made = ApplierSettings(**{"target_rows": 8, "log_files": 10, **settings}, sweep_seconds=0.0, retain_hours=retain_hours)
+    made = replace(ApplierSettings(target_rows=8, log_files=10, sweep_seconds=0.0, retain_hours=retain_hours), **settings)
     work = Applier(storage(path), LocalEngine(storage(path)), made)
     work._next_sweep = 0.0
     return work
@@ -332,7 +333,7 @@ async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path
 
     def meddled(self: ChangeLog, log: LakeDelta, *rest: Any) -> None:
         written(self, log, *rest)
-        if len(log.files()) == 3:
+        if len(log.table_files()) == 3:
             versions.append(log.version)
             DeltaTable(log.uri).delete("id = 210")
             log.load()

@@ -13,7 +13,7 @@ from subscriber.sinks.spark.landing.zone import write_file
 from subscriber.sinks.spark.merge.folding import deleted_flag
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
-from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
+from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitFile, UnitResult
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from tests.support.lakes import storage
@@ -37,7 +37,7 @@ def fold(path: Path, *changes: tuple[str, int, str | None, list[str] | None]) ->
     stretches = (Stretch((landed,), SCHEMA, ()),)
     return merge_unit(
         storage(path),
-        Unit(directory="t", schema=SCHEMA, base=(base.removeprefix("t/"),), stretches=stretches, after=100, folded_into="round"),
+        Unit(directory="t", schema=SCHEMA, base=(UnitFile(base.removeprefix("t/")),), stretches=stretches, after=100, folded_into="round"),
     )
 
 

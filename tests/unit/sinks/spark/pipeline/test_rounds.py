@@ -25,6 +25,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.support.delta_tables import delta_rows
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row, transaction
 
@@ -39,7 +40,7 @@ KEYED = relation("d", ("id", 23, True), ("note", 25, False))
 
 
 def rows(path: Path, columns: Sequence[str] = ("id", "note"), name: str = "t") -> list[tuple[Any, ...]]:
-    table = DeltaTable(str(path / "tables/public" / name)).to_pyarrow_table().to_pylist()
+    table = delta_rows(DeltaTable(str(path / "tables/public" / name)))
     return sorted((tuple(item[column] for column in columns) for item in table), key=repr)
 
 

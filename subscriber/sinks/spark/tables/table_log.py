@@ -1,0 +1,196 @@
+"""The files of a Delta table, from its log: each with its ``add`` action, which includes its deletion vector. delta-rs does not tell these.
+
+Source: Delta protocol, Delta Log Entries, Checkpoints, and Action Reconciliation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+
+from subscriber.errors import TargetError
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
+
+__all__ = ["LOG", "TableFile", "TableLog"]
+
+LOG: Final = "_delta_log"
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
+_COLUMNS: Final = ("add", "remove", "sidecar")
+_MAPS: Final = ("partitionValues", "tags")
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table.
+
+    Attributes:
+        path: relative to the table.
+        size: in bytes.
+        rows: how many there are in the file, even deleted ones. None if the log does not say.
+        vector: its deletion vector.
+        add: the action that added it.
+    """
+
+    path: str
+    size: int
+    rows: int | None
+    vector: DeletionVector | None
+    add: Mapping[str, Any]
+
+    def removal(self, now: int, *, changes_rows: bool) -> dict[str, Any]:
+        """The ``remove`` action for it."""
+        add = self.add
+        found = {
+            "path": add["path"],
+            "deletionTimestamp": now,
+            "dataChange": changes_rows,
+            "extendedFileMetadata": True,
+            "partitionValues": add.get("partitionValues") or {},
+            "size": self.size,
+        }
+        return found if self.vector is None else {**found, "deletionVector": self.vector.to_json()}
+
+    def with_vector(self, vector: DeletionVector, rows: int) -> dict[str, Any]:
+        """The ``add`` action for it with another deletion vector."""
+        stated = json.loads(self.add["stats"]) if self.add.get("stats") else {}
+        stats = json.dumps({**stated, "numRecords": rows, "tightBounds": False})
+        return {**self.add, "dataChange": True, "stats": stats, "deletionVector": vector.to_json()}
+
+
+class TableLog:
+    """The files of one table, at a version.
+
+    Args:
+        storage: of the lake.
+        directory: of the table.
+
+    Attributes:
+        version: the version. -1: none.
+        files: by path.
+        removed: files of deletion vectors that no longer belong to the table, and since when, in milliseconds.
+    """
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self._directory = directory
+        self.version = -1
+        self.files: dict[str, TableFile] = {}
+        self.removed: dict[str, int] = {}
+
+    def actions(self, version: int) -> list[dict[str, Any]] | None:
+        """The actions of a commit. None: the log no longer has it."""
+        content = self._storage.read(f"{self._directory}/{LOG}/{version:020d}.json")
+        return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
+
+    def read(self, version: int) -> None:
+        """Move to a version.
+
+        Raises:
+            TargetError: the log does not have it.
+        """
+        if version < self.version or self.version < 0 or not self._follow(version):
+            self._begin(version)
+            if not self._follow(version):
+                raise TargetError(
+                    f"the log of Delta table {self._storage.what(self._directory)} does not reach back to version {version}",
+                    hint="its commits were removed; use a newer version",
+                )
+
+    def _follow(self, version: int) -> bool:
+        for number in range(self.version + 1, version + 1):
+            actions = self.actions(number)
+            if actions is None:
+                return False
+            self._take(actions)
+            self.version = number
+        return True
+
+    def _begin(self, version: int) -> None:
+        """Read the last checkpoint up to a version."""
+        self.version, self.files, self.removed = -1, {}, {}
+        found: dict[int, list[str]] = {}
+        for file in self._storage.files(f"{self._directory}/{LOG}"):
+            match = _CHECKPOINT.fullmatch(file.name)
+            if match is not None and int(match[1]) <= version and file.size:
+                names = found.setdefault(int(match[1]), [])
+                names.append(file.name)
+        for number in sorted(found, reverse=True):
+            names = _complete(found[number])
+            if names:
+                for name in names:
+                    # it may have the removal of a file with its earlier vector beside the file
+                    self._take(self._checkpoint(f"{self._directory}/{LOG}/{name}"), removals=False)
+                self.version = number
+                return
+
+    def _checkpoint(self, path: str) -> Iterator[dict[str, Any]]:
+        if path.endswith(".json"):
+            rows = [json.loads(line) for line in (self._storage.read(path) or b"").splitlines() if line.strip()]
+        else:
+            with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as file:
+                there = [name for name in _COLUMNS if name in file.schema_arrow.names]
+                rows = file.read(columns=there).to_pylist() if there else []
+        for row in rows:
+            if row.get("sidecar") is not None:
+                yield from self._checkpoint(f"{self._directory}/{LOG}/_sidecars/{row['sidecar']['path']}")
+            elif row.get("add") is not None:
+                yield {"add": _action(row["add"])}
+            elif row.get("remove") is not None:
+                yield {"remove": _action(row["remove"])}
+
+    def _take(self, actions: Iterable[Mapping[str, Any]], *, removals: bool = True) -> None:
+        added: dict[str, TableFile] = {}
+        for action in actions:
+            if "add" in action:
+                file = _table_file(action["add"])
+                added[file.path] = file
+            elif "remove" in action:
+                data = action["remove"]
+                if removals:
+                    self.files.pop(unquote(data["path"]), None)
+                vector = DeletionVector.from_json(data["deletionVector"]) if data.get("deletionVector") else None
+                if vector is not None and vector.file is not None:
+                    self.removed[vector.file] = data.get("deletionTimestamp") or 0
+        # a commit that changes a vector both removes and adds its file
+        self.files |= added
+
+    def forget_removed(self, before: int) -> None:
+        """Forget files of deletion vectors that were removed before a time, in milliseconds."""
+        self.removed = {name: since for name, since in self.removed.items() if since >= before}
+
+
+def _complete(names: list[str]) -> list[str]:
+    """The files of one checkpoint. Empty if parts of it are missing."""
+    for name in names:
+        match = _CHECKPOINT.fullmatch(name)
+        assert match is not None
+        if match[3] is None:
+            return [name]
+        parts = [other for other in names if other.split(".")[3:4] == [match[3]]]
+        if len(parts) == int(match[3]):
+            return parts
+    return []
+
+
+def _action(data: Mapping[str, Any]) -> dict[str, Any]:
+    """An action of a checkpoint, as it is in a commit."""
+    found = {name: value for name, value in data.items() if value is not None and not name.endswith("_parsed")}
+    for name in _MAPS:
+        if isinstance(found.get(name), list):
+            found[name] = dict(found[name])
+    if isinstance(found.get("deletionVector"), Mapping):
+        found["deletionVector"] = {name: value for name, value in found["deletionVector"].items() if value is not None}
+    return found
+
+
+def _table_file(add: Mapping[str, Any]) -> TableFile:
+    stated = json.loads(add["stats"]) if add.get("stats") else {}
+    vector = DeletionVector.from_json(add["deletionVector"]) if add.get("deletionVector") else None
+    return TableFile(unquote(add["path"]), add["size"], stated.get("numRecords"), vector, add)
