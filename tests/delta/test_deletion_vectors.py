@@ -1,0 +1,62 @@
+"""Deletion vectors that this package writes are read by Spark with Delta's jar and by delta-rs; those of Delta's MERGE by this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.pipeline import plan as plan_module
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
+from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.delta.test_engines_on_one_lake import by_delta_rs, by_the_jar
+from tests.unit.sinks.spark.model import NAMES, Publisher, read
+from tests.unit.sinks.spark.pipeline.test_applier import storage
+from tests.unit.sinks.spark.stream import batch, begun, make
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PROPERTY = {"delta.enableDeletionVectors": "true"}
+
+
+async def test_engines_take_turns_on_tables_with_vectors(tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of both engines, and of MERGE, which writes deletion vectors too if a table's property allows it; OPTIMIZE between them."""
+    monkeypatch.setattr(plan_module, "_TINY_BYTES", 0)
+    monkeypatch.setattr("subscriber.sinks.spark.tables.deletion_vectors._INLINE_BYTES", 40)
+    publisher = Publisher(77)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    location = Location(path=str(tmp_path))
+    engines: list[Engine] = [
+        LocalEngine(storage(tmp_path)),
+        SparkEngine(delta, location),
+        SparkEngine(delta, location, large_unit=0),
+    ]
+    uri = str(tmp_path / "tables/public/keyed")
+    seen, merged = 0, 0
+    for number in range(14):
+        await sink.apply(batch(publisher.transaction(150 if number < 4 else 8)))
+        await sink.advance(Lsn(publisher.end))
+        work = Applier(storage(tmp_path), engines[number % 3], ApplierSettings(target_rows=100))
+        snapshot = work.run_round()
+        assert snapshot is not None
+        assert read(tmp_path, snapshot) == publisher.rows()
+        if number in {6, 10}:
+            delta.sql(f"OPTIMIZE delta.`{uri}`")
+        if number == 3:
+            DeltaTable(uri).alter.set_table_properties(PROPERTY, raise_if_not_exists=False)
+        assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot)
+        files = LakeDelta(storage(tmp_path), "tables/public/keyed")
+        assert files.load()
+        vectors = [file.vector for file in files.table_files().values() if file.vector is not None]
+        seen += any(vector.text.startswith("_dv") or vector.kind == "i" for vector in vectors)
+        merged += any(vector.kind == "u" and not vector.text.startswith("_dv") for vector in vectors)
+    await sink.close()
+    assert seen > 2
+    assert merged > 0
