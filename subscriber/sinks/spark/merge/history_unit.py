@@ -42,7 +42,7 @@ def write_history_unit(storage: Storage, work: HistoryUnit) -> list[DataFile]:
     """
     unit = work.unit
     with arrow_errors(storage.what(unit.directory)):
-        rows = read_table_files(storage, unit.directory, unit.base, history_schema(work.kind, unit.schema))
+        rows = read_table_files(storage, unit.directory, [file.path for file in unit.base], history_schema(work.kind, unit.schema))
         for stretch in unit.stretches:
             changes = read_changes(storage, stretch.files, stretch.schema, 0, ranges=unit.ranges)
             lsns = changes["_lsn"]
