@@ -37,7 +37,7 @@ JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
 IMAGE ?= pg-subscriber
 
-.PHONY: help test-docker image sbom fuzz demo servers mariadb test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
+.PHONY: help bench-pytest test-docker image sbom fuzz demo servers mariadb test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -68,6 +68,7 @@ help:
 	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version,'
 	@echo '                        TARGET may be sqlite or mariadb'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
+	@echo 'make bench-pytest       how long a test with the pytest fixtures takes, with the fake publisher and with a real one'
 	@echo 'make wheel              a wheel in dist/, with the compiled core if there is a C compiler'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 	@echo 'make docs               the documentation as a site, in site/; a dead link or a warning is an error'
@@ -168,6 +169,9 @@ sbom: $(VENV)/.containers
 # with the core in Python, while `make test` uses the compiled form where there is one
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 	SUBSCRIBER_IMPLEMENTATION=python $(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
+
+bench-pytest: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmark.pytest_fixtures
 
 benchmark-parallel: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmark.parallel_apply

@@ -57,5 +57,6 @@ def test_nothing_else_looks_public() -> None:
         "waits",
         "walreceiver",
     }
-    found = {name for name in dir(subscriber) if not name.startswith("_")}
+    # pytest rewrites the assertions of a package that has a plugin, and adds names with @
+    found = {name for name in dir(subscriber) if not name.startswith(("_", "@"))}
     assert found - rooms == {name for name in subscriber.__all__ if not name.startswith("_")}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subscriber.abc import PublishedTable, TableName, TableState
+from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog import Definition
 from subscriber.catalog.model import PG_SUBSCRIPTION_REL, VERIFICATION
 from subscriber.catalog.store import Store
@@ -144,7 +145,7 @@ class _Verification:
                 lsn=side.lsn,
                 publisher=Side([reader.read for reader in readers]),
                 target=Side(queries),
-                published=await published_tables(readers[0], definition.publications),
+                published=[copied_rows(table, definition.options) for table in await published_tables(readers[0], definition.publications)],
                 publisher_xmin=side.xmin,
                 target_xmin=int(request.answer["target_xmin"]),
                 held_seconds=held,

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from subscriber.abc import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
 from subscriber.apply.hold import Hold, PublisherSnapshot
+from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog.snapshot_requests import RequestState, SnapshotRequest, StoringSink, change_request, read_request, request_key
 from subscriber.catalog.store import Store
 from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError, SubscriberError, TargetUnavailable
@@ -177,15 +178,16 @@ class SnapshotService:
         found = await published_tables(exporter.session, self._spec.publications, name)
         if not found:
             raise RelationError(f'table "{name}" is not published any more', hint="verify again")
+        table = copied_rows(found[0], self._spec.options)
 
         async def repair(answer: dict[str, Any], lsn: Lsn) -> None:
             try:
                 async with asyncio.timeout(_ACT_SECONDS):
-                    rows = await rows_by_key(exporter.session, found[0], key, keys)
+                    rows = await rows_by_key(exporter.session, table, key, keys)
             except TimeoutError:
                 raise PublisherUnavailable(f"the rows were not read within {_ACT_SECONDS:g} s", hint="try again") from None
             # not cancelled: the sink's session must stay usable
-            await opened.repair(found[0], key, keys, rows)
+            await opened.repair(table, key, keys, rows)
             answer.update(lsn=str(lsn), repaired=len(keys))
 
         return repair

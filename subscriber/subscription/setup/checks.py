@@ -54,7 +54,7 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
     )
     if not known and (options.create_slot or not spec.managed):
         publisher += await _first_slot(connection, spec.slot_name, options)
-    publisher += await find_filter_problems(connection, options, tables)
+    publisher += find_filter_problems(options, tables)
     publisher += await find_loops(connection, spec)
     publisher += await find_large_rows(connection, tables, settings.logical_decoding_work_mem)
     target = await spec.sink.check(tables, two_phase=options.two_phase)

@@ -7,23 +7,18 @@ from collections.abc import Sequence
 from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.config import SubscriptionOptions
-from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
+from subscriber.errors import ConfigurationError
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
-from subscriber.protocol.quoting import quote_identifier
 from subscriber.types import TypeRegistry
-from subscriber.walreceiver.connection import WalReceiverConnection
 
 __all__ = ["find_filter_problems"]
 
 
-async def find_filter_problems(
-    connection: WalReceiverConnection, options: SubscriptionOptions, tables: Sequence[PublishedTable]
-) -> list[Finding]:
+def find_filter_problems(options: SubscriptionOptions, tables: Sequence[PublishedTable]) -> list[Finding]:
     """Return a finding for each filter that does not fit its table, or whose table is not published.
 
     Raises:
         ConfigurationError: a filter is refused whatever its table is.
-        PublisherUnavailable: the connection was lost.
     """
     published = {table.name: table for table in tables}
     findings: list[Finding] = []
@@ -43,26 +38,11 @@ async def find_filter_problems(
         except ConfigurationError as error:
             hint = error.hint or "change the filter; REPLICA IDENTITY FULL on the publisher allows all columns"
             findings.append(Finding("error", f"{what}: {_text(error)}", hint, table.name))
-            continue
-        if options.copy_data:
-            findings += await _ask(connection, table, what, expression.text)
     return findings
 
 
 def _text(error: ConfigurationError) -> str:
     return ": ".join([str(error), *(note.removeprefix("DETAIL: ") for note in getattr(error, "__notes__", ()))])
-
-
-async def _ask(connection: WalReceiverConnection, table: PublishedTable, what: str, text: str) -> list[Finding]:
-    """Let the publisher read the filter, as it does for the copy."""
-    name = f"{quote_identifier(table.name.namespace)}.{quote_identifier(table.name.name)}"
-    try:
-        await connection.execute(f"SELECT FROM {name} WHERE ({text}) LIMIT 0")
-    except PublisherUnavailable:
-        raise
-    except PublisherError as error:
-        return [Finding("error", f"{what}: the publisher rejects it: {error}", "change the filter", table.name)]
-    return []
 
 
 def _relation(table: PublishedTable) -> Relation:

@@ -112,6 +112,11 @@ class FakePublisher(FakeDatabase):
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
             self._port = self._server.sockets[0].getsockname()[1]
 
+    @property
+    def listening(self) -> bool:
+        """Whether clients can connect."""
+        return self._server is not None
+
     def dsn(self, **more: str) -> str:
         """A connection string."""
         host = "127.0.0.1" if self._directory is None else self._directory.name

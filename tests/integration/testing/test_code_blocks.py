@@ -33,6 +33,7 @@ from subscriber import Subscription, Until
 from subscriber.cli.main import _parser, main
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.compliance import SCENARIOS
+from tests.benchmark.pytest_fixtures import plugin_arguments
 from tests.integration.cli.test_metrics import free_port
 from tests.sinks.test_own_sink import own_sink
 from tests.support.code_blocks import ROOT, Block, blocks
@@ -308,6 +309,7 @@ def run_pytest(text: str, page_setup: PageSetup) -> None:
         "no:cacheprovider",
         "--rootdir",
         str(page_setup.directory),
+        *plugin_arguments(),
         str(file),
     ]
     done = subprocess.run(command, cwd=page_setup.directory, env=environment(), capture_output=True, text=True, timeout=120, check=False)
