@@ -56,6 +56,7 @@ class FakeDatabase:
         self.sessions: dict[int, Session] = {}
         self.settings: dict[str, str] = {}
         self._running: set[FakeTransaction] = set()
+        self._outcomes: dict[int, str] = {}
         self._oids = itertools.count(_FIRST_OID)
         self._xids = itertools.count(731)
         self._snapshots = itertools.count(1)
@@ -218,6 +219,11 @@ class FakeDatabase:
         return time.time_ns() // 1000 - int(POSTGRES_EPOCH.timestamp()) * 10**6
 
     def write(self, content: WalContent, *, xid: int = 0, top_xid: int = 0, origin: Origin | None = None) -> Record:
+        match content:
+            case Commit(subxids) | CommitPrepared(subxids=subxids):
+                self._outcomes.update(dict.fromkeys((xid, *subxids), "committed"))
+            case Abort(subxids) | RollbackPrepared(subxids=subxids):
+                self._outcomes.update(dict.fromkeys((xid, *subxids), "aborted"))
         return self.wal.append(content, xid=xid, top_xid=top_xid, origin=origin)
 
     def began(self, transaction: FakeTransaction) -> None:
@@ -231,12 +237,7 @@ class FakeDatabase:
         """``pg_xact_status``: committed, aborted or in progress; None: it is not known."""
         if any(transaction.xid == xid for transaction in self._running):
             return "in progress"
-        for record in self.wal:
-            if record.xid == xid and isinstance(record.content, Commit | CommitPrepared):
-                return "committed"
-            if record.xid == xid and isinstance(record.content, Abort | RollbackPrepared):
-                return "aborted"
-        return None
+        return self._outcomes.get(xid)
 
     def oldest_needed(self, confirmed: Lsn) -> Lsn:
         """Where decoding must start, so that it sees every transaction whole that ends after ``confirmed``."""

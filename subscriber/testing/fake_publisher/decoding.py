@@ -15,7 +15,7 @@ Pure: no IO, and no knowledge of pgoutput. An :class:`Output` gets the callbacks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,6 +49,7 @@ class DecodedTransaction:
         origin: or None.
         gid: of a prepared transaction.
         start, end, time: of the record that ended it: COMMIT or PREPARE.
+        aborted: whether it was found to be rolled back, before its abort record was decoded.
         prepared: whether PREPARE was decoded; ``sent``: and the client got it.
     """
 
@@ -63,6 +64,7 @@ class DecodedTransaction:
     start: Lsn = INVALID_LSN
     end: Lsn = INVALID_LSN
     time: int = 0
+    aborted: bool = False
     prepared: bool = False
     sent: bool = False
 
@@ -131,6 +133,7 @@ class Decoder:
         streaming: whether transactions in progress are sent.
         two_phase_at: from where prepared transactions are sent at PREPARE, or None: never.
         statistics: of the slot.
+        is_aborted: whether a transaction has been rolled back by now. 18 discards the changes of such a transaction when memory is short.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class Decoder:
         streaming: bool,
         two_phase_at: Lsn | None,
         statistics: DecodingStatistics,
+        is_aborted: Callable[[int], bool],
     ) -> None:
         self._output = output
         self._caps = caps
@@ -151,6 +155,7 @@ class Decoder:
         self._streaming = streaming
         self._two_phase_at = two_phase_at
         self._statistics = statistics
+        self._is_aborted = is_aborted
         self._open: dict[int, DecodedTransaction] = {}
         self._memory = 0
 
@@ -178,6 +183,8 @@ class Decoder:
         if self._output.skips_origin(record.origin):
             return
         txn = self._open.setdefault(record.top_xid, DecodedTransaction(record.top_xid))
+        if txn.aborted:
+            return
         txn.origin = record.origin
         txn.changes.append(record)
         txn.sizes[record.xid] = txn.sizes.get(record.xid, 0) + record.size
@@ -191,17 +198,28 @@ class Decoder:
         statistics = self._statistics
         if self._streaming and record.start >= self._start:
             largest = max((txn for txn in self._open.values()), key=lambda txn: txn.size)
-            self._stream(largest)
+            if not self._discards(largest):
+                self._stream(largest)
             return
         # the largest transaction or subtransaction
         size, xid, txn = max(
             ((size, xid, txn) for txn in self._open.values() for xid, size in txn.sizes.items()), key=lambda found: found[:2]
         )
+        if self._discards(txn):
+            return
         self._memory -= size
         txn.sizes[xid] = 0
         statistics.spill_txns += 1
         statistics.spill_count += 1
         statistics.spill_bytes += size
+
+    def _discards(self, txn: DecodedTransaction) -> bool:
+        """Whether the transaction is known to be rolled back; then its changes are discarded (ReorderBufferCheckAndTruncateAbortedTXN)."""
+        if not self._caps.at_least(18) or not self._is_aborted(txn.xid):
+            return False
+        self._release(txn)
+        txn.aborted = True
+        return True
 
     def _stream(self, txn: DecodedTransaction) -> None:
         statistics = self._statistics
@@ -282,7 +300,7 @@ class Decoder:
         if txn.streamed:
             self._stream(txn)
             self._output.stream_prepare(txn)
-        elif txn.changes or self._caps.empty_prepares:
+        elif txn.changes or txn.aborted or self._caps.empty_prepares:
             self._output.prepared(txn, txn.changes)
         self._release(txn)
 

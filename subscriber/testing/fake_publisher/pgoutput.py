@@ -143,8 +143,8 @@ class PgOutput:
             self._send(txn.end, Commit(0, txn.start, txn.end, txn.time))
 
     def prepared(self, txn: DecodedTransaction, changes: Sequence[Record]) -> None:
-        if changes:
-            self._begin(changes[0].start, BeginPrepare(txn.start, txn.end, txn.time, txn.xid, txn.gid), txn)
+        if changes or txn.aborted:
+            self._begin(changes[0].start if changes else txn.start, BeginPrepare(txn.start, txn.end, txn.time, txn.xid, txn.gid), txn)
             self._changes(changes, lambda: None)
         self._send(txn.end, Prepare(0, txn.start, txn.end, txn.time, txn.xid, txn.gid))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -87,6 +88,7 @@ class FakeTransaction:
         self.first_lsn: Lsn | None = None
         self._rows: dict[FakeTable, dict[int, RowValues | None]] = {}
         self._levels = [_Subtransaction()]
+        self._truncated: list[FakeTable] = []
         self._state = "open"
 
     async def __aenter__(self) -> Self:
@@ -164,6 +166,10 @@ class FakeTransaction:
     def truncate(self, *tables: str, cascade: bool = False, restart_identity: bool = False) -> None:
         """Truncate tables together."""
         found = [self._table(table) for table in tables]
+        for table in found:
+            # it gets another file: a server describes it again, in this transaction and after it
+            table.shape = replace(table.shape)
+        self._truncated += found
         options = (TruncateOption.CASCADE if cascade else TruncateOption(0)) | (
             TruncateOption.RESTART_IDENTITY if restart_identity else TruncateOption(0)
         )
@@ -317,6 +323,8 @@ class FakeTransaction:
         return tuple(found)
 
     def _apply(self) -> None:
+        for table in self._truncated:
+            table.shape = replace(table.shape)
         for table, changes in self._rows.items():
             for number, row in changes.items():
                 if row is None:
