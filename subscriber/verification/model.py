@@ -74,6 +74,7 @@ class TableReport:
         publisher_rows, target_rows: how many rows were compared on each side.
         ranges: into how many parts it was divided.
         differing_ranges: how many of them differ.
+        changed_only: only rows that changed since the last verification were read.
         resumed_ranges: how many of them were compared by the verification that this one resumes.
         differences: the rows that differ.
         more: whether there are more differences than ``differences`` has.
@@ -87,6 +88,7 @@ class TableReport:
     target_rows: int = 0
     ranges: int = 0
     differing_ranges: int = 0
+    changed_only: bool = False
     resumed_ranges: int = 0
     differences: list[RowDifference] = field(default_factory=list)
     more: bool = False
@@ -110,6 +112,7 @@ class TableReport:
             "target_rows": self.target_rows,
             "ranges": self.ranges,
             "differing_ranges": self.differing_ranges,
+            "changed_only": self.changed_only,
             "resumed_ranges": self.resumed_ranges,
             "seconds": round(self.seconds, 3),
             "differences": [each.to_json() for each in self.differences],
@@ -128,7 +131,6 @@ class VerificationReport:
         tables: the results, sorted by name.
         seconds: how long all took.
         sample: the percentage of rows that was compared; None: all.
-        since: only rows changed since the last verification were read.
     """
 
     subscription: str
@@ -137,7 +139,6 @@ class VerificationReport:
     tables: Sequence[TableReport]
     seconds: float = 0.0
     sample: float | None = None
-    since: bool = False
 
     @property
     def equal(self) -> bool:
@@ -158,7 +159,6 @@ class VerificationReport:
             "held_seconds": self.held_seconds,
             "seconds": round(self.seconds, 3),
             "sample_percent": self.sample,
-            "changed_only": self.since,
             "tables": [table.to_json() for table in self.tables],
         }
 

@@ -189,23 +189,43 @@ class TableSql:
             f" AS hashed WHERE (h & {mask}) IN ({wanted})"
         )
 
+    def key_summary(self, xmin: int) -> str:
+        """Query of the number of rows, the sum of the hashes of their keys, and the number of rows newer than a snapshot's ``xmin``."""
+        return (
+            f"SELECT count(*)::text, COALESCE(sum({self.key_hash}), 0)::text, count(*) FILTER (WHERE {_newer(xmin)})::text"
+            f" FROM {self.relation}{self.where()}"
+        )
+
+    def newer_hashes(self, xmin: int) -> str:
+        """Query of the hash and the key of each row that is newer."""
+        return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(_newer(xmin))}"
+
+    def hashes_of(self, keys: Sequence[Sequence[str]]) -> str:
+        """Query of the hash and the key of the rows with these keys."""
+        return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(self._is(keys))}"
+
+    def _is(self, keys: Sequence[Sequence[str]]) -> str:
+        names = [quote_identifier(name) for name in self.key]
+        return " OR ".join(
+            "(" + " AND ".join(f"{name} = {quote_literal(value)}" for name, value in zip(names, each, strict=True)) + ")" for each in keys
+        )
+
     def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> str:
         """Query of the rows with these keys: the key, and of each column a digest or, with ``values``, the beginning of its text.
 
         A digest is that of the text: a column that has it in common on both sides is equal.
         """
-        wanted = " OR ".join(
-            "("
-            + " AND ".join(f"{quote_identifier(name)} = {quote_literal(value)}" for name, value in zip(self.key, each, strict=True))
-            + ")"
-            for each in keys
-        )
         digests = [f"md5(convert_to(({column.text})::text, 'UTF8'))" for column in self.columns]
         shown = [f"left({quote_identifier(column.name)}::text, 200)" for column in self.columns] if values else []
-        return f"SELECT {', '.join([*self._key_texts, *digests, *shown])} FROM {self.relation}{self.where(wanted)}"
+        return f"SELECT {', '.join([*self._key_texts, *digests, *shown])} FROM {self.relation}{self.where(self._is(keys))}"
 
     def sample_values(self, condition: str, hashes: Sequence[int]) -> str:
         """Query of the beginning of the texts of rows with these hashes, for a table without a key."""
         shown = ", ".join(f"left({quote_identifier(column.name)}::text, 200)" for column in self.columns)
         wanted = ", ".join(map(str, hashes))
         return f"SELECT ({self.row_hash})::text, {shown} FROM {self.relation}{self.where(condition, f'{self.row_hash} IN ({wanted})')}"
+
+
+def _newer(xmin: int) -> str:
+    """Condition of row versions written by a transaction that is not below this id."""
+    return f"age(xmin) <= age('{xmin % 2**32}'::xid)"

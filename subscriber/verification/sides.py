@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from subscriber.abc import Query
 
-__all__ = ["Rate", "Side"]
+__all__ = ["Rate", "Side", "together"]
 
+T = TypeVar("T")
 Rows = Sequence[Sequence[str | None]]
 
 
@@ -17,9 +19,13 @@ class Side:
 
     Args:
         queries: the sessions.
+
+    Attributes:
+        sessions: their number.
     """
 
     def __init__(self, queries: Sequence[Query]) -> None:
+        self.sessions = len(queries)
         self._free = list(queries)
         self._turns = asyncio.Semaphore(len(queries))
 
@@ -55,3 +61,14 @@ class Rate:
         now = asyncio.get_running_loop().time()
         self._next = max(self._next, now) + rows / self._most
         await asyncio.sleep(self._next - now)
+
+
+async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once. If one fails, cancel the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,7 +16,8 @@ from itertools import pairwise
 from typing import Final
 
 from subscriber.abc import PublishedTable, Query, TableName
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_literal
+from subscriber.verification.parts import WHOLE, Part
 from subscriber.verification.row_sql import ColumnSql, TableSql, column_sql
 
 __all__ = ["Blocks", "KeyRanges", "Pair", "SideTable", "block_ranges", "describe", "divide", "pair", "row_key", "stored_anew_query"]
@@ -32,7 +33,7 @@ WITH RECURSIVE given AS (
     SELECT base.attnum, t.typbasetype FROM base JOIN pg_catalog.pg_type AS t ON t.oid = base.typ WHERE t.typtype = 'd'
 )
 SELECT given.relkind::text, pg_catalog.pg_relation_size(given.oid)::text, pg_catalog.current_setting('block_size'),
-       (am.amname = 'heap' AND pg_catalog.current_setting('server_version_num')::int >= 140000)::text,
+       (am.amname = 'heap')::text, (pg_catalog.current_setting('server_version_num')::int >= 140000)::text,
        pg_catalog.getdatabaseencoding()::text,
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
                    CASE WHEN n.nspname = 'pg_catalog' THEN t.typname::text ELSE n.nspname || '.' || t.typname END,
@@ -85,6 +86,7 @@ class SideTable:
         kind: ``pg_class.relkind``.
         size: bytes of its heap.
         block_size: of the server.
+        is_heap: whether it is an ordinary table of PostgreSQL's own kind.
         by_blocks: whether ranges of its blocks can be read.
         encoding: of the database.
         columns: base type, type modifier and NOT NULL of each column.
@@ -93,6 +95,7 @@ class SideTable:
     kind: str
     size: int
     block_size: int
+    is_heap: bool
     by_blocks: bool
     encoding: str
     columns: Mapping[str, tuple[str, int, bool]]
@@ -105,12 +108,13 @@ async def describe(query: Query, table: TableName) -> SideTable | None:
         SubscriberError: the server rejected the query, or the session was lost.
     """
     rows = await query(_DESCRIBE.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name)))
-    for kind, size, block_size, by_blocks, encoding, columns in rows:
+    for kind, size, block_size, is_heap, by_blocks, encoding, columns in rows:
         return SideTable(
             kind or "",
             int(size or 0),
             int(block_size or 8192),
-            by_blocks == "true" and kind == "r",
+            is_heap == "true" and kind == "r",
+            is_heap == by_blocks == "true" and kind == "r",
             encoding or "",
             {name: (base, modifier, not_null) for name, base, modifier, not_null in json.loads(columns or "[]")},
         )
@@ -172,17 +176,17 @@ def pair(published: PublishedTable, here: SideTable, there: SideTable) -> Pair |
 
 @dataclass(frozen=True, slots=True)
 class KeyRanges:
-    """Conditions that divide the rows of both sides."""
+    """Ranges of the key's first column, the same on both sides; or the whole table."""
 
-    conditions: tuple[str, ...]
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Conditions that divide the blocks of each side, and the bits of the hash by which the rows are compared."""
+    """Ranges of the blocks of each side, and the bits of the hash by which the rows are compared."""
 
-    publisher: tuple[str, ...]
-    target: tuple[str, ...]
+    publisher: tuple[Part, ...]
+    target: tuple[Part, ...]
     mask: int
 
 
@@ -205,11 +209,8 @@ async def divide(query: Query, planned: Pair, jobs: int) -> KeyRanges | Blocks:
             mask = min(_BUCKETS, 1 << (planned.rows // _BUCKET_ROWS).bit_length()) - 1
             return Blocks(block_ranges(planned.here, jobs), block_ranges(planned.there, jobs), mask)
     if not bounds:
-        return KeyRanges(("",))
-    column = quote_identifier(planned.publisher.key[0])
-    literals = [quote_literal(each) for each in bounds]
-    inner = [f"{column} >= {low} AND {column} < {high}" for low, high in pairwise(literals)]
-    return KeyRanges((f"{column} < {literals[0]}", *inner, f"{column} >= {literals[-1]}"))
+        return KeyRanges((WHOLE,))
+    return KeyRanges(tuple(Part(planned.publisher.key[0], low, high) for low, high in pairwise([None, *bounds, None])))
 
 
 async def _bounds(query: Query, planned: Pair) -> Sequence[str]:
@@ -234,13 +235,13 @@ async def _bounds(query: Query, planned: Pair) -> Sequence[str]:
     return ()
 
 
-def block_ranges(table: SideTable, jobs: int) -> tuple[str, ...]:
-    """Conditions that divide a table's blocks, so that each session gets some ranges."""
+def block_ranges(table: SideTable, jobs: int) -> tuple[Part, ...]:
+    """Parts that divide a table's blocks, so that each session gets some ranges."""
     size = min(max(table.size // (jobs * 4), _LEAST_BLOCKS), _MOST_BLOCKS)
     if not table.by_blocks or table.size <= size:
-        return ("",)
+        return (WHOLE,)
     blocks = size // table.block_size
     starts = range(0, -(-table.size // table.block_size), blocks)
-    inner = [f"ctid >= '({first},0)' AND ctid < '({first + blocks},0)'" for first in starts[:-1]]
+    inner = [Part(condition=f"ctid >= '({first},0)' AND ctid < '({first + blocks},0)'") for first in starts[:-1]]
     # the last range has no end: the table may have grown since it was measured
-    return (*inner, f"ctid >= '({starts[-1]},0)'")
+    return (*inner, Part(condition=f"ctid >= '({starts[-1]},0)'"))

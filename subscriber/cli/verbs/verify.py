@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--changed", action="store_true", help="read only rows that changed since the last verification found a table equal"
     )
+    parser.add_argument("--changed", action="store_true", help="read only rows that changed since a table was last found equal")
     parser.add_argument("--repair", action="store_true", help="make the differing rows of the target equal to those of the publisher")
     parser.add_argument("--dry-run", action="store_true", help="with --repair: only show which rows would be changed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -131,6 +132,7 @@ async def _execute(args: argparse.Namespace) -> int:
         limits=limits,
         progress=None if quiet else _Told(),
         resume=args.resume,
+        changed=args.changed,
     )
     repaired: dict[TableName, int] = {}
     if args.repair and not args.dry_run:

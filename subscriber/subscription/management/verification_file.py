@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
+from subscriber.verification.parts import Part
 
 __all__ = ["VerificationFile"]
 
@@ -89,8 +90,8 @@ class _TableMemory:
         self._file = file
         self._table = table
 
-    def known(self, conditions: Sequence[str]) -> Mapping[int, int]:
-        return self._file.ranges(self._table, conditions)
+    def known(self, parts: Sequence[Part]) -> Mapping[int, int]:
+        return self._file.ranges(self._table, [part.sql for part in parts])
 
     def note(self, number: int, rows: int) -> None:
         self._file.note(self._table, number, rows)

@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from subscriber.abc import PublishedTable, TableName, TableState
 from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog import Definition
-from subscriber.catalog.model import PG_SUBSCRIPTION_REL, VERIFICATION
-from subscriber.catalog.store import Store
+from subscriber.catalog.model import PG_SUBSCRIPTION_REL, POSITION, VERIFICATION
+from subscriber.catalog.store import Rows, Store
 from subscriber.catalog.subscription_rows import entry_of
 from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
@@ -25,7 +26,8 @@ from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
 from subscriber.verification.row_sql import TEXT_SETTINGS
 from subscriber.verification.sides import Rate, Side
-from subscriber.verification.tables import describe, divide, pair, stored_anew_query
+from subscriber.verification.tables import stored_anew_query
+from subscriber.verification.targets import PostgresTarget, TargetSnapshot
 from subscriber.walreceiver.publication import published_tables
 
 __all__ = ["verify"]
@@ -40,6 +42,7 @@ async def verify(
     limits: VerificationLimits | None = None,
     progress: Progress | None = None,
     resume: Path | None = None,
+    changed: bool = False,
 ) -> VerificationReport:
     """Compare the tables of a running subscription with the publisher's, both as of one LSN.
 
@@ -51,6 +54,8 @@ async def verify(
         limits: how much to do.
         progress: is told about the progress.
         resume: file that remembers finished ranges, so that an interrupted verification can continue.
+        changed: read only what changed since the last verification that found the table equal, where that is possible. The result is as
+            sure as that of a whole comparison.
 
     Returns:
         What was found. Differences are no error.
@@ -71,11 +76,11 @@ async def verify(
         file = VerificationFile(resume, [name, str(definition.oid)]) if resume is not None else None
         run = _Verification(store, definition, limits, progress or Quiet(), file)
         async with run.snapshots(target, conninfo) as opened:
-            reports = await run.compare(opened, tables)
+            reports = await run.compare(opened, tables, changed=changed)
         if file is not None:
             file.remove()
         if limits.sample is None:
-            await _remember(store, definition.oid, opened, reports)
+            await run.remember(opened, reports)
     return VerificationReport(name, opened.lsn, opened.held_seconds, reports, time.monotonic() - began, limits.sample)
 
 
@@ -85,18 +90,18 @@ class _Opened:
 
     Attributes:
         lsn: of both.
-        publisher, target: their sessions.
+        publisher: the sessions there.
+        target: the snapshot there.
         published: the tables of the publications.
-        publisher_xmin, target_xmin: all transactions below have ended before the snapshots.
+        xmins: of both sides: all transactions below have ended before the snapshots. None: the target has none.
         held_seconds: how long apply was held.
     """
 
     lsn: Lsn
     publisher: Side
-    target: Side
+    target: TargetSnapshot
     published: Sequence[PublishedTable]
-    publisher_xmin: int
-    target_xmin: int
+    xmins: tuple[int, int] | None
     held_seconds: float
 
 
@@ -144,16 +149,16 @@ class _Verification:
             yield _Opened(
                 lsn=side.lsn,
                 publisher=Side([reader.read for reader in readers]),
-                target=Side(queries),
+                target=PostgresTarget(Side(queries)),
                 published=[copied_rows(table, definition.options) for table in await published_tables(readers[0], definition.publications)],
-                publisher_xmin=side.xmin,
-                target_xmin=int(request.answer["target_xmin"]),
+                xmins=(side.xmin, int(request.answer["target_xmin"])),
                 held_seconds=held,
             )
 
-    async def compare(self, opened: _Opened, wanted: Sequence[TableName]) -> list[TableReport]:
+    async def compare(self, opened: _Opened, wanted: Sequence[TableName], *, changed: bool) -> list[TableReport]:
         """Compare the tables, several at once."""
         tables = _chosen(opened.published, wanted)
+        since = await self._equal_before() if changed and opened.xmins is not None else {}
         left_out = await self._not_ready(opened.lsn, tables)
         rows = sum(table.estimated_rows or 0 for table in tables)
         self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
@@ -165,7 +170,7 @@ class _Verification:
             for table in waiting:
                 report = TableReport(table.name, left_out=left_out.get(table.name))
                 if report.left_out is None:
-                    await self._compare(opened, table, report)
+                    await self._compare(opened, table, report, since.get(table.name))
                 reports.append(report)
                 self._progress.finished(report)
 
@@ -197,10 +202,10 @@ class _Verification:
                 reasons[table.name] = "it is still being synchronized"
         return reasons
 
-    async def _compare(self, opened: _Opened, table: PublishedTable, report: TableReport) -> None:
+    async def _compare(self, opened: _Opened, table: PublishedTable, report: TableReport, since: tuple[int, int] | None) -> None:
         began = time.monotonic()
         try:
-            report.left_out = await self._compare_rows(opened, table, report)
+            report.left_out = await self._compare_rows(opened, table, report, since)
         except (PublisherUnavailable, TargetUnavailable):
             raise
         except SubscriberError as error:
@@ -208,31 +213,69 @@ class _Verification:
             report.left_out = error.one_line()
         report.seconds = time.monotonic() - began
 
-    async def _compare_rows(self, opened: _Opened, table: PublishedTable, report: TableReport) -> str | None:
+    async def _compare_rows(self, opened: _Opened, table: PublishedTable, report: TableReport, since: tuple[int, int] | None) -> str | None:
         """Compare the rows of one table. Return why it cannot be compared, or None."""
-        here, there = await describe(opened.publisher.run, table.name), await describe(opened.target.run, table.name)
-        if here is None or there is None:
-            return f"it does not exist {'in the target' if here is not None else 'on the publisher'}"
-        planned = pair(table, here, there)
+        planned = await opened.target.plan(table, opened.publisher, self._limits)
         if isinstance(planned, str):
             return planned
-        report.key = planned.publisher.key
+        report.key = tuple(planned.key)
         comparison = TableComparison(
-            planned,
-            opened.publisher,
-            opened.target,
+            planned.publisher,
+            planned.target,
+            key=planned.key,
+            columns=planned.columns,
             limits=self._limits,
             rate=self._rate,
             progress=self._progress,
             report=report,
             memory=self._file.table(table.name) if self._file is not None else None,
         )
-        await comparison.run(await divide(opened.publisher.run, planned, self._limits.jobs))
-        for side in (opened.publisher, opened.target):
-            ((anew,),) = await side.run(stored_anew_query(table.name))
-            if anew == "true":
-                return "it was truncated or rewritten while it was compared: verify it again"
+        found = await planned.changed.differing(since) if since is not None and planned.changed is not None else None
+        if found is not None:
+            keys, (report.publisher_rows, report.target_rows) = found
+            report.changed_only = True
+            report.ranges, report.differing_ranges = 1, int(bool(keys))
+            await comparison.name_keys(keys)
+        else:
+            await comparison.run(planned.plan)
+        ((anew,),) = await opened.publisher.run(stored_anew_query(table.name))
+        if anew == "true" or not await opened.target.is_intact(table):
+            return "it was truncated or rewritten while it was compared: verify it again"
         return None
+
+    async def _systems(self, rows: Rows) -> dict[str, str]:
+        """Identify both servers: transaction ids of others mean nothing here."""
+        positions = await rows.select(POSITION, {"srsubid": self._definition.oid, "srrelid": 0})
+        return {
+            "publisher_system": positions[0]["system_identifier"] if positions else "",
+            "target_system": await rows.target_identifier(),
+        }
+
+    async def _equal_before(self) -> dict[TableName, tuple[int, int]]:
+        """The snapshots in which each table was last found equal."""
+        async with self._store.reading() as rows:
+            found = await rows.select(VERIFICATION, {"subid": self._definition.oid, **await self._systems(rows)})
+        return {TableName(row["nspname"], row["relname"]): (row["publisher_xmin"], row["target_xmin"]) for row in found}
+
+    async def remember(self, opened: _Opened, reports: Sequence[TableReport]) -> None:
+        """Store for which tables this verification found both sides equal."""
+        if opened.xmins is None:
+            return
+        values: dict[str, Any] = {
+            "lsn": opened.lsn,
+            "publisher_xmin": opened.xmins[0],
+            "target_xmin": opened.xmins[1],
+            "verified_at": self._store.now(),
+        }
+        async with self._store.transaction() as rows:
+            values |= await self._systems(rows)
+            for report in reports:
+                if report.left_out is not None or report.resumed_ranges:
+                    continue
+                key = {"subid": self._definition.oid, "nspname": report.table.namespace, "relname": report.table.name}
+                await rows.delete(VERIFICATION, key)
+                if report.equal:
+                    await rows.insert(VERIFICATION, [{**key, **values}])
 
 
 def _chosen(published: Sequence[PublishedTable], wanted: Sequence[TableName]) -> Sequence[PublishedTable]:
@@ -243,16 +286,3 @@ def _chosen(published: Sequence[PublishedTable], wanted: Sequence[TableName]) ->
         if name not in known:
             raise ConfigurationError(f'table "{name}" is not published', hint="`subscriber status` lists the tables of a subscription")
     return [known[name] for name in sorted(set(wanted))]
-
-
-async def _remember(store: Store, oid: int, opened: _Opened, reports: Sequence[TableReport]) -> None:
-    """Store for which tables this verification found both sides equal."""
-    values = {"lsn": opened.lsn, "publisher_xmin": opened.publisher_xmin, "target_xmin": opened.target_xmin}
-    async with store.transaction() as rows:
-        for report in reports:
-            if report.left_out is not None or report.resumed_ranges:
-                continue
-            key = {"subid": oid, "nspname": report.table.namespace, "relname": report.table.name}
-            await rows.delete(VERIFICATION, key)
-            if report.equal:
-                await rows.insert(VERIFICATION, [{**key, **values, "verified_at": store.now()}])

@@ -260,3 +260,36 @@ async def test_refuses_a_subscription_that_does_not_run(publisher_db: Database, 
         await verified(found)
     assert "subscriber run" in str(getattr(caught.value, "hint", ""))
     assert target_db.value("SELECT count(*) FROM subscriber.snapshot_request") == 0
+
+
+async def test_compares_only_what_changed_since_both_sides_were_equal(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        assert not only(await verified(found, changed=True)).changed_only, "there was no verification before"
+        publisher_db.execute("UPDATE t SET v = 'new' WHERE id <= 10; DELETE FROM t WHERE id = 500; INSERT INTO t VALUES (2000, 'x')")
+        await found.caught_up()
+        report = await verified(found, changed=True)
+        assert report.equal
+        assert (only(report).changed_only, only(report).publisher_rows, only(report).target_rows) == (True, 1000, 1000)
+        target_db.execute("UPDATE t SET v = 'wrong' WHERE id = 5")
+        table = only(await verified(found, changed=True))
+        assert table.changed_only
+        assert named(table) == [("different", ("5",), ("v",))]
+        # after a difference, the next one compares everything again
+        table = only(await verified(found, changed=True))
+        assert not table.changed_only
+        assert len(table.differences) == 1
+
+
+async def test_a_deletion_on_one_side_alone_is_found_without_newer_rows(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        assert (await verified(found)).equal
+        target_db.execute("DELETE FROM t WHERE id = 7")
+        assert named(only(await verified(found, changed=True))) == [("missing", ("7",), ())]

@@ -198,7 +198,9 @@ _STEPS: Final[Mapping[int, str]] = {
         relname name NOT NULL,
         lsn pg_lsn NOT NULL,
         publisher_xmin bigint NOT NULL,
-        target_xmin bigint,
+        target_xmin bigint NOT NULL,
+        publisher_system text NOT NULL,
+        target_system text NOT NULL,
         verified_at timestamptz NOT NULL,
         PRIMARY KEY (subid, nspname, relname)
     );

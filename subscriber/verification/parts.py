@@ -1,0 +1,72 @@
+"""Parts of a table, and what each side can say about them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+
+__all__ = ["WHOLE", "Key", "Part", "Sums", "TableSide"]
+
+Key = tuple[str | None, ...]
+"""The texts of a key's columns; empty for a table without a key."""
+Sums = Mapping[int, tuple[int, int]]
+"""Number of rows and sum of their hashes, by some bits of the hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a table: those of a range of a column, or those that a condition of one side selects.
+
+    Attributes:
+        column: its values are from ``low`` to before ``high``; None: there is no such range.
+        low, high: texts of values; None: no bound.
+        condition: SQL of PostgreSQL; empty: all rows.
+    """
+
+    column: str | None = None
+    low: str | None = None
+    high: str | None = None
+    condition: str = ""
+
+    @property
+    def sql(self) -> str:
+        """The rows as a condition of PostgreSQL."""
+        if self.column is None:
+            return self.condition
+        name = quote_identifier(self.column)
+        bounds = [f"{name} {sign} {quote_literal(value)}" for sign, value in ((">=", self.low), ("<", self.high)) if value is not None]
+        return " AND ".join(bounds)
+
+
+WHOLE = Part()
+
+
+class TableSide(Protocol):
+    """A table on one side, in a snapshot. Several calls may run at once. Both sides give the same hash for the same row.
+
+    Each method raises SubscriberError if the server rejects the query, or the session was lost.
+    """
+
+    async def checksum(self, part: Part) -> tuple[int, int]:
+        """Return the number of rows of a part, and the sum of their hashes."""
+        ...
+
+    async def checksums(self, parts: Sequence[Part], mask: int, read: Callable[[int], Awaitable[None]]) -> Sums:
+        """Return the same by ``hash & mask``, over all parts. ``read`` is told how many rows were read."""
+        ...
+
+    async def hashes(self, parts: Sequence[Part], mask: int, buckets: Sequence[int]) -> Counter[tuple[int, Key]]:
+        """Return hash and key of all rows whose ``hash & mask`` is one of ``buckets``, with their number."""
+        ...
+
+    async def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> Mapping[Key, Sequence[Sequence[str | None]]]:
+        """Return the rows with these keys: a digest of each column, and with ``values`` also the beginning of the text of each column."""
+        ...
+
+    async def values(self, hashes: Sequence[int]) -> Mapping[int, Sequence[str | None]]:
+        """Return the beginning of the text of each column, of rows with these hashes."""
+        ...
