@@ -17,6 +17,7 @@ from subscriber.abc.abilities import (
     Query,
     RepairingSink,
     Row,
+    RowSource,
     TwoPhaseSink,
     WatchedSink,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "ReplicationStream",
     "Retry",
     "Row",
+    "RowSource",
     "Sink",
     "SnapshotOrder",
     "SnapshotTableSink",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -26,6 +26,7 @@ __all__ = [
     "Query",
     "RepairingSink",
     "Row",
+    "RowSource",
     "TwoPhaseSink",
     "WatchedSink",
 ]
@@ -231,6 +232,31 @@ class RepairingSink(Protocol):
         Raises:
             ApplyError, RelationError: the target rejects a row. Nothing was changed.
             TargetError, TargetUnavailable
+        """
+        ...
+
+
+class RowSource(Protocol):
+    """A table of a target, in a snapshot. Values are those of the driver. Several calls may run at once."""
+
+    def rows(self, column: str | None, low: int | None, high: int | None) -> AsyncIterator[Sequence[Sequence[object]]]:
+        """Read all rows, or those of a range of an integer column, some thousand at a time.
+
+        Args:
+            column: the column; None: all rows.
+            low: the lowest value; None: no bound.
+            high: the value above the highest; None: no bound.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        ...
+
+    async def rows_by_key(self, keys: Sequence[Sequence[str]]) -> Sequence[Sequence[object]]:
+        """Read the rows with these keys, given as PostgreSQL's texts.
+
+        Raises:
+            TargetUnavailable, TargetError
         """
         ...
 

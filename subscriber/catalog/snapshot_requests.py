@@ -3,18 +3,18 @@
 A verb writes a request into the target's catalog, and the process answers there. A subscription has at most one request. While the verb
 works, it holds a lock. If the lock is free, the verb has ended, and the process withdraws what it has prepared for it.
 
-===========  =============================================================  ===================
+===========  =============================================================  ===========================
 state        meaning                                                        next states
-===========  =============================================================  ===================
-REQUESTED    the verb has written the request                               HELD, OPENED, FAILED
-HELD         apply waits for the verb, which must open its own snapshots    DONE, EXPIRED
-OPENED       both snapshots are exported, and apply has continued           DONE
-DONE         the verb has opened its snapshots, or the work is done         none
-EXPIRED      apply has waited too long, and has continued                   none
+===========  =============================================================  ===========================
+REQUESTED    the verb has written the request                               HELD, OPENED, DONE, FAILED
+HELD         apply waits for the verb, which must open its own snapshot     OPENED, EXPIRED
+OPENED       the snapshot of the target is open, and apply has continued    DONE
+DONE         the verb needs nothing more; or a repair is done               none
+EXPIRED      apply has waited too long, and has continued                   FAILED
 FAILED       the answer says why nothing was done                           none
-===========  =============================================================  ===================
+===========  =============================================================  ===========================
 
-Each change names the state that it expects, so that of a verb that says DONE and a process that says EXPIRED only one succeeds.
+Each change names the state that it expects, so that of a verb that says OPENED and a process that says EXPIRED only one succeeds.
 """
 
 from __future__ import annotations

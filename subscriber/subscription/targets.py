@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.abc import Query, Sink
 from subscriber.catalog import Catalog, Definition, Observation
@@ -21,7 +21,20 @@ from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["ApplyOptions", "is_lake", "is_plugin", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
+if TYPE_CHECKING:
+    from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions
+
+__all__ = [
+    "ApplyOptions",
+    "is_lake",
+    "is_plugin",
+    "observe_target",
+    "open_catalog",
+    "open_snapshot_sessions",
+    "open_target",
+    "spark_apply",
+    "uses_sqlalchemy",
+]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)://")
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
@@ -161,6 +174,18 @@ def read_postgres_snapshot(
     with _postgres():
         from subscriber.sinks.postgres.snapshots import read_snapshot  # noqa: PLC0415 -- as above
     return read_snapshot(target, snapshot_name, jobs, setup=setup, application_name=application_name)
+
+
+def open_snapshot_sessions(target: str, jobs: int) -> AbstractAsyncContextManager[SnapshotSessions]:
+    """Open sessions with a target of SQLAlchemy that can begin snapshots.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`; or it has no snapshots.
+        TargetUnavailable, TargetError: the target cannot be reached.
+    """
+    with _sqlalchemy(target):
+        from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions  # noqa: PLC0415 -- as above
+    return SnapshotSessions.open(target, jobs)
 
 
 def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None:

@@ -2,11 +2,12 @@
 
 The hash of a row has 64 bits. It is chained: each column is hashed with the hash of the columns before it as the seed. Two hashes exist:
 
-*Fast.* Integers, UUIDs, timestamps and texts are hashed by PostgreSQL's own functions for hash partitioning, which therefore never change.
-``hashint8extended`` folds its value to 32 bits, so the upper half is hashed separately. Every other type is hashed as its text.
+*Fast.* Integers, numerics, UUIDs, timestamps and texts are hashed by PostgreSQL's own functions for hash partitioning, which therefore
+never change. ``hashint8extended`` folds its value to 32 bits, so the upper half is hashed separately. Every other type is hashed as its
+text.
 
-*Text.* The first half of the MD5 of ``ROW(...)::text`` in UTF-8. It is used if the server encodings differ, or if the other side is not
-PostgreSQL and its rows are hashed by this program.
+*Text.* The first half of the MD5 of the columns' texts in UTF-8, with separators. It is used if the server encodings differ, or if the
+other side is not PostgreSQL and its rows are hashed by this program (:mod:`subscriber.verification.client_table`).
 
 A range of rows has a count and the sum of its hashes. The sum does not depend on the order, and duplicates change it. NULL and an empty
 text have different hashes: NULL changes the seed.
@@ -26,7 +27,7 @@ from typing import Final
 from subscriber.abc import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
-__all__ = ["TEXT_SETTINGS", "ColumnSql", "TableSql", "column_sql"]
+__all__ = ["TEXT_SETTINGS", "ColumnSql", "TableSql", "client_column_sql", "column_sql"]
 
 TEXT_SETTINGS: Final = (
     "SET search_path = ''",
@@ -56,7 +57,7 @@ class ColumnSql:
     Attributes:
         name: its name.
         text: SQL of the value that is hashed, or of its text.
-        function: hashes the value: ``int4``, ``int8``, ``uuid``, ``timestamp`` or ``text``.
+        function: hashes the value: ``int4``, ``int8``, ``numeric``, ``uuid``, ``timestamp`` or ``text``.
         null: whether it may be NULL on either side.
     """
 
@@ -69,14 +70,17 @@ class ColumnSql:
         """SQL of the hash of this column with the hash of the columns before it."""
         value = self.text
         if self.null:
-            default = {"text": "''", "int4": "0", "int8": "0", "timestamp": "'epoch'", "uuid": f"'{'0' * 32}'"}[self.function]
-            seed = f"({seed} # CASE WHEN {value} IS NULL THEN {_NULL_SEED} ELSE 0 END)"
+            default = {"timestamp": "'epoch'", "uuid": f"'{'0' * 32}'", "text": "''"}.get(self.function, "0")
+            seed = f"({seed} # CASE WHEN {quote_identifier(self.name)} IS NULL THEN {_NULL_SEED} ELSE 0 END)"
             value = f"COALESCE({value}, {default})"
         match self.function:
             case "int4":
                 return f"hashint4extended({value}, {seed})"
             case "int8":
                 return f"hashint8extended({value}, hashint4extended(({value} >> 32)::int4, {seed}))"
+            case "numeric":
+                # the hash ignores trailing zeros, and is the same for NaN and both infinities, which have no scale
+                return f"hash_numeric_extended({value}, {seed} # COALESCE(scale({value}), -length({value}::text))::int8)"
             case "timestamp":
                 return f"timestamp_hash_extended({value}, {seed})"
             case "uuid":
@@ -104,12 +108,37 @@ def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bo
         return ColumnSql(name, f"trim_scale({quoted}::numeric)::text", null=null)
     if own == other == "uuid":
         return ColumnSql(name, f"{quoted}::uuid", "uuid", null)
-    if own == other and own in {"timestamp", "timestamptz"}:
-        # UTC is set, so that the conversion is exact and cheap
+    if own == other == "numeric":
+        return ColumnSql(name, f"{quoted}::numeric", "numeric", null)
+    if own == other == "timestamp":
         return ColumnSql(name, f"{quoted}::timestamp", "timestamp", null)
+    if own == other == "timestamptz":
+        return ColumnSql(name, f"({quoted} AT TIME ZONE 'UTC')", "timestamp", null)
     if own != other and "bpchar" in {own, other}:
         return ColumnSql(name, f"rtrim({quoted}::text, ' ')", null=null)
     return ColumnSql(name, f"{quoted}::text", null=null)
+
+
+def client_column_sql(name: str, base: str) -> ColumnSql:
+    """Return the text of a column that :mod:`subscriber.verification.client_table` gives for the same value of another database.
+
+    Args:
+        name: of the column.
+        base: its base type, as ``pg_type.typname``.
+    """
+    quoted = quote_identifier(name)
+    match base:
+        case "float4" | "float8":
+            # some databases do not keep the sign of a zero
+            return ColumnSql(name, f"encode({base}send(({quoted} + 0)::{base}), 'hex')")
+        case "numeric":
+            return ColumnSql(name, f"trim_scale({quoted})::text")
+        case "text" | "varchar" | "bpchar" | "int2" | "int4" | "int8" | "uuid":
+            # the cast of bpchar removes trailing blanks
+            return ColumnSql(name, f"{quoted}::text")
+        case _:
+            # the output function; a cast to text is another one for some types
+            return ColumnSql(name, f"CASE WHEN {quoted} IS NOT NULL THEN concat({quoted}) END")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +182,9 @@ class TableSql:
             for column in columns:
                 seed = column.hashed(seed)
             return seed if columns else "0::int8"
-        texts = ", ".join(f"({column.text})::text" for column in columns)
-        return f"('x' || substr(md5(convert_to(ROW({texts})::text, 'UTF8')), 1, 16))::bit(64)::int8"
+        # chr(1) and chr(2) occur in no text that a person or a type's output function writes
+        texts = ", ".join(["chr(1)", *(f"COALESCE(({column.text})::text, chr(2))" for column in columns)])
+        return f"('x' || substr(md5(convert_to(concat_ws({texts}), 'UTF8')), 1, 16))::bit(64)::int8"
 
     @property
     def _key_texts(self) -> list[str]:

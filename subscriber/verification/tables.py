@@ -20,7 +20,20 @@ from subscriber.protocol.quoting import quote_literal
 from subscriber.verification.parts import WHOLE, Part
 from subscriber.verification.row_sql import ColumnSql, TableSql, column_sql
 
-__all__ = ["Blocks", "KeyRanges", "Pair", "SideTable", "block_ranges", "describe", "divide", "pair", "row_key", "stored_anew_query"]
+__all__ = [
+    "Blocks",
+    "KeyRanges",
+    "Pair",
+    "SideTable",
+    "block_ranges",
+    "bucket_mask",
+    "describe",
+    "divide",
+    "key_ranges",
+    "pair",
+    "row_key",
+    "stored_anew_query",
+]
 
 _DESCRIBE: Final = """
 WITH RECURSIVE given AS (
@@ -61,6 +74,7 @@ SELECT EXISTS (
      WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid))::text
 """
 _ORDERED: Final = frozenset({"int2", "int4", "int8", "numeric", "date", "timestamp", "timestamptz", "uuid"})
+_INTEGERS: Final = frozenset({"int2", "int4", "int8"})
 _CORRELATED: Final = 0.9
 _RANGE_ROWS: Final = 50_000
 """A range of the key has at least about so many rows."""
@@ -201,28 +215,37 @@ async def divide(query: Query, planned: Pair, jobs: int) -> KeyRanges | Blocks:
     Raises:
         SubscriberError: the server rejected the query, or the session was lost.
     """
-    bounds: Sequence[str] = ()
-    if planned.rows > _RANGE_ROWS:
-        if planned.publisher.key:
-            bounds = await _bounds(query, planned)
-        if not bounds:
-            mask = min(_BUCKETS, 1 << (planned.rows // _BUCKET_ROWS).bit_length()) - 1
-            return Blocks(block_ranges(planned.here, jobs), block_ranges(planned.there, jobs), mask)
-    if not bounds:
+    column = planned.publisher.key[0] if planned.publisher.key else None
+    bases = {planned.here.columns[column][0], planned.there.columns[column][0]} if column is not None else set()
+    ordered = bases <= _INTEGERS or (len(bases) == 1 and bases <= _ORDERED)
+    ranges = await key_ranges(query, planned.publisher.table, column if ordered else None, planned.rows)
+    return ranges or Blocks(block_ranges(planned.here, jobs), block_ranges(planned.there, jobs), bucket_mask(planned.rows))
+
+
+def bucket_mask(rows: int) -> int:
+    """The bits of the hash by which so many rows are compared at once."""
+    return min(_BUCKETS, 1 << (rows // _BUCKET_ROWS).bit_length()) - 1
+
+
+async def key_ranges(query: Query, table: TableName, column: str | None, rows: int) -> KeyRanges | None:
+    """Divide a table by the first column of its key.
+
+    Args:
+        query: a session with the publisher.
+        table: the table there.
+        column: the column; None: it has none that both sides sort in the same way.
+        rows: the estimated number of rows.
+
+    Returns:
+        The ranges; None: the table is large, and its rows are not in the order of the key.
+    """
+    if rows <= _RANGE_ROWS:
         return KeyRanges((WHOLE,))
-    return KeyRanges(tuple(Part(planned.publisher.key[0], low, high) for low, high in pairwise([None, *bounds, None])))
+    bounds = await _bounds(query, table, column, rows) if column is not None else ()
+    return KeyRanges(tuple(Part(column, low, high) for low, high in pairwise([None, *bounds, None]))) if bounds else None
 
 
-async def _bounds(query: Query, planned: Pair) -> Sequence[str]:
-    column = planned.publisher.key[0]
-    base, its_base = planned.here.columns[column][0], planned.there.columns[column][0]
-    if (
-        base not in _ORDERED
-        or its_base not in _ORDERED
-        or (base != its_base and not (base.startswith("int") and its_base.startswith("int")))
-    ):
-        return ()
-    name = planned.publisher.table
+async def _bounds(query: Query, name: TableName, column: str, estimated: int) -> Sequence[str]:
     rows = await query(
         _STATISTICS.format(namespace=quote_literal(name.namespace), name=quote_literal(name.name), column=quote_literal(column))
     )
@@ -230,7 +253,7 @@ async def _bounds(query: Query, planned: Pair) -> Sequence[str]:
         if histogram is None or correlation is None or abs(float(correlation)) < _CORRELATED:
             return ()
         bounds = list(dict.fromkeys(json.loads(histogram)))
-        step = max(-(-_RANGE_ROWS * len(bounds) // max(planned.rows, 1)), 1)
+        step = max(-(-_RANGE_ROWS * len(bounds) // max(estimated, 1)), 1)
         return bounds[step::step] if len(bounds) > step else ()
     return ()
 

@@ -6,15 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from subscriber.abc import PublishedTable
+from subscriber.abc import PublishedTable, RowSource
 from subscriber.verification.changed import ChangedRows
+from subscriber.verification.client_table import ClientTable
 from subscriber.verification.model import VerificationLimits
-from subscriber.verification.parts import TableSide
+from subscriber.verification.parts import WHOLE, TableSide
 from subscriber.verification.postgres_table import PostgresTable
+from subscriber.verification.row_sql import TableSql, client_column_sql
 from subscriber.verification.sides import Side
-from subscriber.verification.tables import Blocks, KeyRanges, describe, divide, pair, stored_anew_query
+from subscriber.verification.tables import (
+    Blocks,
+    KeyRanges,
+    block_ranges,
+    bucket_mask,
+    describe,
+    divide,
+    key_ranges,
+    pair,
+    row_key,
+    stored_anew_query,
+)
 
-__all__ = ["PlannedTable", "PostgresTarget", "TargetSnapshot"]
+__all__ = ["OtherTarget", "PlannedTable", "PostgresTarget", "TargetSnapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +103,67 @@ class PostgresTarget:
         """Whether no other session has stored the table anew."""
         ((anew,),) = await self._side.run(stored_anew_query(table.name))
         return anew != "true"
+
+
+class OpenedRows(Protocol):
+    """A table of a target that is not PostgreSQL."""
+
+    def is_integer(self, number: int) -> bool:
+        """Whether a column holds integers."""
+        ...
+
+
+class OpenedTable(RowSource, OpenedRows, Protocol):
+    """Both."""
+
+
+class OtherSnapshot(Protocol):
+    """Finds the tables of such a target."""
+
+    async def table(self, published: PublishedTable, key: Sequence[str]) -> OpenedTable:
+        """Find a table.
+
+        Raises:
+            RelationError: the target does not have it, or lacks a column.
+        """
+        ...
+
+
+class OtherTarget:
+    """A :class:`TargetSnapshot` of a database whose rows are hashed in this process.
+
+    Args:
+        snapshot: reads the tables.
+    """
+
+    def __init__(self, snapshot: OtherSnapshot) -> None:
+        self._snapshot = snapshot
+
+    async def plan(self, table: PublishedTable, publisher: Side, limits: VerificationLimits) -> PlannedTable | str:
+        """Plan the comparison of a table."""
+        here = await describe(publisher.run, table.name)
+        if here is None:
+            return "it does not exist on the publisher"
+        bases = {name: here.columns[name][0] for name in table.columns}
+        key = row_key(table)
+        if any(bases[name] in {"float4", "float8"} for name in key):
+            # a float has several texts
+            key = ()
+        source = await self._snapshot.table(table, key)
+        columns = tuple(client_column_sql(name, base) for name, base in bases.items())
+        sql = TableSql(table.name, here.kind == "r", columns, key, table.row_filters, fast=False)
+        rows = table.estimated_rows or 0
+        ordered = bool(key) and source.is_integer(table.columns.index(key[0])) and bases[key[0]] in {"int2", "int4", "int8"}
+        plan = await key_ranges(publisher.run, table.name, key[0] if ordered else None, rows)
+        sample = limits.sample if key and (plan is None or len(plan.parts) == 1) else None
+        return PlannedTable(
+            publisher=PostgresTable(sql, publisher, sample),
+            target=ClientTable(source, bases, key, sample),
+            key=key,
+            columns=table.columns,
+            plan=plan or Blocks(block_ranges(here, limits.jobs), (WHOLE,), bucket_mask(rows)),
+        )
+
+    async def is_intact(self, table: PublishedTable) -> bool:
+        """The database rejects a query if a table was altered since the snapshot, or lets the change wait."""
+        return True

@@ -17,6 +17,7 @@ from subscriber.abc import (
     Position,
     PublishedTable,
     RelationGate,
+    Row,
     SubscriptionState,
     TableEntry,
     TableName,
@@ -39,6 +40,7 @@ from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
 from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
+from subscriber.sinks.sqlalchemy.repair import repair_rows
 from subscriber.sinks.sqlalchemy.schema.names import target_name
 from subscriber.sinks.sqlalchemy.schema.table_creation import create_table, unusable, usable
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
@@ -126,6 +128,9 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         self.state = state
         self.statistics = target.statistics
         self.session = session
+        # the locks of the given store belong to the session that applies
+        self._asked_locks = Locks(target.database)
+        self.store = SqlAlchemyStore(target.database, self._asked_locks)
         self._target = target
         self._database = target.database
         self._locks = locks
@@ -337,6 +342,15 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         self._require_position()
         await self._two_phase.rollback(message)
 
+    async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
+        """See :meth:`subscriber.abc.RepairingSink.repair`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        async with self._transaction() as connection:
+            await repair_rows(connection, table, key=key, keys=keys, rows=rows)
+
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """See :meth:`subscriber.abc.StateStore.report`.
 
@@ -365,7 +379,12 @@ class OpenedSqlAlchemySink(CatalogStateStore):
             await leave(self._locks, self.session)
         finally:
             # even if the block above is cancelled
-            await self._database.close()
+            try:
+                with contextlib.suppress(TargetError, TimeoutError):
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await self._asked_locks.close()
+            finally:
+                await self._database.close()
 
 
 async def leave(locks: Locks, session: Session) -> None:

@@ -125,19 +125,22 @@ class Asker:
                 self._waiting.waiting("the target has not applied what the publisher has committed so far")
             await asyncio.sleep(_POLL)
 
-    async def opened(self, request: SnapshotRequest) -> None:
-        """Say that the snapshots of a request are open. Apply continues, if it waited for that.
+    async def say(self, request: SnapshotRequest, *, only_from: RequestState, to: RequestState) -> None:
+        """Say how far this process is with its request.
 
         Raises:
             TargetUnavailable: it came too late; the snapshots may be of different moments.
         """
-        if not await change_request(self.store, self.oid, request.number, only_from=request.state, to=RequestState.DONE):
+        if not await change_request(self.store, self.oid, request.number, only_from=only_from, to=to):
             raise TargetUnavailable("the snapshots were not opened in time", hint="try again when the servers are less busy")
 
-    async def held_seconds(self) -> float:
-        """How long apply was held for the request that is done."""
-        request = await read_request(self.store, self.oid)
-        return float(request.answer.get("held_seconds", 0.0)) if request is not None else 0.0
+    async def held_seconds(self, number: str) -> float:
+        """How long apply was held for a request whose snapshots are open."""
+        while (request := await read_request(self.store, self.oid)) is not None and request.number == number:
+            if "held_seconds" in request.answer:
+                return float(request.answer["held_seconds"])
+            await asyncio.sleep(_POLL)
+        return 0.0
 
 
 def _failure(answer: Mapping[str, Any]) -> SubscriberError:

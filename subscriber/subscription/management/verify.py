@@ -14,6 +14,7 @@ from subscriber.abc import PublishedTable, TableName, TableState
 from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog import Definition
 from subscriber.catalog.model import PG_SUBSCRIPTION_REL, POSITION, VERIFICATION
+from subscriber.catalog.snapshot_requests import RequestState
 from subscriber.catalog.store import Rows, Store
 from subscriber.catalog.subscription_rows import entry_of
 from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
@@ -21,13 +22,13 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.snapshot_request import Asker, PublisherSide, publisher_sessions
 from subscriber.subscription.management.verification_file import VerificationFile
-from subscriber.subscription.targets import open_store, read_postgres_snapshot
+from subscriber.subscription.targets import open_snapshot_sessions, open_store, read_postgres_snapshot, uses_sqlalchemy
 from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
 from subscriber.verification.row_sql import TEXT_SETTINGS
 from subscriber.verification.sides import Rate, Side
 from subscriber.verification.tables import stored_anew_query
-from subscriber.verification.targets import PostgresTarget, TargetSnapshot
+from subscriber.verification.targets import OtherTarget, PostgresTarget, TargetSnapshot
 from subscriber.walreceiver.publication import published_tables
 
 __all__ = ["verify"]
@@ -132,26 +133,32 @@ class _Verification:
         definition, jobs = self._definition, self._limits.jobs
         called = session_name(definition.name, "verify")
         async with contextlib.AsyncExitStack() as stack:
-            async with (
-                Asker(self._store, definition.oid, definition.name, self._progress) as asker,
-                asker.ask({"kind": "snapshot"}) as request,
-            ):
+            others = await stack.enter_async_context(open_snapshot_sessions(target, jobs)) if uses_sqlalchemy(target) else None
+            asker = Asker(self._store, definition.oid, definition.name, self._progress)
+            async with asker, asker.ask({"kind": "snapshot"}) as request:
                 side = PublisherSide.of(request.answer)
+                snapshot: TargetSnapshot
+                if others is not None:
+                    await others.begin()
+                    await asker.say(request, only_from=RequestState.HELD, to=RequestState.OPENED)
+                    snapshot, xmins = OtherTarget(others), None
+                else:
+                    name, xmins = request.answer["target_snapshot"], (side.xmin, int(request.answer["target_xmin"]))
+                    queries = await stack.enter_async_context(
+                        read_postgres_snapshot(target, name, jobs, setup=TEXT_SETTINGS, application_name=called)
+                    )
+                    snapshot = PostgresTarget(Side(queries))
                 readers = await stack.enter_async_context(
                     publisher_sessions(conninfo, side.name, jobs, setup=TEXT_SETTINGS, application_name=called)
                 )
-                name = request.answer["target_snapshot"]
-                queries = await stack.enter_async_context(
-                    read_postgres_snapshot(target, name, jobs, setup=TEXT_SETTINGS, application_name=called)
-                )
-                await asker.opened(request)
-                held = await asker.held_seconds()
+                held = await asker.held_seconds(request.number)
+                await asker.say(request, only_from=RequestState.OPENED, to=RequestState.DONE)
             yield _Opened(
                 lsn=side.lsn,
                 publisher=Side([reader.read for reader in readers]),
-                target=PostgresTarget(Side(queries)),
+                target=snapshot,
                 published=[copied_rows(table, definition.options) for table in await published_tables(readers[0], definition.publications)],
-                xmins=(side.xmin, int(request.answer["target_xmin"])),
+                xmins=xmins,
                 held_seconds=held,
             )
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from subscriber.abc import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
 from subscriber.apply.hold import Hold, PublisherSnapshot
 from subscriber.apply.row_filters import copied_rows
+from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog.snapshot_requests import RequestState, SnapshotRequest, StoringSink, change_request, read_request, request_key
 from subscriber.catalog.store import Store
 from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError, SubscriberError, TargetUnavailable
@@ -139,8 +140,9 @@ class SnapshotService:
             raise hold.error
         answer["held_seconds"] = round(hold.seconds, 6)
         _log.info("apply was held for %.1f ms at %s", hold.seconds * 1000, answer.get("lsn"))
-        state = RequestState.REQUESTED if "target_snapshot" in answer or "repaired" in answer else RequestState.DONE
-        to = RequestState.OPENED if "target_snapshot" in answer else RequestState.DONE
+        to = RequestState.DONE if "repaired" in answer else RequestState.OPENED
+        # the requester that has opened its own snapshots says OPENED itself
+        state = RequestState.REQUESTED if "target_snapshot" in answer or "repaired" in answer else RequestState.OPENED
         if await change_request(store, oid, number, only_from=state, to=to, answer=answer):
             await store.notify()
             await self._keep(store, oid, number)
@@ -178,6 +180,7 @@ class SnapshotService:
         found = await published_tables(exporter.session, self._spec.publications, name)
         if not found:
             raise RelationError(f'table "{name}" is not published any more', hint="verify again")
+        table = copied_rows(found[0], self._spec.options)
         table = copied_rows(found[0], self._spec.options)
 
         async def repair(answer: dict[str, Any], lsn: Lsn) -> None:

@@ -1,7 +1,7 @@
 """Compare the rows of a PostgreSQL publisher and of a database of another kind, as a multiset, value by value, table by table.
 
 Two databases of different kinds cannot compute the same checksum. So all rows are read from both, and each value is converted to
-PostgreSQL's own text (:mod:`subscriber.testing.comparison.values`). Then the numbers of rows are compared, and the sums of the two halves
+PostgreSQL's own text (:mod:`subscriber.verification.values`). Then the numbers of rows are compared, and the sums of the two halves
 of the MD5 of each row. Memory stays bounded, order does not matter, and duplicates count.
 
 The publisher's columns are compared, except generated ones. Columns that only the target has are ignored. The publisher is read in one
@@ -22,7 +22,7 @@ from psycopg import sql
 
 from subscriber.abc import TableName
 from subscriber.testing.comparison.checksums import Connection, TableComparison, TableDigest, snapshot
-from subscriber.testing.comparison.values import normalizer
+from subscriber.verification.values import normalizer
 
 __all__ = ["RowReader", "compare_rows"]
 

@@ -22,11 +22,11 @@ from subscriber.config import Settings
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Message, Relation, RollbackPrepared
-from subscriber.testing.comparison.values import normalizer
 from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.sample_messages import SQL_NAMES, Table
 from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget
 from subscriber.transaction.model import PreparedTransaction, Transaction
+from subscriber.verification.values import normalizer
 
 __all__ = ["NAME", "START", "Feed", "Spooled"]
 

@@ -28,8 +28,8 @@ from subscriber.sinks.spark.reading.snapshot import LakeSnapshot, SnapshotRows
 from subscriber.sinks.spark.session.spark_session import spark_session
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.comparison.rows import compare_rows
-from subscriber.testing.comparison.values import array_literal
 from subscriber.testing.demonstration.target import DatabaseFacts
+from subscriber.verification.values import array_literal
 
 __all__ = ["LakeTarget"]
 

@@ -18,9 +18,9 @@ from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.sqlalchemy.schema import table_creation as schema
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table, source_types
 from subscriber.sinks.sqlalchemy.session.database import Database as Target
-from subscriber.testing.comparison.values import normalizer
 from subscriber.types import ValueRefused, copy_decoder
 from subscriber.types.codec import binary_problem
+from subscriber.verification.values import normalizer
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session
 from tests.support import every_type

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
 from subscriber import TableName, repair, verify
+from subscriber.catalog.snapshot_requests import put_request, request_key
+from subscriber.subscription.targets import open_store
 from subscriber.verification.model import RowKind, TableReport, VerificationLimits, VerificationReport
 from tests.support.database import Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
+from tests.support.program import Ended, running, subscriber
 from tests.support.replica import Replica, replica
 
 UNREADABLE = {"pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"}
@@ -110,11 +116,11 @@ async def test_a_transaction_that_stays_open_does_not_delay_it(publisher_db: Dat
     async with replica(publisher_db, target_db) as found:
         await found.caught_up()
         with publisher_db.connect() as writer:
-            writer.execute("UPDATE account SET balance = 0 WHERE id = 1")
+            writer.execute("BEGIN; UPDATE account SET balance = 0 WHERE id = 1")
             report = await asyncio.wait_for(verified(found, "account"), 30)
             assert report.equal
             assert report.held_seconds < 2
-            writer.commit()
+            writer.execute("COMMIT")
         assert (await verified(found, "account")).equal
 
 
@@ -293,3 +299,98 @@ async def test_a_deletion_on_one_side_alone_is_found_without_newer_rows(publishe
         assert (await verified(found)).equal
         target_db.execute("DELETE FROM t WHERE id = 7")
         assert named(only(await verified(found, changed=True))) == [("missing", ("7",), ())]
+
+
+def sessions(database: Database, name: str) -> int:
+    found: int = database.value(
+        f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%{name}'"
+    )
+    return found
+
+
+async def test_a_killed_verification_leaves_nothing_behind(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100000) AS i; ANALYZE t; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        arguments = ["verify", found.subscription.name, "--connection", publisher_db.dsn, "--target", target_db.dsn, "--max-rate", "1000"]
+        with running(*arguments) as program:
+            await asyncio.to_thread(target_db.wait, "SELECT state FROM subscriber.snapshot_request UNION ALL SELECT NULL LIMIT 1", "r")
+            await asyncio.to_thread(target_db.wait, "SELECT count(*) FROM subscriber.snapshot_request", 0)
+            assert sessions(publisher_db, "verify") == sessions(target_db, "verify") == 2
+            program.send(signal.SIGKILL)
+            await asyncio.to_thread(program.ended)
+        publisher_db.execute("UPDATE t SET v = 'later' WHERE id = 1")
+        await found.caught_up()
+        await asyncio.to_thread(
+            publisher_db.wait, f"SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '{found.subscription.name} %'", 0
+        )
+        assert (await verified(found)).equal
+
+
+async def test_snapshots_of_a_requester_that_ends_are_closed(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        async with open_store(target_db.dsn, "test") as (store, find):
+            oid = (await find(found.subscription.name)).oid
+            await store.take_lock(request_key(oid), "the test")
+            await put_request(store, oid, "1", {"kind": "snapshot"})
+            await asyncio.to_thread(target_db.wait, "SELECT state FROM subscriber.snapshot_request", "o")
+            assert sessions(publisher_db, "snapshot") == 1
+            publisher_db.execute("INSERT INTO t VALUES (1)")
+            await found.caught_up()
+        # its lock is free now
+        await asyncio.to_thread(publisher_db.wait, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%snapshot'", 0)
+        assert (await verified(found)).equal
+
+
+async def test_resumes_after_an_interruption(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 400000) AS i; ANALYZE t; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up(60)
+        file = tmp_path / "verification.json"
+        task = asyncio.create_task(verified(found, limits=VerificationLimits(jobs=1, max_rate=100_000), resume=file))
+        while not (file.exists() and json.loads(file.read_text())["tables"]["public.t"]["done"]):
+            assert not task.done()
+            await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        table = only(await verified(found, resume=file))
+        assert table.equal
+        assert 0 < table.resumed_ranges < table.ranges
+        assert table.publisher_rows == 400_000
+        assert not file.exists()
+
+
+async def test_the_command_line_tells_and_repairs(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher_db.execute("INSERT INTO t SELECT i, 'secret' FROM generate_series(1, 10) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        target_db.execute("UPDATE t SET v = 'wrong' WHERE id = 3")
+
+        async def run(*more: str) -> Ended:
+            arguments = ["verify", found.subscription.name, "--connection", publisher_db.dsn, "--target", target_db.dsn, *more]
+            return await asyncio.to_thread(subscriber, *arguments)
+
+        done = await run("--repair", "--dry-run")
+        assert (done.status, done.errors) == (1, "")
+        assert "  update different: id=3 in v\n" in done.output
+        assert "secret" not in done.output
+        done = await run("--json")
+        report = json.loads(done.output)
+        assert (done.status, report["equal"], report["tables"][0]["differences"]) == (
+            1,
+            False,
+            [{"kind": "different", "key": {"id": "3"}, "columns": ["v"]}],
+        )
+        assert (await run("--repair")).status == 0
+        assert (await run()).status == 0
+        assert "--dry-run belongs to --repair" in (await run("--dry-run")).errors

@@ -1,4 +1,4 @@
-"""subscriber.testing.comparison.values: the same value gives the same text, and a bent one does not."""
+"""subscriber.verification.values: the same value gives the same text, and a bent one does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from subscriber.errors import TargetError
 from subscriber.sinks.spark.schema.arrow_values import parse_array
-from subscriber.testing.comparison.values import array_literal, normalizer
+from subscriber.verification.values import array_literal, normalizer
 
 SAME: list[tuple[str, str, object]] = [
     ("boolean", "t", True),
