@@ -51,9 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="remember finished parts of large tables here, and skip those that it has"
     )
-    parser.add_argument(
-        "--changed", action="store_true", help="read only rows that changed since the last verification found a table equal"
-    )
     parser.add_argument("--changed", action="store_true", help="read only rows that changed since a table was last found equal")
     parser.add_argument("--repair", action="store_true", help="make the differing rows of the target equal to those of the publisher")
     parser.add_argument("--dry-run", action="store_true", help="with --repair: only show which rows would be changed")

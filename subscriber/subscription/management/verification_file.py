@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from subscriber.verification.parts import Part
 
 __all__ = ["VerificationFile"]
 
-_EVERY: Final = 10
+_SAVE_SECONDS: Final = 1.0
 
 
 class VerificationFile:
@@ -35,7 +36,7 @@ class VerificationFile:
         self._path = path
         self._identity = list(identity)
         self._tables: dict[str, Any] = {}
-        self._unsaved = 0
+        self._saved = time.monotonic()
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             known, self._tables = found["verification"], dict(found["tables"])
@@ -60,8 +61,7 @@ class VerificationFile:
     def note(self, table: str, number: int, rows: int) -> None:
         """Note a finished range."""
         self._tables[table]["done"][str(number)] = rows
-        self._unsaved += 1
-        if self._unsaved >= _EVERY:
+        if time.monotonic() - self._saved >= _SAVE_SECONDS:
             self.save()
 
     def save(self) -> None:
@@ -70,7 +70,7 @@ class VerificationFile:
         Raises:
             ConfigurationError: it cannot be written.
         """
-        self._unsaved = 0
+        self._saved = time.monotonic()
         new = self._path.with_name(self._path.name + ".new")
         try:
             new.write_text(json.dumps({"verification": self._identity, "tables": self._tables}), encoding="utf-8")
