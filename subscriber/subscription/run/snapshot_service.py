@@ -18,7 +18,6 @@ from typing import Any, Final
 from subscriber.abc import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
 from subscriber.apply.hold import Hold, PublisherSnapshot
 from subscriber.apply.row_filters import copied_rows
-from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog.snapshot_requests import RequestState, SnapshotRequest, StoringSink, change_request, read_request, request_key
 from subscriber.catalog.store import Store
 from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError, SubscriberError, TargetUnavailable
