@@ -8,30 +8,49 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.docker.engine import engine
-from tests.docker.images import base_images, our_image
+from tests.docker.engine import docker, engine, inspect
+from tests.docker.images import base_images, our_image, python_image
 from tests.docker.replicas import PUBLICATION, Replica
 from tests.docker.stack import Stack
 
+_REPORT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_REPORT] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash[_REPORT]:
+        terminalreporter.write_line(line)
+
 
 @pytest.fixture(scope="session")
-def docker_engine() -> Iterator[str]:
+def docker_engine(pytestconfig: pytest.Config) -> Iterator[str]:
     """Describes it."""
     with engine() as found:
+        pytestconfig.stash[_REPORT].append(f"engine: {found}")
         yield found
 
 
 @pytest.fixture(scope="session")
-def standins(docker_engine: str) -> Iterator[list[str]]:
+def standins(docker_engine: str, pytestconfig: pytest.Config) -> Iterator[list[str]]:
     """The base images are there. The value names those that are not the official ones."""
     with base_images() as found:
+        pytestconfig.stash[_REPORT].append(f"stand-ins: {', '.join(found) or 'none'}")
         yield found
 
 
 @pytest.fixture(scope="session")
-def image(standins: list[str]) -> str:
+def image(standins: list[str], pytestconfig: pytest.Config) -> str:
     """Our image."""
-    return our_image()
+    name = our_image()
+    size, base = (inspect("image", found)["Size"] for found in (name, python_image()))
+    lines = [f"image: {size / 1e6:.0f} MB, of which {(size - base) / 1e6:.0f} MB are not of the base image; its layers:"]
+    layers = docker("history", "--no-trunc", "--format", "{{.Size}}\t{{.CreatedBy}}", name).splitlines()
+    lines += [f"  {line[:110]}" for line in layers if not line.startswith("0B\t")]
+    pytestconfig.stash[_REPORT].extend(lines)
+    return name
 
 
 @pytest.fixture(scope="session")
