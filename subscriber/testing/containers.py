@@ -135,6 +135,7 @@ def postgres_container(
     finally:
         if container.get_wrapped_container() is not None:
             container.stop()
+        container.get_docker_client().client.close()
 
 
 class PostgresContainers:
@@ -177,14 +178,18 @@ def _container(image: str) -> Any:
     refused = (docker.errors.DockerException, OSError)
     try:
         found = DockerContainer(image)
-        found.get_docker_client().client.ping()
+        try:
+            found.get_docker_client().client.ping()
+        except BaseException:
+            found.get_docker_client().client.close()
+            raise
     except refused as error:
         for socket in _podman_sockets():
             with contextlib.suppress(*refused), contextlib.closing(docker.DockerClient(base_url=f"unix://{socket}")) as client:
                 client.ping()
                 # the container that removes others is not made for Podman
                 testcontainers_config.ryuk_disabled = True
-                return DockerContainer(image, docker_client_kw={"base_url": f"unix://{socket}"})
+                return DockerContainer(image, docker_client_kw={"environment": {"DOCKER_HOST": f"unix://{socket}"}})
         raise EngineUnavailable(
             "no container engine answers", hint="start Docker, or `podman system service`, or set DOCKER_HOST to an engine's socket"
         ) from error

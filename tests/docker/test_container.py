@@ -11,7 +11,7 @@ import subscriber
 from tests.docker.engine import docker, inspect
 from tests.docker.images import python_image
 from tests.docker.replicas import VOLUME, Replica, wait_for_server
-from tests.docker.stack import Container, Stack
+from tests.docker.stack import PASSWORD, Container, Stack
 
 _PRIVILEGES = """
 import json, os
@@ -107,10 +107,11 @@ def test_full_spool_volume_stops_with_one_message_and_loses_nothing(stack: Stack
 
 def test_full_disk_of_the_target_is_reported_and_waited_for(stack: Stack, replica: Replica) -> None:
     """A target whose table is on a small disk: the subscription continues as soon as there is room."""
-    password = replica.password
-    server = stack.run(
-        "--env", f"POSTGRES_PASSWORD={password}", "--network-alias", "small", "--tmpfs", "/small:size=8m", "postgres:18-bookworm"
-    )
+    with psycopg.connect(stack.publisher_dsn(18)) as publisher:
+        row = publisher.execute("SELECT pg_relation_size('transfers') + 2 * 1024 * 1024").fetchone()
+    assert row is not None
+    disk = ("--tmpfs", f"/small:size={row[0]}")
+    server = stack.run("--env", f"POSTGRES_PASSWORD={PASSWORD}", "--network-alias", "small", *disk, "postgres:18-bookworm")
     psql = ("psql", "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-c")
     wait_for_server(server)
     server.exec("chown", "postgres", "/small")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from testcontainers.core.config import ConnectionMode, testcontainers_config
 
 import subscriber
 from subscriber.sinks.memory import MemorySink, MemoryTarget
@@ -22,8 +25,6 @@ from tests.docker.images import VERSIONS
 @pytest.fixture(autouse=True)
 def _without_ryuk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its image is in a registry, which this machine may not reach."""
-    from testcontainers.core.config import testcontainers_config
-
     monkeypatch.setattr(testcontainers_config, "ryuk_disabled", True)
 
 
@@ -77,35 +78,48 @@ def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def podman(standins: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def podman(standins: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Podman's service, with storage of its own and the image of 18. It is where the service of a user would be."""
+    # Podman rejects longer paths than this one
+    with tempfile.TemporaryDirectory(prefix="podman-", dir="/var/tmp") as directory, _podman(Path(directory), monkeypatch):
+        yield
+
+
+@contextlib.contextmanager
+def _podman(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if shutil.which("podman") is None:
         if os.geteuid() != 0:
             pytest.skip("Podman is not installed")
         apt_install("podman", "runc")
-    words = ["podman", "--root", str(tmp_path / "storage"), "--runroot", str(tmp_path / "run"), "--tmpdir", str(tmp_path / "tmp")]
+    # Podman 4.3 asks for more open files than this machine may allow
+    (directory / "containers.conf").write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n')
+    monkeypatch.setenv("CONTAINERS_CONF", str(directory / "containers.conf"))
+    # testcontainers takes a machine with /.dockerenv for a container, and then needs what Podman 4.3 does not tell
+    monkeypatch.setattr(testcontainers_config, "connection_mode_override", ConnectionMode.docker_host)
+    words = ["podman", "--root", str(directory / "storage"), "--runroot", str(directory / "run"), "--tmpdir", str(directory / "tmp")]
     words += ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
-    docker("save", "--output", tmp_path / "image.tar", "postgres:18-bookworm")
-    run(*words, "load", "--input", tmp_path / "image.tar")
-    (tmp_path / "image.tar").unlink()
-    socket = tmp_path / "podman" / "podman.sock"
+    docker("save", "--output", directory / "image.tar", "postgres:18-bookworm")
+    run(*words, "load", "--input", directory / "image.tar")
+    run(*words, "tag", "localhost/postgres:18-bookworm", "docker.io/library/postgres:18-bookworm")
+    (directory / "image.tar").unlink()
+    socket = directory / "podman" / "podman.sock"
     socket.parent.mkdir()
-    with (tmp_path / "log").open("wb") as log:
+    with (directory / "log").open("wb") as log:
         service = subprocess.Popen(
             [*words, "system", "service", "--time", "0", f"unix://{socket}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:
         wait_until(socket.exists, lambda: "the socket of Podman is not there")
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-        yield socket
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{directory}/no.sock")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+        yield
     finally:
         service.terminate()
         service.wait(60)
         run(*words, "system", "reset", "--force", check=False)
 
 
-@pytest.mark.timeout(400)
-def test_podman(podman: Path) -> None:
+@pytest.mark.usefixtures("podman")
+def test_podman() -> None:
     with PostgresContainers() as containers:
         _replicates(containers, 18)
