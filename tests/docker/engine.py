@@ -122,7 +122,7 @@ def _left() -> list[tuple[str, str]]:
     return [
         (kind, identity)
         for kind, options in lists.items()
-        for label in (LABEL, f"com.docker.compose.project={PROJECT}")
+        for label in (LABEL, f"com.docker.compose.project={PROJECT}", f"com.docker.compose.project={PROJECT}-spark")
         for identity in docker(kind, "ls", "--quiet", "--filter", f"label={label}", *options).split()
     ]
 

@@ -83,6 +83,9 @@ def lake(standins: list[str]) -> Iterator[Lake]:
     try:
         made.compose("up", "--wait", "--wait-timeout", "800", "--no-build")
         yield made
+    except AssertionError as error:
+        error.add_note(made.compose("logs", "--no-color", "--tail", "30"))
+        raise
     finally:
         made.compose("down", "--volumes", "--timeout", "1")
 
