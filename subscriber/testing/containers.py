@@ -42,6 +42,7 @@ _START_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 20
 _PORT: Final = 5432
+_DEFAULT: Final = "unix:///var/run/docker.sock"
 _DROP_TIMEOUT: Final = "30s"
 
 
@@ -173,27 +174,30 @@ def _container(image: str) -> Any:
         docker = importlib.import_module("docker")
         from testcontainers.core.config import testcontainers_config  # noqa: PLC0415 (an extra)
         from testcontainers.core.container import DockerContainer  # noqa: PLC0415
+        from testcontainers.core.docker_client import get_docker_host  # noqa: PLC0415
     except ImportError as error:
         raise EngineUnavailable("testcontainers is not installed", hint="pip install 'pg-subscriber[containers]'") from error
     refused = (docker.errors.DockerException, OSError)
-    try:
-        found = DockerContainer(image)
+    reason: Exception | None = None
+    named = get_docker_host() or _DEFAULT
+    # the engine's client leaves its socket open if there is nothing to connect to
+    if not named.startswith("unix://") or Path(named.removeprefix("unix://")).exists():
         try:
-            found.get_docker_client().client.ping()
-        except BaseException:
-            found.get_docker_client().client.close()
-            raise
-    except refused as error:
-        for socket in _podman_sockets():
-            with contextlib.suppress(*refused), contextlib.closing(docker.DockerClient(base_url=f"unix://{socket}")) as client:
-                client.ping()
-                # the container that removes others is not made for Podman
-                testcontainers_config.ryuk_disabled = True
-                return DockerContainer(image, docker_client_kw={"environment": {"DOCKER_HOST": f"unix://{socket}"}})
-        raise EngineUnavailable(
-            "no container engine answers", hint="start Docker, or `podman system service`, or set DOCKER_HOST to an engine's socket"
-        ) from error
-    return found
+            return DockerContainer(image)
+        except refused as error:
+            reason = error
+    for socket in _podman_sockets():
+        try:
+            found = DockerContainer(image, docker_client_kw={"environment": {"DOCKER_HOST": f"unix://{socket}"}})
+        except refused as error:
+            reason = error
+        else:
+            # the container that removes others is not made for Podman
+            testcontainers_config.ryuk_disabled = True
+            return found
+    raise EngineUnavailable(
+        "no container engine answers", hint="start Docker, or `podman system service`, or set DOCKER_HOST to an engine's socket"
+    ) from reason
 
 
 def _podman_sockets() -> list[Path]:

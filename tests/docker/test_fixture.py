@@ -21,9 +21,6 @@ from subscriber.testing.containers import ContainerError, EngineUnavailable, Pos
 from tests.docker.engine import apt_install, docker, run, wait_until
 from tests.docker.images import VERSIONS
 
-# the engine's client leaves a socket open that could not be connected
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 @pytest.fixture(autouse=True)
 def _without_ryuk(monkeypatch: pytest.MonkeyPatch) -> None:
