@@ -145,7 +145,9 @@ class Hold:
             self._count()
             return True
         if event is None and receiver.tracker.received < wal_end:
-            await self._within_limit(receiver.wait(_POLL))
+            # nothing is held up
+            self._count()
+            await receiver.wait(_POLL)
             return False
         if not await receiver.wait_received(wal_end, self._remaining()):
             raise TimeoutError
