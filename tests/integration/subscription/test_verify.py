@@ -14,12 +14,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from subscriber import TableName, repair, verify
+from subscriber import ConfigurationError, TableName, TargetError, repair, verify
 from subscriber.catalog.snapshot_requests import put_request, request_key
 from subscriber.subscription.targets import open_store
 from subscriber.verification.model import RowKind, TableReport, VerificationLimits, VerificationReport
 from tests.support.database import Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
+from tests.support.managed import catch_up, create, launched
 from tests.support.program import Ended, running, subscriber
 from tests.support.replica import Replica, replica
 
@@ -389,3 +390,47 @@ async def test_the_command_line_tells_and_repairs(publisher_db: Database, target
         assert (await run("--repair")).status == 0
         assert (await run()).status == 0
         assert "--dry-run belongs to --repair" in (await run("--dry-run")).errors
+
+
+@pytest.mark.publisher(min=15, lacks="two-phase commit")
+async def test_prepared_transactions_are_on_neither_side(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher_db.execute("INSERT INTO t VALUES (1, 'v'); CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await found.caught_up()
+        await asyncio.to_thread(target_db.wait, "SELECT subtwophasestate FROM subscriber.pg_subscription", "e")
+        gid = f"verify_{publisher_db.name}"
+        publisher_db.execute("BEGIN; UPDATE t SET v = 'prepared'; INSERT INTO t VALUES (2, 'prepared')")
+        publisher_db.execute(f"PREPARE TRANSACTION '{gid}'")
+        await found.caught_up()
+        report = await verified(found)
+        assert (report.equal, only(report).publisher_rows) == (True, 1)
+        publisher_db.execute(f"COMMIT PREPARED '{gid}'")
+        report = await verified(found)
+        assert (report.equal, only(report).publisher_rows) == (True, 2)
+
+
+@pytest.mark.publisher(min=15, lacks="row filters")
+async def test_a_subscription_of_the_catalog_needs_no_connection_string(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)")
+    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 10) AS i; CREATE PUBLICATION pub FOR TABLE t WHERE (id > 5)")
+    name = await create(publisher_db, target_db)
+    async with launched(target_db):
+        await asyncio.to_thread(catch_up, publisher_db, target_db, name)
+        report = await verify(name, target=target_db.dsn)
+        assert report.equal
+        # the target holds what the row filter publishes
+        assert (only(report).publisher_rows, only(report).target_rows) == (5, 5)
+        target_db.execute("INSERT INTO t VALUES (1, 'v')")
+        assert named(only(await verify(name, target=target_db.dsn))) == [("extra", ("1",), ())]
+        publisher_db.execute("ALTER PUBLICATION pub ADD TABLE other")
+        assert [table.left_out for table in (await verify(name, target=target_db.dsn)).tables] == [
+            "it is not part of the subscription",
+            None,
+        ]
+        with pytest.raises(ConfigurationError, match=r'table "public\.none" is not published'):
+            await verify(name, target=target_db.dsn, tables=[TableName("public", "none")])
+    with pytest.raises(TargetError, match='subscription "none" does not exist'):
+        await verify("none", target=target_db.dsn)
