@@ -75,8 +75,8 @@ def memory_target() -> MemoryTarget:
 def fake_publisher(_subscriber_started: Started) -> FakePublisher:
     """A publisher inside the test process, without PostgreSQL: create_table(), create_publication(), transaction().
 
-    It listens from the first call of the fixture subscription with it, or from ``await fake_publisher.start()`` on. At the end of the test
-    it checks what subscribers have reported to it.
+    It listens from the first call of the fixture subscription with it, or inside ``async with fake_publisher``. At the end of the test it
+    checks what subscribers have reported to it.
     """
     from subscriber.testing.fake_publisher import FakePublisher  # noqa: PLC0415 -- only if it is used
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from subscriber import Settings, SubscriptionOptions, alter_subscription, check, transactions
+from subscriber import Settings, SubscriptionOptions, alter_subscription, check, transactions, verify
 from subscriber.consumer.received import ReceivedTransaction
 from subscriber.errors import ConfigurationError
 from subscriber.rowfilter import RowFilterError
@@ -127,6 +127,18 @@ async def test_filter_of_the_root_or_of_the_partition(publisher_db: Database, ta
         publisher_db.execute("INSERT INTO parent VALUES (2), (4), (6); INSERT INTO child VALUES (3), (5), (7)")
         await running.caught_up()
         assert [row[0] for row in target_db.fetch("SELECT a FROM parent ORDER BY a")] == ([1, 2, 3, 4] if via_root else [5, 6, 7, 9])
+
+
+async def test_verify(source: Database, target_db: Database) -> None:
+    target_db.execute(f"{TABLE}; {OTHER}")
+    async with replica(source, target_db, where=WHERE) as running:
+        await running.caught_up()
+        name = running.subscription.name
+        report = await verify(name, target=target_db.dsn, connection=source.conninfo())
+        assert [(str(table.table), table.equal, table.left_out) for table in report.tables] == [
+            ("public.orders", True, None),
+            ("public.other", True, None),
+        ]
 
 
 async def test_transactions(source: Database) -> None:
