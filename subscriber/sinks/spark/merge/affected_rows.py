@@ -19,7 +19,8 @@ __all__ = ["affected_rows"]
 def affected_rows(storage: Storage, unit: Unit, files: Sequence[UnitFile], changes: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
     """The rows of each file that changes may affect, and their positions in the file.
 
-    The rows have their keys, and the columns whose values some change did not send. Other columns are NULL. Only one file at a time is in
+    The rows have their keys, and the columns whose values some change did not send. Other columns are NULL, unless the unit needs the
+    whole rows for the Change Data Feed. Only one file at a time is in
     memory, because all keys of a table may not fit.
 
     Args:
@@ -33,7 +34,7 @@ def affected_rows(storage: Storage, unit: Unit, files: Sequence[UnitFile], chang
     """
     schema = unit.schema
     unsent = set(pc.unique(pc.list_flatten(changes["_un"])).to_pylist())
-    names = [name for name in schema.current.names if name in unsent or name in schema.keys or name == SPECIAL]
+    names = [name for name in schema.current.names if unit.feed or name in unsent or name in schema.keys or name == SPECIAL]
     first = schema.keys[0]
     keys = pc.unique(changes[first]) if is_orderable(schema.current.field(first).type) else None
     for file in files:

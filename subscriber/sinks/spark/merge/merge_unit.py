@@ -18,12 +18,14 @@ from pyroaring import BitMap
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.affected_rows import affected_rows
+from subscriber.sinks.spark.merge.change_data import changed_rows, write_change_data
 from subscriber.sinks.spark.merge.fold import merge_keyed_rows, merge_whole_rows, since_truncate
 from subscriber.sinks.spark.merge.folding import fold_unit
 from subscriber.sinks.spark.merge.parquet import read_base, read_changes, write_rows
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.data_file import DataFile
 
 __all__ = ["merge_unit"]
 
@@ -52,7 +54,7 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
         rows = read_base(storage, unit.directory, unit.base, unit.schema, current.names)
     else:
         rows = current.empty_table()
-    missing = MissingRows()
+    base, missing = rows, MissingRows()
     for stretch in unit.stretches:
         schema = stretch.schema
         changes = read_changes(storage, stretch.files, schema, unit.after, ranges=unit.ranges)
@@ -64,7 +66,8 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
             continue
         rows, found = _changed(rows, changes, schema, unit.added)
         missing.add(found)
-    return UnitResult(write_rows(storage, unit, _without(rows, unit.dropped)), missing)
+    rows = _without(rows, unit.dropped)
+    return UnitResult(write_rows(storage, unit, rows), missing, feed=_feed(storage, unit, base, rows) if unit.feed else ())
 
 
 def _marked(storage: Storage, unit: Unit) -> UnitResult:
@@ -87,7 +90,16 @@ def _marked(storage: Storage, unit: Unit) -> UnitResult:
             deleted[file.path] = BitMap(replaced.to_pylist()).serialize()
     left = parts[0].select(current.names).filter(merged.untouched.slice(0, parts[0].num_rows))
     rows = _without(pa.concat_tables([left, merged.puts]), unit.dropped)
-    return UnitResult(write_rows(storage, unit, rows), merged.missing, deleted=deleted)
+    feed: Sequence[DataFile] = ()
+    if unit.feed:
+        replaced_rows = pa.concat_tables([part.select(current.names) for part in parts]).filter(pc.invert(merged.untouched))
+        feed = _feed(storage, unit, replaced_rows, _without(merged.puts, unit.dropped))
+    return UnitResult(write_rows(storage, unit, rows), merged.missing, deleted=deleted, feed=feed)
+
+
+def _feed(storage: Storage, unit: Unit, before: pa.Table, after: pa.Table) -> list[DataFile]:
+    # even without rows: otherwise readers would take those of the other files
+    return [write_change_data(storage, unit.directory, changed_rows(before, after, unit.schema))]
 
 
 def _rewritten(storage: Storage, unit: Unit) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,7 @@ class Unit:
         dropped: columns that the publisher no longer has. They become NULL in all rows.
         added: columns added later: older rows have NULL there, even if the publisher has a value.
         target_rows: rows that a file should have.
+        feed: whether the unit also writes the rows of the table's Change Data Feed.
         rows: number of rows that are rewritten and of changes, if the changes were counted.
         rewritten_bytes, marked_bytes: estimates: what the unit would write if it rewrote all its files, or none of them.
         folded_into: a directory, relative to the lake, for the folded changes, which are written instead of files of the table. None: the
@@ -64,6 +65,7 @@ class Unit:
     dropped: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     target_rows: int = 250_000
+    feed: bool = False
     rows: int = 0
     rewritten_bytes: int = 0
     marked_bytes: int = 0
@@ -99,6 +101,7 @@ class UnitResult:
         folded: the folded changes.
         seconds: how long it took.
         deleted: Roaring bitmaps of deleted rows, by the paths of files that are kept.
+        feed: files of the Change Data Feed.
     """
 
     files: list[DataFile]
@@ -106,3 +109,4 @@ class UnitResult:
     folded: FoldedFile | None = None
     seconds: float = 0.0
     deleted: Mapping[str, bytes] = field(default_factory=dict)
+    feed: Sequence[DataFile] = ()

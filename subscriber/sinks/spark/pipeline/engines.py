@@ -65,8 +65,10 @@ class TableRound:
     overwrite: pa.Schema | None
     declared: tuple[DeclaredColumns | None, DeclaredColumns]
 
-    def commit(self, files: Sequence[DataFile], deleted: Mapping[str, BitMap]) -> None:
+    def commit(self, files: Sequence[DataFile], deleted: Mapping[str, BitMap], feed: Sequence[DataFile]) -> None:
         """Commit the files of the units to the table, and the rows that are deleted in files that are kept.
+
+        If the table has a Change Data Feed, ``feed`` are the files with its rows.
 
         Raises:
             CommitConflict: another writer changed the table in the meantime.
@@ -77,7 +79,14 @@ class TableRound:
             stop.refused = self.delta.directory, self.application, self.delta.version
             raise stop
         self.delta.commit(
-            files, self.plan.removed, self.application, self.source.reached, note=self.note, overwrite=self.overwrite, deleted=deleted
+            files,
+            self.plan.removed,
+            self.application,
+            self.source.reached,
+            note=self.note,
+            overwrite=self.overwrite,
+            deleted=deleted,
+            feed=feed,
         )
 
     @property
@@ -153,7 +162,7 @@ class Engine(ABC):
             found.missing.add(result.missing)
             for path, rows in result.deleted.items():
                 deleted[path] = deleted.get(path, BitMap()) | BitMap.deserialize(rows)
-        work.commit(found.files, deleted)
+        work.commit(found.files, deleted, [file for result in results for file in result.feed])
         return found
 
 

@@ -96,6 +96,7 @@ class TableWork:
         rewrite: whether all files are rewritten.
         retyped: columns that have another type in these files.
         vectors: whether deletion vectors may be written.
+        feed: whether the table has a Change Data Feed. After a TRUNCATE its rows are those of the removed and the new files.
     """
 
     directory: str
@@ -109,6 +110,7 @@ class TableWork:
     added: tuple[str, ...] = ()
     target_rows: int = 250_000
     vectors: bool = False
+    feed: bool = False
 
     @property
     def marks(self) -> bool:
@@ -304,6 +306,7 @@ def _unit(
         dropped=work.dropped,
         added=work.added,
         target_rows=work.target_rows,
+        feed=work.feed and not cleared,
         rows=sum(rows[file.path] // (_KEY_PART if file.kept else 1) for file in files) + changes,
         rewritten_bytes=size + new,
         marked_bytes=new + sum(file.vector.size if file.vector is not None else 0 for file in files) + 2 * changes,

@@ -125,6 +125,8 @@ class TablePlanner:
             dropped=dropped,
             added=tuple(sorted(added)),
             target_rows=self._target_rows,
+            # readers take a commit with new columns as a whole
+            feed=present is not None and overwrite is None and delta.has_feed,
             vectors=self._vectors and present is not None and overwrite is None and delta.takes_vectors,
         )
         work, changes = read_work(self._storage, work, source, ROUND_DIRECTORY)

@@ -36,6 +36,7 @@ class TableChange:
 
     Attributes:
         vectors: new deletion vectors by their files. None: all rows of the file are deleted.
+        feed: files of the Change Data Feed.
     """
 
     added: Sequence[DataFile]
@@ -46,6 +47,7 @@ class TableChange:
     overwrite: pa.Schema | None
     same_rows: bool
     vectors: Mapping[str, DeletionVector | None] = field(default_factory=dict)
+    feed: Sequence[DataFile] = ()
 
 
 def actions_of(
@@ -79,7 +81,8 @@ def actions_of(
     for file in change.added:
         add = {"path": quote(file.path), "partitionValues": {}, "size": file.size, "modificationTime": now, "dataChange": changes_rows}
         found.append({"add": {**add, "stats": file.stats}})
-    return found
+    feed = [{"path": quote(file.path), "partitionValues": {}, "size": file.size, "dataChange": False} for file in change.feed]
+    return [*found, *({"cdc": one} for one in feed)]
 
 
 def _described(table: DeltaTable, overwrite: pa.Schema | None, *, vectors: bool) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of, commit_by_library, row_count, stored_vectors
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector
-from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, unwritable, violated
+from subscriber.sinks.spark.tables.table_features import ENABLE_FEED, ENABLE_VECTORS, unwritable, violated
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
 
 __all__ = ["CommitConflict", "FileRanges", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
@@ -279,6 +279,8 @@ class LakeDelta:
         """What prevents commits by delta-rs, see :func:`subscriber.sinks.spark.tables.table_features.unwritable`."""
         if self._storage.root is None and any(file.vector is not None for file in self.table_files().values()):
             return "files with deletion vectors, in an object store"
+        if self._storage.root is None and self.has_feed:
+            return "a Change Data Feed, in an object store"
         with self._translated():
             return unwritable(self._there, columns=columns)
 
@@ -308,6 +310,11 @@ class LakeDelta:
         """Whether deletion vectors may be written. A table's property may forbid it, and delta-rs commits in object stores."""
         return self._storage.root is not None and self._there.metadata().configuration.get(ENABLE_VECTORS, "").lower() != "false"
 
+    @property
+    def has_feed(self) -> bool:
+        """Whether the table has a Change Data Feed."""
+        return self._there.metadata().configuration.get(ENABLE_FEED, "").lower() == "true"
+
     def commit(
         self,
         added: Sequence[DataFile],
@@ -319,6 +326,7 @@ class LakeDelta:
         overwrite: pa.Schema | None = None,
         same_rows: bool = False,
         deleted: Mapping[str, BitMap] | None = None,
+        feed: Sequence[DataFile] = (),
     ) -> None:
         """Commit files, and ``lsn`` as the table's position.
 
@@ -331,6 +339,7 @@ class LakeDelta:
             overwrite: the new columns of the table; then all previous files are removed.
             same_rows: whether the added files have the rows of the removed ones. Then readers that follow the table ignore them.
             deleted: positions of deleted rows, by the paths of their files, for :attr:`takes_vectors`.
+            feed: files of the Change Data Feed. If there are any, its readers take no rows from the other files.
 
         Raises:
             CommitConflict: another writer changed the table in the meantime.
@@ -351,6 +360,7 @@ class LakeDelta:
             overwrite=overwrite,
             same_rows=same_rows,
             vectors=stored_vectors(self._storage, self.directory, self.table_files(), deleted or {}),
+            feed=feed,
         )
         while True:
             self.make_durable()
@@ -451,7 +461,7 @@ class LakeDelta:
         # a killed process of ours leaves at most its last commit; other writers make a few at once
         since = self._durable if self._durable >= 0 else max(self.version - _LAST_COMMITS, -1)
         for version in range(since + 1, self.version + 1):
-            added = [action["add"]["path"] for action in self.actions(version) or () if "add" in action]
+            added = [action[kind]["path"] for action in self.actions(version) or () for kind in ("add", "cdc") if kind in action]
             self._storage.sync_files(f"{self.directory}/{unquote(path)}" for path in added)
         self._storage.sync([self.directory])
         self._sync_log(self.version, since)

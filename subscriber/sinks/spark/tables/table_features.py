@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.table import ProtocolVersions
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-__all__ = ["ENABLE_VECTORS", "PHYSICAL_NAME", "unwritable", "violated", "with_deletion_vectors"]
+__all__ = ["ENABLE_FEED", "ENABLE_VECTORS", "PHYSICAL_NAME", "unwritable", "violated", "with_deletion_vectors"]
 
 _WRITABLE: Final = frozenset(
     (
@@ -34,6 +34,7 @@ _WRITABLE: Final = frozenset(
     )
 )
 ENABLE_VECTORS: Final = "delta.enableDeletionVectors"
+ENABLE_FEED: Final = "delta.enableChangeDataFeed"
 """A property of tables."""
 _VECTORS: Final = "deletionVectors"
 _LEGACY_WRITER: Final = (
