@@ -50,11 +50,10 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
 
 def _merged(storage: Storage, unit: Unit) -> UnitResult:
     current = unit.schema.current
-    if unit.base and not unit.cleared:
-        rows = read_base(storage, unit.directory, unit.base, unit.schema, current.names)
-    else:
-        rows = current.empty_table()
-    base, missing = rows, MissingRows()
+    base = current.empty_table()
+    if unit.base and (unit.feed or not unit.cleared):
+        base = read_base(storage, unit.directory, unit.base, unit.schema, current.names)
+    rows, missing = base.slice(0, 0) if unit.cleared else base, MissingRows()
     for stretch in unit.stretches:
         schema = stretch.schema
         changes = read_changes(storage, stretch.files, schema, unit.after, ranges=unit.ranges)

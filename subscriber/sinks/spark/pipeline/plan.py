@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -96,7 +96,7 @@ class TableWork:
         rewrite: whether all files are rewritten.
         retyped: columns that have another type in these files.
         vectors: whether deletion vectors may be written.
-        feed: whether the table has a Change Data Feed. After a TRUNCATE its rows are those of the removed and the new files.
+        feed: whether the rows of a Change Data Feed are written.
     """
 
     directory: str
@@ -164,7 +164,9 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         changes: the changes of all stretches, in order, with the columns of :func:`plan_columns`.
     """
     changes, cleared = since_truncate(changes)
-    base = () if cleared else work.base
+    if cleared and work.feed:
+        work = replace(work, rewrite=True)  # the feed has the rows that TRUNCATE deletes
+    base = () if cleared and not work.feed else work.base
     gone = tuple(file.path for file in work.base)
     schema = work.schema
     if not schema.keys and len(work.stretches) <= 1:
@@ -306,7 +308,7 @@ def _unit(
         dropped=work.dropped,
         added=work.added,
         target_rows=work.target_rows,
-        feed=work.feed and not cleared,
+        feed=work.feed,
         rows=sum(rows[file.path] // (_KEY_PART if file.kept else 1) for file in files) + changes,
         rewritten_bytes=size + new,
         marked_bytes=new + sum(file.vector.size if file.vector is not None else 0 for file in files) + 2 * changes,
