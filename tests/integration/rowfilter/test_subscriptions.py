@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from subscriber import Settings, SubscriptionOptions, alter_subscription, check, transactions, verify
+from subscriber import Settings, SubscriptionOptions, alter_subscription, check, create_subscription, transactions, verify
 from subscriber.consumer.received import ReceivedTransaction
 from subscriber.errors import ConfigurationError
 from subscriber.rowfilter import RowFilterError
@@ -217,3 +218,14 @@ async def test_stored_and_altered(source: Database, target_db: Database) -> None
     with pytest.raises(RowFilterError):
         async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
             await subscription.set({"where": {"public.orders": "random() < 1"}})
+
+
+async def test_stored_in_a_lake(source: Database, tmp_path: Path) -> None:
+    target, name = f"spark://{tmp_path / 'lake'}", f"lake_{source.name}"
+    options = SubscriptionOptions(where=WHERE)
+    await create_subscription(name, connection=source.conninfo(), publications=["pub"], target=target, options=options, settings=QUICK)
+    async with alter_subscription(name, target=target, settings=QUICK) as subscription:
+        await subscription.set({"where": {"public.other": "id = 7"}})
+    (document,) = (tmp_path / "lake").rglob("definition.json")
+    where = json.loads(document.read_text())["document"]["options"]["where"]
+    assert json.loads(where) == {"public.orders": "id > 5 AND id <> 100", "public.other": "id = 7"}
