@@ -8,13 +8,15 @@ This module imports nothing but pytest before a fixture is used, and does nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from subscriber.sinks.memory import MemoryTarget
+    from subscriber.testing.containers import PostgresContainers
     from subscriber.testing.fake_publisher import FakePublisher
     from subscriber.testing.fixtures.postgres import PostgresPublisher, PublisherServer
     from subscriber.testing.fixtures.subscriptions import Started, SubscriptionFactory
@@ -95,3 +97,34 @@ def subscription(_subscriber_started: Started, memory_target: MemoryTarget) -> S
     from subscriber.testing.fixtures.subscriptions import SubscriptionFactory  # noqa: PLC0415 -- only if it is used
 
     return SubscriptionFactory(_subscriber_started, memory_target)
+
+
+@pytest.fixture(scope="session")
+def _subscriber_containers() -> Iterator[PostgresContainers]:
+    """The containers of postgres_container."""
+    from subscriber.testing.containers import PostgresContainers  # noqa: PLC0415 -- only if it is used
+
+    with PostgresContainers() as containers:
+        yield containers
+
+
+@pytest.fixture
+def postgres_container(_subscriber_containers: PostgresContainers) -> Iterator[Callable[..., str]]:
+    """A function that creates a database in a PostgreSQL container, and returns its URL: ``postgres_container(version, settings)``.
+
+    A container is started for each version (default: 18) and settings of the server, when it is first asked for, and stays until the end of
+    the session. ``wal_level`` is logical. The database is dropped after the test, with its slots. Without Docker or Podman, or without
+    ``pg-subscriber[containers]``, the test is skipped.
+    """
+    from subscriber.testing.containers import EngineUnavailable  # noqa: PLC0415 -- only if it is used
+
+    with contextlib.ExitStack() as databases:
+
+        def database(version: int = 18, settings: Mapping[str, str] | None = None) -> str:
+            try:
+                server = _subscriber_containers.get(version, settings)
+            except EngineUnavailable as error:
+                pytest.skip(error.one_line())
+            return databases.enter_context(server.database())
+
+        yield database
