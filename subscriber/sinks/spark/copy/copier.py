@@ -258,7 +258,7 @@ class SparkCopyRunner:
         context = self._spark.sparkContext
         try:
             context.setLocalProperty("spark.scheduler.pool", "copy")
-            context.setJobGroup(self.jobs, job_name("initial copy", [order.base]))
+            context.setJobGroup(self.jobs, f"subscriber: {job_name('initial copy', [order.base])}")
             # each worker of the order is a task that reads its parts one by one: so there are no more sessions than the order allows
             slices = max(min(order.workers, len(numbers)), 1)
             return worst_failure(context.parallelize(numbers, slices).mapPartitions(work).collect())

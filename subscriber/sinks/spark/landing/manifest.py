@@ -96,6 +96,15 @@ class Manifest:
         return min(times) / 1e6 + EPOCH_OFFSET if times else None
 
     @property
+    def until(self) -> float | None:
+        """When its last transaction was committed, in seconds since 1970."""
+        return self.commit_time / 1e6 + EPOCH_OFFSET if self.commit_time else None
+
+    def after_commit(self, moment: int | None) -> float | None:
+        """Seconds from the first commit to one of the manifest's times."""
+        return None if moment is None or self.since is None else max(moment / 1e6 + EPOCH_OFFSET - self.since, 0.0)
+
+    @property
     def size(self) -> int:
         """Of all files, in bytes."""
         return sum(file.size for file in self.files)

@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import TableName, TableState
@@ -33,12 +33,12 @@ from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_d
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, read_snapshot
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.file_lock import FileLock
-from subscriber.sinks.spark.files.location import DEFAULT_FRESHNESS
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, Manifest, ManifestsRead, check_files, read_manifests
+from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
 from subscriber.sinks.spark.pipeline.engines import COMMITS_AT_ONCE, Engine, TableRound
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
@@ -63,30 +63,6 @@ _LOOK_SECONDS: Final = 10.0
 _FIRST_SWEEP_SECONDS: Final = 60.0
 """Time until the first sweep. It is short, so that a program that is often restarted also sweeps."""
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplierSettings:
-    """Settings of the applier.
-
-    Attributes:
-        target_rows: rows that a file should have.
-        round_bytes: landed bytes after which a round takes no more manifests.
-        log_files: number of landed files after which the change log takes them, and they are removed.
-        sweep_seconds: interval of the search for files that are no longer needed.
-        retain_hours: how long readers can read what was replaced: removed files, versions and published snapshots. Also how long the landed
-            changes of a stopped table are kept.
-        freshness: the target in seconds, for the reports. The loop keeps to it.
-        vectors: whether deletion vectors may be written.
-    """
-
-    target_rows: int = 250_000
-    round_bytes: int = 512 * 1024**2
-    log_files: int = 200
-    sweep_seconds: float = 3600.0
-    retain_hours: int = 24
-    freshness: float = DEFAULT_FRESHNESS
-    vectors: bool = True
 
 
 class Applier:
@@ -260,7 +236,7 @@ class Applier:
         self.progress.stopped = {name: stop.error for name, stop in published.stopped.items()}
         if changed:
             done.start, done.end = snapshot.lsn if snapshot is not None else INVALID_LSN, end
-            _describe(done, taken, manifests, {table.id: name for name, table in all_of.items()})
+            done.take(taken, manifests, {table.id: name for name, table in all_of.items()})
             event = self.progress.end(done)
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("progress: %s", as_line(event))
@@ -358,13 +334,18 @@ class Applier:
             return all(applied is None or applied <= lsn or _is_ahead(handed, lsn) for _, applied, handed in reached)
 
         taken: list[Manifest] = []
-        size = 0
+        size = rows = 0
         for manifest in manifests:
-            enough = size >= self._settings.round_bytes or (level is not None and taken and taken[-1].end >= level)
+            enough = (
+                size >= self._settings.round_bytes
+                or rows >= self._engine.round_rows
+                or (level is not None and taken and taken[-1].end >= level)
+            )
             if enough and may_end(taken[-1].end):
                 break
             taken.append(manifest)
-            size += sum(file.size for file in manifest.files)
+            size += manifest.size
+            rows += sum(file.rows for file in manifest.files)
         return taken
 
     def _waits(self, name: TableName, table: LakeTable, until: Lsn, snapshot: Snapshot | None, manifests: Sequence[Manifest]) -> bool:
@@ -394,27 +375,6 @@ class Applier:
                 delta.make_durable()
                 found[name] = SnapshotTable(delta.directory, delta.version, applied)
         return Snapshot(end, landed, found)
-
-
-def _describe(done: RoundProgress, taken: Sequence[Manifest], waiting: Sequence[Manifest], names: Mapping[int, TableName]) -> None:
-    """What a round took."""
-    done.latest = waiting[-1].end if waiting else done.end
-    for manifest in taken:
-        done.size += manifest.size
-        for file in manifest.files:
-            done.rows += file.rows
-            if file.table_id in names:
-                done.of(names[file.table_id]).rows += file.rows
-    if taken:
-        first, newest = taken[0], taken[-1].commit_time
-        done.since = first.since
-        done.newest = newest / 1e6 + EPOCH_OFFSET if newest else None
-        if first.since is not None:
-            after = [
-                None if moment is None else max(moment / 1e6 + EPOCH_OFFSET - first.since, 0.0)
-                for moment in (first.received_time, first.landed_time)
-            ]
-            done.received, done.landed = after
 
 
 def _synchronized(lake: Lake) -> tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]]:

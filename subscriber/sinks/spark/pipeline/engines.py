@@ -27,6 +27,7 @@ from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges
 from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
+from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
@@ -109,6 +110,10 @@ class Engine(ABC):
 
     name: ClassVar[str]
     """The value of the option that selects it."""
+    round_rows: ClassVar[int] = 500_000
+    """Number of landed changes after which a round takes no more. It bounds the memory that this process needs for a backlog."""
+    _round = "apply"
+    """What the units of a round are called."""
 
     def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
         """Run the units of all tables, then commit. Return the result of each table.
@@ -116,6 +121,12 @@ class Engine(ABC):
         Raises:
             TargetError: a table failed. Tables that were committed remain committed, and their commits say so.
         """
+        self._round = job_name(
+            "apply",
+            [work.name for work in works],
+            Lsn(min((work.task.after for work in works), default=0)),
+            max((work.source.reached for work in works), default=None),
+        )
         units = [self.divide(work) for work in works]
         results = iter(self.run([unit for of_table in units for unit in of_table]))
         done = [[next(results) for _ in of_table] for of_table in units]
@@ -142,7 +153,7 @@ class Engine(ABC):
         Raises:
             TargetError: a unit failed. No commit names the files that other units wrote.
         """
-        return self.each(merge_unit, units, [unit.rows for unit in units], "apply changes")
+        return self.each(merge_unit, units, [unit.rows for unit in units], self._round)
 
     @abstractmethod
     def each(

@@ -16,15 +16,19 @@ import contextlib
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.pipeline.pace import Waiting
+
+if TYPE_CHECKING:
+    # it needs pyarrow, and the metrics of the command line import this module without
+    from subscriber.sinks.spark.landing.manifest import Manifest
 
 __all__ = ["PHASES", "ApplierProgress", "RoundProgress", "TableProgress", "Totals", "as_line"]
 
@@ -91,6 +95,26 @@ class RoundProgress:
 
     def of(self, name: TableName) -> TableProgress:
         return self.tables.setdefault(name, TableProgress())
+
+    def take(self, taken: Sequence[Manifest], waiting: Sequence[Manifest], names: Mapping[int, TableName]) -> None:
+        """Describe what the round took.
+
+        Args:
+            taken: the manifests.
+            waiting: all manifests that were waiting.
+            names: the tables by their numbers.
+        """
+        self.latest = waiting[-1].end if waiting else self.end
+        for manifest in taken:
+            self.size += manifest.size
+            for file in manifest.files:
+                self.rows += file.rows
+                if file.table_id in names:
+                    self.of(names[file.table_id]).rows += file.rows
+        if taken:
+            first = taken[0]
+            self.since, self.newest = first.since, taken[-1].until
+            self.received, self.landed = first.after_commit(first.received_time), first.after_commit(first.landed_time)
 
     @property
     def written(self) -> int:

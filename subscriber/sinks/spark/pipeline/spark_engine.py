@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from subscriber.errors import SubscriberError, TargetError
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
@@ -29,12 +30,14 @@ from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
 from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.merge_sql import key_limits, merge_statement
 from subscriber.sinks.spark.schema.table_schema import folded_name
+from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
-from subscriber.sinks.spark.session.spark_session import has_delta, require_delta_jar
+from subscriber.sinks.spark.session.spark_session import has_delta, refuse_connect, require_delta_jar
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.delta import CommitConflict
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["SparkEngine", "packed"]
@@ -83,13 +86,15 @@ class SparkEngine(Engine):
         large_unit: as a multiple of the target, the rows of a unit above which MERGE is used.
 
     Raises:
-        ConfigurationError: the session has Delta's extension, but not a jar that fits.
+        ConfigurationError: the session has Delta's extension, but not a jar that fits; or it is one of Spark Connect.
         SparkLost: Spark has ended.
     """
 
     name: ClassVar[str] = "spark"
+    round_rows: ClassVar[int] = 2_000_000
 
     def __init__(self, spark: SparkSession, location: Location, *, large_unit: int = _LARGE_UNIT) -> None:
+        refuse_connect(spark)
         self._spark = spark
         self._location = location
         self._storage = Storage.open(location)
@@ -139,7 +144,7 @@ class SparkEngine(Engine):
             context = self._spark.sparkContext
             packs = packed([weight + _UNIT_ROWS for weight in weights], context.defaultParallelism * _TASKS_PER_CORE)
             tasks = [[(number, items[number]) for number in pack] for pack in packs]
-            context.setJobDescription(f"subscriber: {what}, {len(items)} units")
+            _name_jobs(context, what)
             # no DataFrame: only Python does the work, and planning a query would double the time
             found = context.parallelize(tasks, len(tasks)).flatMap(work).collect()
         except job_errors() as error:
@@ -173,7 +178,7 @@ class SparkEngine(Engine):
         known = all(file.known for file in files)
         try:
             session = self._session(work)
-            self._spark.sparkContext.setJobDescription(f"subscriber: MERGE INTO {work.name} to {work.source.reached}")
+            _name_jobs(self._spark.sparkContext, job_name("MERGE INTO", [work.name], Lsn(work.task.after), work.source.reached))
             self._read(session, files).createOrReplaceTempView("changes")
             session.sql(merge_statement(work.delta.uri, schema, "changes", deleted_flag(schema), limits, known=known))
         except job_errors() as error:
@@ -204,6 +209,11 @@ class SparkEngine(Engine):
         factor = sum(file.memory for file in files) / sum(file.size for file in files)
         session.conf.set("spark.sql.sources.fileCompressionFactor", str(max(factor, 1.0)))
         return session.read.parquet(*(escape_glob(f"{root}/{file.path}") for file in files))
+
+
+def _name_jobs(context: SparkContext, name: str) -> None:
+    """Name the following jobs of this thread. Their group is the lake's applier, whose jobs can so be found and cancelled."""
+    context.setJobGroup("subscriber spark-apply", f"subscriber: {name}")
 
 
 def packed(weights: Sequence[int], parts: int) -> list[list[int]]:

@@ -14,7 +14,7 @@ _LENGTH: Final = 200
 
 
 def job_name(phase: str, tables: Iterable[object], after: Lsn | None = None, to: Lsn | None = None) -> str:
-    """The description of a job.
+    """What a job does.
 
     Args:
         phase: what the job does.
@@ -30,4 +30,4 @@ def job_name(phase: str, tables: Iterable[object], after: Lsn | None = None, to:
         shown.append(name)
     more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
     lsns = "" if to is None else f", up to {to}" if after is None else f", {after} to {to}"
-    return f"subscriber: {phase}: {', '.join(shown)}{more}{lsns}"
+    return f"{phase}: {', '.join(shown)}{more}{lsns}"
