@@ -95,7 +95,7 @@ class ChangeLog:
         self._retain_hours = retain_hours
         self.written = 0
 
-    def compact(self, snapshot: Snapshot, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> Lsn:
+    def compact(self, snapshot: Snapshot, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> Lsn:
         """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait. Then remove landed files.
 
         Returns:
@@ -105,7 +105,8 @@ class ChangeLog:
             snapshot: the published snapshot.
             since: what the last call returned.
             enough: number of files.
-            is_applied: whether a table has its copy. In the snapshot, the same name may be the table from before it was copied again.
+            is_applied: whether a table has its copy. None: there is no Delta table. In the snapshot, the same name may be the table from
+                before it was copied again.
 
         Raises:
             TargetError: the log cannot be written. Nothing is removed.
@@ -309,13 +310,14 @@ class ChangeLog:
         return identity.metadata() if identity is not None else {}
 
 
-def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool]) -> bool:
+def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool | None]) -> bool:
     if table.entry.state is TableState.INIT:
         return False  # the stop, or the version in the snapshot, is of the removed table
     stop = snapshot.stopped.get(name)
     if stop is not None and stop.last is not None:
-        return stop.generation == table.generation  # even if another program has removed the table
-    return (stop is not None or name in snapshot.tables) and is_applied(name, table)
+        # the last version may be of the time before the copy. If another program has removed the table, the copy is of no use
+        return stop.generation == table.generation and is_applied(name, table) in {True, None}
+    return (stop is not None or name in snapshot.tables) and bool(is_applied(name, table))
 
 
 def _in_the_table(name: TableName, table: LakeTable, copy: TableCopy, file: DataFile) -> LandedFile:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
@@ -22,6 +22,7 @@ __all__ = ["remove_unneeded_files"]
 
 _UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
 _DIRECTORY: Final = re.compile(r"(\d+)-(\d+)")
+_COPIED: Final = re.compile(r"copy-(\d+)-(\d+)-")
 
 
 def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], retain_hours: int) -> int:
@@ -42,13 +43,28 @@ def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDel
     known = [*lake.state.tables.values(), *lake.state.removed.values()]
     # base files that executors wrote: no commit names them before the handover of the table, and the change log must still read them
     copying = tuple(f"copy-{table.id}-{table.generation}-" for table in known if storage.entries(copy_directory(table)))
+    newest = _newest(known)
     count = 0
     for table in tables:
         unneeded = table.unneeded(retain_hours)
-        gone = [path for path in unneeded if not path.startswith(copying)]
+        gone = [path for path in unneeded if not path.startswith(copying) and not _is_newer(path, newest)]
         storage.delete(f"{table.directory}/{path}" for path in gone)
         count += len(gone)
     return count + _sweep_unfinished(storage, lake, copying, retain_hours) + _sweep_copies(storage, known)
+
+
+def _newest(known: Sequence[LakeTable]) -> dict[str, int]:
+    """The newest known generation of each table."""
+    newest: dict[str, int] = {}
+    for table in known:
+        newest[str(table.id)] = max(table.generation, newest.get(str(table.id), 0))
+    return newest
+
+
+def _is_newer(path: str, newest: Mapping[str, int]) -> bool:
+    """Whether a base file is of a copy that was begun since the documents were read."""
+    match = _COPIED.match(path)
+    return match is not None and int(match[2]) > newest.get(match[1], -1)
 
 
 def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], retain_hours: int) -> int:
@@ -74,9 +90,7 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], re
 def _sweep_copies(storage: Storage, known: Sequence[LakeTable]) -> int:
     """Remove copies of earlier generations, which were started again. An unknown copy may be of a table that was just added."""
     kept = {copy_directory(table) for table in known}
-    newest: dict[str, int] = {}
-    for table in known:
-        newest[str(table.id)] = max(table.generation, newest.get(str(table.id), 0))
+    newest = _newest(known)
     old = [
         name
         for name in storage.entries("copy")

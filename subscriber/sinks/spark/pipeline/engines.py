@@ -76,9 +76,7 @@ class TableRound:
             TableStopped: rows violate a constraint of the table.
         """
         if (reason := self.delta.violated(files)) is not None:
-            stop = TableStopped(f"Delta table {self.delta.uri}: {reason}", hint="drop the constraint")
-            stop.refused = self.delta.directory, self.application, self.delta.version
-            raise stop
+            raise self.refused(reason)
         self.delta.commit(
             files,
             self.plan.removed,
@@ -89,6 +87,12 @@ class TableRound:
             deleted=deleted,
             feed=feed,
         )
+
+    def refused(self, reason: str) -> TableStopped:
+        """The error for rows that violate a constraint of the table."""
+        stop = TableStopped(f"Delta table {self.delta.uri}: {reason}", hint="drop the constraint")
+        stop.refused = self.delta.directory, self.application, self.delta.version
+        return stop
 
     @property
     def note(self) -> str:

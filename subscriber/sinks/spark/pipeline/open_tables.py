@@ -40,10 +40,13 @@ class OpenTables:
         directory = table_directory("tables", name, table.id)
         return self.opened.setdefault(directory, LakeDelta(self.storage, directory, self.retain_hours))
 
-    def is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
-        """Whether the table has been committed since its last copy. False if it cannot be read."""
+    def is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool | None:
+        """Whether the table has been committed since its last copy. False if it cannot be read. None if there is no Delta table."""
         delta = self.of(name, table)
-        return is_readable(delta) and delta.applied(application(lake, table)) is not None
+        try:
+            return delta.applied(application(lake, table)) is not None if load(delta) else None
+        except TableStopped:
+            return False
 
 
 def application(lake: Lake, table: LakeTable) -> str:

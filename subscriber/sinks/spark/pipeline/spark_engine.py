@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
@@ -51,6 +52,8 @@ _TASKS_PER_CORE: Final = 3
 """More than one, because tasks take different times; few, because starting one takes 0.1 s."""
 _UNIT_ROWS: Final = 50_000
 """A unit without rows takes as long as rewriting this many rows."""
+_VIOLATION: Final = re.compile("DELTA_VIOLATE_CONSTRAINT|DELTA_NOT_NULL_CONSTRAINT_VIOLATED")
+"""In Delta's errors about rows. Their text has values of the row."""
 _LARGE_UNIT: Final = 8
 """As a multiple of the target. Beyond this, a unit is too large for one task."""
 _DELTAS_NAMES: Final = frozenset(
@@ -182,8 +185,11 @@ class SparkEngine(Engine):
             self._read(session, files).createOrReplaceTempView("changes")
             session.sql(merge_statement(work.delta.uri, schema, "changes", deleted_flag(schema), limits, known=known))
         except job_errors() as error:
-            if "DELTA_CONCURRENT" in str(error) or "ConcurrentModification" in str(error):
+            text = str(error)
+            if "DELTA_CONCURRENT" in text or "ConcurrentModification" in text:
                 raise CommitConflict(work.delta.uri) from error
+            if _VIOLATION.search(text):
+                raise work.refused("rows violate a constraint") from None
             raise job_failed(self._spark, error) from error
 
     def _session(self, work: TableRound) -> SparkSession:
@@ -228,14 +234,14 @@ def packed(weights: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def is_merged(work: TableRound, large_unit: int) -> bool:
-    """Whether MERGE applies the changes of a table, see the module. ``large_unit``: as of :class:`SparkEngine`."""
+    """Whether MERGE applies the changes of a table, see the module. ``large_unit``: as of :class:`SparkEngine`. 0: if it can."""
     task, schema = work.task, work.task.schema
     keyed = bool(schema.keys) and not schema.full
     plain = not task.rewrite and not work.overwrite and not work.plan.cleared and len(task.stretches) == 1
     taken = not _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
     rows = {file.path: file.rows for file in task.base}
     largest = max((sum(rows[file.path] for file in unit.base if not file.kept) for unit in work.plan.units), default=0)
-    return keyed and plain and bool(task.base) and not taken and largest > task.target_rows * large_unit
+    return keyed and plain and bool(task.base) and not taken and (not large_unit or largest > task.target_rows * large_unit)
 
 
 def _run_pack(

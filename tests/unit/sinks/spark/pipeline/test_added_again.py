@@ -119,3 +119,32 @@ async def test_a_copy_that_a_later_one_took_the_place_of_becomes_log_and_goes(tm
     changes = Changes(storage(tmp_path), TABLE)
     assert read(changes, Lsn(0), changes.latest()) == [(200, 0, "c"), (300, 0, "c")]
     assert list((tmp_path / "copy").iterdir()) == []
+
+
+@pytest.mark.parametrize("reason", ["property", "constraint"])
+async def test_copy_of_a_table_that_stops_before_it_is_applied_stays(tmp_path: Path, reason: str) -> None:
+    """The bug was that the stop names the last version of the table, which is of the time before the copy, as if it had the copy."""
+    sink, work = await begun(make(tmp_path)), applier(tmp_path)
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")))
+    all_rounds(work)
+    work.tidy(now=True)
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
+    await sink.advance(Lsn(400))
+    await sink.close()
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    if reason == "property":
+        table.alter.set_table_properties({"delta.appendOnly": "true"})
+    else:
+        table.alter.add_constraint({"small": "id < 2"})
+    work = applier(tmp_path)
+    assert TABLE in all_rounds(work).stopped
+    work.tidy(now=True)
+    table.update_incremental()
+    if reason == "property":
+        table.alter.set_table_properties({"delta.appendOnly": "false"})
+    else:
+        table.alter.drop_constraint("small")
+    assert TABLE in all_rounds(applier(tmp_path)).tables
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
