@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-__all__ = ["delta_rows"]
+__all__ = ["delta_batches", "delta_rows"]
+
+
+def delta_batches(table: DeltaTable, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    names = ", ".join(f'"{name}"' for name in columns) or "*"
+    yield from pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(f"SELECT {names} FROM t"))
 
 
 def delta_rows(table: DeltaTable, columns: Sequence[str] = ()) -> list[dict[str, Any]]:
-    names = ", ".join(f'"{name}"' for name in columns) or "*"
-    found: list[dict[str, Any]] = pa.table(QueryBuilder().register("t", table).execute(f"SELECT {names} FROM t").read_all()).to_pylist()
-    return found
+    return [row for batch in delta_batches(table, columns) for row in batch.to_pylist()]

@@ -23,6 +23,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.schema.arrow_values import parse_array
 from tests.support.database import Database
+from tests.support.delta_tables import delta_batches
 
 Place = Path | str
 """A lake: a directory, or the URI of a place in an object store."""
@@ -75,7 +76,7 @@ def lake_rows(path: Place, snapshot: Snapshot, name: TableName, columns: list[st
 
 def _lake_rows(path: Place, snapshot: Snapshot, name: TableName, columns: list[str]) -> Iterator[tuple[str | None, ...]]:
     table = snapshot.tables[name]
-    for batch in DeltaTable(f"{path}/{table.path}", version=table.version).to_pyarrow_dataset().to_batches():
+    for batch in delta_batches(DeltaTable(f"{path}/{table.path}", version=table.version)):
         for item in batch.to_pylist():
             special = json.loads(item["_special"] or "{}")
             yield tuple(special.get(column, _text(item[column])) for column in columns)
