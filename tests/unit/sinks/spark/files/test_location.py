@@ -23,6 +23,7 @@ from subscriber.sinks.spark.files.location import Location
         ("spark:///lake?colour=red", "unrecognized parameter"),
         ("spark:///lake?apply=always", "unrecognized apply value"),
         ("spark:///lake?apply=rewrite", "unrecognized apply value"),
+        ("spark:///lake?deletion_vectors=no", 'unrecognized deletion_vectors value: "no"'),
         ("spark:///lake?target_rows=many", 'invalid value for parameter "target_rows"'),
         ("spark:///lake?batch_delay=soon", "invalid value"),
     ],
@@ -76,6 +77,7 @@ def test_keywords_and_values_for_executors_are_taken_as_they_are(connection: str
 def test_a_url_is_read() -> None:
     assert Location.parse("spark:///a%20b/?confirm=applied&batch_size=1MB") == Location(path="/a b", confirm="applied", batch_size=1024**2)
     assert Location.parse("spark:///lakes/a%231") == Location(path="/lakes/a#1")
+    assert Location.parse("spark:///a?deletion_vectors=off") == Location(path="/a", deletion_vectors=False)
     assert Location.parse("spark:///a?apply=spark&target_rows=1000") == Location(path="/a", apply="spark", target_rows=1000)
     assert Location.parse("spark+hdfs://me@name:8020/lake") == Location(uri="hdfs://me@name:8020/lake")
     assert Location.parse("spark+abfs://container@account.dfs.core.windows.net/a").uri == "abfs://container@account.dfs.core.windows.net/a"
