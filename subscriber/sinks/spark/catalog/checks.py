@@ -63,9 +63,7 @@ def check_histories(tables: Sequence[PublishedTable], histories: Mapping[TableNa
             continue
         taken = [column for column in lake_names(published[name].columns) if folded_name(column) in HISTORY_COLUMNS[kind].names]
         found += [
-            Finding(
-                "error", f'column "{column}" of table "{name}" has the name of a column of its history', "rename it, or keep no history"
-            )
+            Finding("warning", f'table "{name}" gets no history: column "{column}" has the name of a column of it', "rename the column")
             for column in taken
         ]
     return found

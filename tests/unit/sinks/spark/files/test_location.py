@@ -6,8 +6,10 @@ from urllib.parse import quote
 
 import pytest
 
+from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.catalog.checks import check_histories
+from subscriber.sinks.spark.files.location import HistoryKind, Location
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,9 @@ from subscriber.sinks.spark.files.location import Location
         ("spark:///lake?deletion_vectors=no", 'unrecognized deletion_vectors value: "no"'),
         ("spark:///lake?target_rows=many", 'invalid value for parameter "target_rows"'),
         ("spark:///lake?batch_delay=soon", "invalid value"),
+        ("spark:///lake?history.accounts=scd2", "a history needs a table"),
+        ("spark:///lake?history.public.accounts=scd3", 'unrecognized history value of table "public.accounts"'),
+        ("spark:///lake?history.a.b=scd2&history.a.b=soft_delete", 'table "a.b" has two forms of history'),
     ],
 )
 def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
@@ -120,3 +125,21 @@ def test_directory_of_a_path_is_not_decoded(name: str) -> None:
 def test_invalid_urls_of_a_lake_are_rejected(target: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Location.of(target)
+
+
+def test_histories_are_by_table() -> None:
+    found = Location.parse("spark:///lake?history.public.accounts=scd2&batch_delay=1s&history.Sales%20EU.a.b=soft_delete").history
+    assert found == ((TableName("Sales EU", "a.b"), "soft_delete"), (TableName("public", "accounts"), "scd2"))
+
+
+def test_check_finds_histories_that_cannot_be() -> None:
+    table = PublishedTable(
+        name=TableName("public", "t"), relation_id=5, kind="r", columns=("id", "_valid_to"), key_columns=("id",), replica_identity="d"
+    )
+    asked: dict[TableName, HistoryKind] = {table.name: "scd2", TableName("public", "other"): "soft_delete"}
+    found = {(finding.severity, finding.message) for finding in check_histories([table], asked)}
+    assert found == {
+        ("warning", 'table "public.t" gets no history: column "_valid_to" has the name of a column of it'),
+        ("warning", 'table "public.other" of which a history is asked for is not published'),
+    }
+    assert check_histories([table], {table.name: "soft_delete"}) == []
