@@ -78,7 +78,7 @@ class StoringSink(Protocol):
     """An opened sink whose catalog can be reached while it applies."""
 
     @property
-    def store(self) -> Store:
+    def request_store(self) -> Store:
         """The catalog, on a session of its own. Calls may overlap with all others."""
         ...
 

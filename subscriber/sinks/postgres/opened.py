@@ -347,7 +347,7 @@ class OpenedPostgresSink(CatalogStateStore):
         return [ours[found] for found in await self._parallel.holding_up(pid, ours.keys())]
 
     @property
-    def store(self) -> PostgresStore:
+    def request_store(self) -> PostgresStore:
         """The catalog, on the reading session."""
         return PostgresStore(self.reader)
 

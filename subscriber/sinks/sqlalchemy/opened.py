@@ -130,7 +130,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         self.session = session
         # the locks of the given store belong to the session that applies
         self._asked_locks = Locks(target.database)
-        self.store = SqlAlchemyStore(target.database, self._asked_locks)
+        self.request_store = SqlAlchemyStore(target.database, self._asked_locks)
         self._target = target
         self._database = target.database
         self._locks = locks

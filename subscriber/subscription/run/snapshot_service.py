@@ -68,9 +68,9 @@ class SnapshotService:
             if not isinstance(opened, StoringSink):
                 return
             try:
-                request = await read_request(opened.store, opened.state.oid)
+                request = await read_request(opened.request_store, opened.state.oid)
                 if request is not None and request.state is RequestState.REQUESTED:
-                    await self._serve(opened, opened.store, request)
+                    await self._serve(opened, opened.request_store, request)
                 self._failed = None
             except SubscriberError as error:
                 # of the target; the apply worker says more about a lost session

@@ -125,6 +125,17 @@ async def test_a_transaction_that_stays_open_does_not_delay_it(publisher_db: Dat
         assert (await verified(found, "account")).equal
 
 
+async def test_a_publisher_that_is_read_only_for_others_can_be_verified(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    publisher_db.execute("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        # as during a switch
+        publisher_db.execute(f"ALTER DATABASE {publisher_db.name} SET default_transaction_read_only = on")
+        assert (await verified(found)).equal
+
+
 async def test_names_rows_and_repairs_them(publisher_db: Database, target_db: Database) -> None:
     table = "CREATE TABLE t (id int, part text, v text, n numeric(10, 2), PRIMARY KEY (id, part))"
     publisher_db.execute(table)
