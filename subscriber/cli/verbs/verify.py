@@ -131,26 +131,27 @@ async def _execute(args: argparse.Namespace) -> int:
         resume=args.resume,
         changed=args.changed,
     )
+    if not args.json:
+        _show(report, quiet=args.quiet, would=args.dry_run)
     repaired: dict[TableName, int] = {}
-    if args.repair and not args.dry_run:
-        repaired = await repair(report, target=args.target)
-    if args.json:
-        emit(json.dumps({**report.to_json(), "repaired": {str(table): rows for table, rows in repaired.items()}}) + "\n")
-    else:
-        _show(report, repaired, quiet=args.quiet, would=args.dry_run)
-    if args.repair and not args.dry_run:
-        return 0 if all(table.table in repaired and not table.more for table in report.tables if not table.equal) else 1
-    return 0 if report.equal else 1
+    try:
+        if args.repair and not args.dry_run:
+            repaired = await repair(report, target=args.target)
+    finally:
+        if args.json:
+            emit(json.dumps({**report.to_json(), "repaired": {str(table): rows for table, rows in repaired.items()}}) + "\n")
+    if not args.json:
+        for table, rows in repaired.items():
+            say(f"{table}: {rows:,} rows repaired")
+    return 0 if all(table.equal or (table.table in repaired and not table.more) for table in report.tables) else 1
 
 
-def _show(report: VerificationReport, repaired: dict[TableName, int], *, quiet: bool, would: bool) -> None:
+def _show(report: VerificationReport, *, quiet: bool, would: bool) -> None:
     for table in report.tables:
         if table.left_out is not None:
             say(f"{table.table}: not compared: {table.left_out}")
         elif not table.equal:
             _show_table(table, would=would)
-            if table.table in repaired:
-                say(f"{table.table}: {repaired[table.table]:,} rows repaired")
     compared = [table for table in report.tables if table.left_out is None]
     rows = sum(table.publisher_rows for table in compared)
     differing = len(report.differing)

@@ -252,6 +252,29 @@ async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher_db: Datab
         assert (await verified(found, limits=VerificationLimits(sample=10))).tables[0].publisher_rows < 100000
 
 
+@pytest.mark.publisher(min=15, lacks="column lists")
+async def test_compares_partition_roots_and_column_lists(publisher_db: Database, target_db: Database) -> None:
+    columns = "id int, part int, v text, hidden text"
+    publisher_db.execute(f"""
+        CREATE TABLE root ({columns}, doubled int GENERATED ALWAYS AS (part * 2) STORED, PRIMARY KEY (id, part)) PARTITION BY LIST (part);
+        CREATE TABLE one PARTITION OF root FOR VALUES IN (1); CREATE TABLE two PARTITION OF root FOR VALUES IN (2);
+        INSERT INTO root SELECT i, 1 + i % 2, 'v', 'h' FROM generate_series(1, 1000) AS i;
+        CREATE PUBLICATION pub FOR TABLE root (id, part, v) WITH (publish_via_partition_root)
+    """)
+    # the target is not partitioned, and a table inherits from it
+    target_db.execute(f"CREATE TABLE root ({columns}, PRIMARY KEY (id, part)); CREATE TABLE child () INHERITS (root)")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        target_db.execute("INSERT INTO child VALUES (1, 1, 'not replicated', NULL); UPDATE root SET hidden = 'not replicated'")
+        report = await verified(found, changed=True)
+        assert (report.equal, only(report).publisher_rows, only(report).target_rows) == (True, 1000, 1000)
+        target_db.execute("DELETE FROM ONLY root WHERE id = 4")
+        report = await verified(found, changed=True)
+        assert named(only(report)) == [("missing", ("4", "1"), ())]
+        await repair(report, target=target_db.dsn)
+        assert (await verified(found)).equal
+
+
 async def test_compares_a_table_without_key_as_a_multiset(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (v text, n int); ALTER TABLE t REPLICA IDENTITY FULL")
@@ -399,7 +422,9 @@ async def test_the_command_line_tells_and_repairs(publisher_db: Database, target
             False,
             [{"kind": "different", "key": {"id": "3"}, "columns": ["v"]}],
         )
-        assert (await run("--repair")).status == 0
+        done = await run("--repair")
+        assert (done.status, done.errors) == (0, "")
+        assert "public.t: 1 rows repaired\n" in done.output
         assert (await run()).status == 0
         assert "--dry-run belongs to --repair" in (await run("--dry-run")).errors
 
