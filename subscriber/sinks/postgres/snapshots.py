@@ -31,8 +31,10 @@ async def exporting(target: Target, application_name: str) -> AsyncIterator[Expo
 
         async def export() -> tuple[str, str]:
             with translated():
-                await connection.execute(_BEGIN)
-                ((name, xids),) = await (await connection.execute(_EXPORT)).fetchall()
+                # in one roundtrip: apply is held meanwhile
+                cursor = await connection.execute(f"{_BEGIN}; {_EXPORT}".encode())
+                cursor.nextset()
+                ((name, xids),) = await cursor.fetchall()
             return name, xids
 
         yield export
