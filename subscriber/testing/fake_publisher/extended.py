@@ -129,6 +129,9 @@ class ExtendedProtocol:
         if kind == b"S":
             statement = self._statement(name)
             session.write(wire.parameter_description(statement.types))
+            if not statement.text.lstrip().lower().startswith(("select", "show", "with")):
+                session.write(wire.NO_DATA)
+                return
             # with other values than the real ones: only the columns matter
             portal = _Portal(_PARAMETER.sub("'0'", statement.text), [])
             found = self._run(portal)

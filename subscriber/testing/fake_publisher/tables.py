@@ -125,6 +125,10 @@ class Types:
         """The type of this oid."""
         return self.added.get(oid) or self._builtin[oid]
 
+    def all(self) -> Iterable[TypeFact]:
+        """All types."""
+        return (*self._builtin.values(), *self.added.values())
+
     def parse(self, declaration: str) -> tuple[int, int]:
         """The oid and modifier of a type as in CREATE TABLE: ``varchar(10)``, ``numeric(8,2)``, ``int[]``, ``public.mood``.
 

@@ -144,8 +144,9 @@ class WalSender:
                 record = publisher.wal[self._place]
                 self._place += 1
                 self._decoder.feed(record)
-                self._decoded = record.end
                 await self._flush_queue()
+                # not before: a keepalive must not be ahead of the messages
+                self._decoded = record.end
                 continue
             self._decoded = max(self._decoded, publisher.wal.end)
             if publisher.stopping and self._positions.flush >= self._decoded:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from subscriber.testing.fake_publisher.catalog import copies, general, native, own
+from subscriber.testing.fake_publisher.catalog import copies, general, jdbc, native, own
 from subscriber.testing.fake_publisher.results import CopyResult, KnownQuery, Result, normalized
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FoundQuery", "find_query"]
 
-_QUERIES: Final = (*general.QUERIES, *own.QUERIES, *native.QUERIES, *copies.QUERIES)
+_QUERIES: Final = (*general.QUERIES, *own.QUERIES, *native.QUERIES, *jdbc.QUERIES, *copies.QUERIES)
 
 
 @dataclass(frozen=True, slots=True)

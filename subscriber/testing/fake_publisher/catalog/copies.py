@@ -13,6 +13,7 @@ from subscriber.testing.fake_publisher.results import BOOL, CopyResult, Result, 
 from subscriber.testing.fake_publisher.snapshots import TableContent
 from subscriber.testing.fake_publisher.tables import FakeColumn, RowValues
 from subscriber.testing.fake_publisher.values import binary_value
+from subscriber.testing.fake_publisher.wire import Field
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.session import Session
@@ -43,6 +44,18 @@ def _copy_query(session: Session, values: Mapping[str, str]) -> CopyResult:
     return _copy(session, found["table"], _names(found["columns"]), found["where"], values.get("options", ""))
 
 
+def _select(session: Session, values: Mapping[str, str]) -> Result:
+    """The rows of a table, by a SELECT of its columns."""
+    found = _FILTERED.fullmatch(values["query"])
+    if found is None or found["where"] is not None:
+        raise ServerError("0A000", f"the fake publisher does not know this query: SELECT {values['query']}")
+    content = _content(session, found["table"])
+    columns = [content.shape.columns[content.shape.places[name]] for name in _names(found["columns"]) if name in content.shape.places]
+    places = [content.shape.places[column.name] for column in columns]
+    rows = [[row[place] for place in places] for row in content.rows]
+    return Result(f"SELECT {len(rows)}", tuple(Field(column.name, column.type_oid) for column in columns), rows)
+
+
 def _copy(session: Session, table: str, columns: Sequence[str], where: str | None, options: str) -> CopyResult:
     content = _content(session, table)
     shape = content.shape
@@ -68,6 +81,9 @@ def _content(session: Session, table: str) -> TableContent:
     if found is None:
         raise ServerError("42P01", f'relation "{name}" does not exist')
     snapshot = session.snapshot or session.publisher.snapshot("")
+    if session.status == "T":
+        # all clients copy in REPEATABLE READ
+        session.snapshot = snapshot
     return snapshot.tables.get(found.shape.oid) or TableContent(found.shape, ())
 
 
@@ -140,4 +156,5 @@ QUERIES: Final = (
         "SELECT FROM pg_catalog.pg_class AS c WHERE (c.oid = ... OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(...", _nothing
     ),
     known("SELECT c.oid, pg_catalog.sum(pg_catalog.pg_relation_size(leaf.oid)) / ... HAVING ...", _nothing),
+    known("SELECT {query}", _select),
 )

@@ -40,6 +40,10 @@ def _import_snapshot(session: Session, values: Mapping[str, str]) -> Result:
     return Result("SET")
 
 
+def _set_level(session: Session, values: Mapping[str, str]) -> Result:
+    return Result("SET")
+
+
 def _set(session: Session, values: Mapping[str, str]) -> Result:
     name = values["name"].removeprefix("SESSION ").removeprefix("LOCAL ")
     value = values["value"]
@@ -105,6 +109,7 @@ QUERIES: Final = (
     known("END", _commit),
     known("ROLLBACK", _rollback),
     known("ABORT", _rollback),
+    known("SET TRANSACTION ISOLATION LEVEL {level}", _set_level),
     known("SET TRANSACTION SNAPSHOT '{name}'", _import_snapshot),
     known("SET {name} = {value}", _set),
     known("SET {name} TO {value}", _set),
@@ -124,6 +129,7 @@ QUERIES: Final = (
     known("SELECT 1", _one),
     known("SELECT pg_catalog.pg_backend_pid()", _pid),
     known("SELECT pg_is_in_recovery()", _in_recovery),
+    known("select pg_is_in_recovery()", _in_recovery),
     known("SELECT pg_catalog.pg_is_in_recovery()", _in_recovery),
     known("SELECT pg_current_wal_lsn()", _wal_end),
     known("SELECT pg_catalog.pg_current_wal_lsn()", _wal_end),

@@ -1,0 +1,1 @@
+"""Debezium: `make test-debezium` (a JVM and 200 MB)."""
