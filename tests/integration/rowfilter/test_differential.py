@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import psycopg
@@ -29,22 +29,27 @@ CHANGES = 6
 Row = Insert | Update | Delete
 
 
-async def test_random_filters_decide_as_the_server_does(publisher_db: Database, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_random_filters_decide_as_the_server_does(publisher_db: Database, record_property: Callable[[str, object], None]) -> None:
     compared = compare(publisher_db, seed=int(os.environ.get("SUBSCRIBER_ROW_FILTER_SEED", "1")), tables=60)
-    with capsys.disabled():
-        print(f"\nPostgreSQL {publisher_db.version}: {compared}")
+    record_property("compared", _summary(compared))
 
 
 @pytest.mark.slow
 @pytest.mark.endurance
 @pytest.mark.timeout(900)
-async def test_many_random_filters(publisher_db: Database, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_many_random_filters(publisher_db: Database, record_property: Callable[[str, object], None]) -> None:
     total: Counter[str] = Counter()
     for seed in range(100, 130):
         total += compare(publisher_db, seed=seed, tables=200)
         publisher_db.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    with capsys.disabled():
-        print(f"\nPostgreSQL {publisher_db.version}: {total}")
+    record_property("compared", _summary(total))
+
+
+def _summary(counts: Counter[str]) -> str:
+    return (
+        f"{counts['changes']} changes under {counts['filters']} filters ({counts['deparsed']} as the server prints them), of which"
+        f" {counts['passed']} passed; {counts['refused']} filters refused"
+    )
 
 
 class Filtered:

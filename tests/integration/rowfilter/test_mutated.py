@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -99,20 +100,22 @@ POOL = [
 ROWS = 24
 
 
-async def test_damaged_filters(publisher_db: Database, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_damaged_filters(publisher_db: Database, record_property: Callable[[str, object], None]) -> None:
     counts = compare(publisher_db, seed=7, filters=2000)
     assert counts["evaluated alike"] > 200
-    with capsys.disabled():
-        print(f"\nPostgreSQL {publisher_db.version}: {dict(counts)}")
+    record_property("compared", _summary(counts))
 
 
 @pytest.mark.slow
 @pytest.mark.endurance
 @pytest.mark.timeout(1200)
-async def test_many_damaged_filters(publisher_db: Database, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_many_damaged_filters(publisher_db: Database, record_property: Callable[[str, object], None]) -> None:
     counts = compare(publisher_db, seed=8, filters=200_000)
-    with capsys.disabled():
-        print(f"\nPostgreSQL {publisher_db.version}: {dict(counts)}")
+    record_property("compared", _summary(counts))
+
+
+def _summary(counts: Counter[str]) -> str:
+    return f"{counts['evaluated alike']} damaged filters for {ROWS} rows each; {counts['refused']} refused"
 
 
 def compare(database: Database, *, seed: int, filters: int) -> Counter[str]:
