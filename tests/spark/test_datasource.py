@@ -131,3 +131,28 @@ def _batch(spark: SparkSession, lake: Path, **options: str) -> DataFrame:
 
 def _change(row: dict[str, Any]) -> Change:
     return tuple(row[name] for name in COLUMNS)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+async def test_a_dataframe_of_a_snapshot_stays_at_it(tmp_path: Path, spark: SparkSession) -> None:
+    from subscriber.spark import snapshot
+
+    register(spark)
+    sink = await begun(make(tmp_path))
+    work = Applier(storage(tmp_path), LocalEngine(storage(tmp_path)), SMALL)
+    await land(sink, 200, KEYED, *(Insert(5, row(str(number), "a")) for number in range(20)))
+    all_rounds(work)
+    options = {"path": str(tmp_path), "table": "public.t"}
+    loaded = spark.read.format("postgres_snapshot").options(**options).load()
+    first = snapshot(spark, str(tmp_path))
+    await land(sink, 300, Insert(5, row("20", "b")))
+    await sink.close()
+    all_rounds(work)
+    pinned = spark.read.format("postgres_snapshot").options(**options, asOfLsn=str(first.lsn)).load()
+    assert loaded.count() == loaded.count() == pinned.count() == first.table("public.t").count() == 20
+    newest = snapshot(spark, str(tmp_path))
+    assert newest.lsn > first.lsn
+    assert newest.tables == ["public.t"]
+    rows = spark.read.format("postgres_snapshot").options(**options).load().join(newest.table("public.t"), "id")
+    assert rows.count() == 21

@@ -141,10 +141,11 @@ async def _tell(demonstration: Demonstration, seconds: int) -> bool:
     if not equal or (prepared is not None and not prepared.equal):
         differing.append("prepared transactions")
     say(f"\n   DIFFERENT: {', '.join(differing)}." if differing else "\n   Both databases hold the same rows.")
-    if examples := await demonstration.examples():
-        _heading("5. Examples: these programs were run on the target")
-        for example in examples:
-            say("\n" + textwrap.indent(example.rstrip(), "   "))
+    if demonstration.examples:
+        _heading("5. Examples: programs, and what they print")
+        for example in demonstration.examples:
+            say("\n" + textwrap.indent(example.text, "   "))
+            say(textwrap.indent((await asyncio.to_thread(example.run)).rstrip(), "   "))
     return not differing
 
 

@@ -28,7 +28,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import is_lake, uses_sqlalchemy
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison
-from subscriber.testing.demonstration.target import DatabaseFacts, DemoTarget, PostgresTarget, inspect_database
+from subscriber.testing.demonstration.target import DatabaseFacts, DemoTarget, Example, PostgresTarget, inspect_database
 from subscriber.testing.load.mixed_load import LoadReport, MixedLoad
 from subscriber.testing.load.tables import create_tables, table_names
 from subscriber.testing.mariadb import EmbeddedMariaDB
@@ -226,9 +226,10 @@ class Demonstration:
     async def compare(self) -> list[TableComparison]:
         return await self._target.compare(self._publisher_dsn, table_names(SCHEMA))
 
-    async def examples(self) -> Sequence[str]:
-        """Example programs that were run on the target, each with its output."""
-        return await self._target.examples()
+    @property
+    def examples(self) -> Sequence[Example]:
+        """Example programs for the target."""
+        return self._target.examples
 
     # --- start and remove
 

@@ -9,12 +9,13 @@ import platform
 import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from subscriber.abc import TableName
 from subscriber.config import Settings
-from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
@@ -25,10 +26,11 @@ from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.reading.snapshot import LakeSnapshot, SnapshotRows
+from subscriber.sinks.spark.session.jobs import first_words, job_errors
 from subscriber.sinks.spark.session.spark_session import spark_session
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.comparison.rows import compare_rows
-from subscriber.testing.demonstration.target import DatabaseFacts
+from subscriber.testing.demonstration.target import DatabaseFacts, Example
 from subscriber.verification.values import array_literal
 
 __all__ = ["LakeTarget"]
@@ -152,16 +154,20 @@ class LakeTarget:
         """Compare the transactions prepared on the publisher with those that wait in the lake."""
         return PreparedComparison(await prepared_transactions(publisher_dsn), PreparedTransactions(self._storage).xids())
 
-    async def examples(self) -> Sequence[str]:
+    @property
+    def examples(self) -> Sequence[Example]:
         """Join two tables of one snapshot, and stream changes."""
-        return [await asyncio.to_thread(self._example, text) for text in _EXAMPLES]
+        programs = [text.replace("LAKE", str(self._root)) for text in _EXAMPLES]
+        return [Example(program, partial(self._run_example, program)) for program in programs]
 
-    def _example(self, text: str) -> str:
-        program = text.replace("LAKE", str(self._root))
+    def _run_example(self, program: str) -> str:
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(program, {"spark": self._spark})
-        return f"{program}\n{printed.getvalue()}"
+        try:
+            with contextlib.redirect_stdout(printed):
+                exec(program, {"spark": self._spark})
+        except job_errors() as error:
+            raise TargetError(f"the example failed: {first_words(error)}", hint="see Spark's log") from error
+        return printed.getvalue()
 
     async def forget(self, name: str) -> None:
         """Do nothing: the directory is removed, or its slot is removed with the publisher."""

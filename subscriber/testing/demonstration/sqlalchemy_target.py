@@ -15,7 +15,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.comparison.rows import compare_rows
-from subscriber.testing.demonstration.target import DatabaseFacts
+from subscriber.testing.demonstration.target import DatabaseFacts, Example
 from subscriber.testing.load.tables import SPECIMEN_NAMES, table_names
 
 __all__ = ["SqlAlchemyTarget"]
@@ -37,6 +37,7 @@ class SqlAlchemyTarget:
 
     settings: Final = Settings(create_tables=True)
     makes_tables: Final = True
+    examples: Final[Sequence[Example]] = ()
     proof: Final = "every row of both, value by value, each as PostgreSQL writes it"
 
     def __init__(self, url: str) -> None:
@@ -79,9 +80,6 @@ class SqlAlchemyTarget:
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         """Compare the transactions prepared on the publisher with those stored in the target."""
         return PreparedComparison(await prepared_transactions(publisher_dsn), await self._target.prepared_transactions())
-
-    async def examples(self) -> Sequence[str]:
-        return ()
 
     async def forget(self, name: str) -> None:
         """Remove the subscription's rows, and the catalog if it did not exist before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -19,7 +19,7 @@ from subscriber.sinks.postgres.session.errors import translated
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, compare, compare_prepared
 from subscriber.testing.load.tables import create_tables, drop_tables
 
-__all__ = ["DatabaseFacts", "DemoTarget", "PostgresTarget", "forget_subscription", "inspect_database"]
+__all__ = ["DatabaseFacts", "DemoTarget", "Example", "PostgresTarget", "forget_subscription", "inspect_database"]
 
 _CATALOG_SCHEMA: Final = "subscriber"
 
@@ -37,6 +37,19 @@ class DatabaseFacts:
     description: str
     two_phase: bool
     had_catalog: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example program.
+
+    Attributes:
+        text: of the program.
+        run: runs it, and returns its output. Blocks. Raises TargetError if it fails.
+    """
+
+    text: str
+    run: Callable[[], str]
 
 
 class DemoTarget(Protocol):
@@ -99,8 +112,9 @@ class DemoTarget(Protocol):
         """Compare the prepared transactions of both sides. None if the target cannot hold any."""
         ...
 
-    async def examples(self) -> Sequence[str]:
-        """Run example programs on the target. Return each with its output. Empty if there are none for this kind of target."""
+    @property
+    def examples(self) -> Sequence[Example]:
+        """Example programs for the target."""
         ...
 
     async def forget(self, name: str) -> None:
@@ -127,6 +141,7 @@ class PostgresTarget:
     settings: Final = Settings()
     makes_tables: Final = False
     proof: Final = "every row of both, as a checksum over all columns"
+    examples: Final[Sequence[Example]] = ()
 
     def __init__(self, dsn: str, *, temporary: bool) -> None:
         self.url: Final = dsn
@@ -156,9 +171,6 @@ class PostgresTarget:
         assert self._facts is not None
         with translated():
             return await compare_prepared(publisher_dsn, self.url) if self._facts.two_phase else None
-
-    async def examples(self) -> Sequence[str]:
-        return ()
 
     async def forget(self, name: str) -> None:
         assert self._facts is not None
