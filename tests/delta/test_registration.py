@@ -123,6 +123,11 @@ async def test_views_follow_columns_and_tables(tmp_path: Path, delta: SparkSessi
         found.register(all_rounds(work))
         names = {table.name for table in delta.catalog.listTables(schema)}
         assert names == {"published_snapshot", "public_l", "public_l_latest"}
+        # another lake of another applier has this name, too
+        delta.sql(f"CREATE TABLE followed.public_r_latest USING DELTA LOCATION '{tmp_path}/tables/public/l'")
+        other = registration(delta, tmp_path, schema)
+        with pytest.raises(TargetError, match=r"public_r_latest exists and is another table"):
+            other._require_table("public_r_latest", f"{tmp_path}/tables/public/r")
         # another applier finds what is registered
         registration(delta, tmp_path, schema).register(all_rounds(work))
         assert delta.table("followed.public_l").count() == 3

@@ -28,6 +28,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
@@ -49,6 +50,7 @@ VIEW: Final = "published_snapshot"
 _MOST_TABLES: Final = 50
 _RETRY_SECONDS: Final = 5.0
 _PART: Final = re.compile(r"[A-Za-z0-9_]+")
+_SCHEME: Final = re.compile(r"^[a-z0-9]+:/*|^/+")
 
 
 def require_catalog(spark: SparkSession, schema: str) -> None:
@@ -170,9 +172,7 @@ class CatalogRegistration:
         }
         for name in names:
             if names[name] not in self._views:
-                # another table of this name may have been there before
-                sql(f"DROP TABLE IF EXISTS {self._of(f'{names[name]}_latest')}")
-                sql(f"CREATE TABLE {self._of(f'{names[name]}_latest')} USING DELTA LOCATION {_text(uris[name])}")
+                self._require_table(f"{names[name]}_latest", uris[name])
         selects = []
         for name, table in snapshot.tables.items():
             structs = [f"{'struct(*)' if other == name else 'NULL'} AS {_quoted(names[other])}" for other in names]
@@ -188,6 +188,13 @@ class CatalogRegistration:
             sql(f"DROP VIEW IF EXISTS {self._of(gone)}")
             sql(f"DROP TABLE IF EXISTS {self._of(f'{gone}_latest')}")
         self._views = {names[name]: columns[name] for name in names}
+
+    def _require_table(self, name: str, uri: str) -> None:
+        """Create an external table, if it does not exist."""
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._of(name)} USING DELTA LOCATION {_text(uri)}")
+        (found,) = self._spark.sql(f"DESCRIBE DETAIL {self._of(name)}").select("location").collect()
+        if unquote(_SCHEME.sub("", found["location"])) != _SCHEME.sub("", uri):
+            raise TargetError(f"{self._told}.{name} exists and is another table", hint="drop it, or register in another schema")
 
     def _changed(self, name: TableName, table: SnapshotTable) -> bool:
         before = self._registered.get(name) if self._registered is not None else None
