@@ -129,7 +129,7 @@ def _left() -> list[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _daemon() -> Iterator[None]:
-    with tempfile.TemporaryDirectory(prefix="subscriber-dockerd-") as name:
+    with tempfile.TemporaryDirectory(prefix="subscriber-dockerd-", dir="/run") as name:
         directory = Path(name)
         words = ["dockerd", "--data-root", "/var/lib/docker", "--exec-root", directory / "exec", "--pidfile", directory / "dockerd.pid"]
         socket = f"unix://{directory / 'docker.sock'}"
