@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -317,6 +318,10 @@ async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: P
         assert f"  applier       not running, published {snapshot.lsn}, 1 batches, " in text.output
         snapshot = await applied(lake)
         found = await until(lake, lambda found: not found["applier"]["waiting_batches"])
+        assert found["applier"]["progress"][-1]["sources"][0]["endOffset"] == str(snapshot.lsn)
+        assert found["applier"]["written_bytes"] > 0
+        text = await asyncio.to_thread(subscriber, "status", f"--target={target}")
+        assert re.search(r"    freshness   \d+\.\d s, target 2 s.*written, \d+\.\d for each landed byte", text.output)
         assert found["stats_reset"] is None
         assert Lsn.parse(found["applier"]["published_lsn"]) >= snapshot.lsn
     await drop_subscription(name, target=target, settings=QUICK)

@@ -27,8 +27,8 @@ _SIMILAR: Final = 4
 """A round is similar if it took at most so many times the bytes that are waiting."""
 _QUANTILE: Final = 0.8
 """Of similar rounds, the share that took no longer than what is expected."""
-_MARGIN: Final = 0.1
-"""The part of the target that is kept for what cannot be foreseen."""
+_MARGIN: Final = (0.5, 0.05, 0.3)
+"""Kept for what cannot be foreseen: seconds, and a part of the target; together at most another part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,17 @@ class Pace:
 
     def begin_at(self, waiting: Waiting) -> float:
         """When the next round should begin. It may be in the past: then begin now."""
-        due = waiting.since + self.freshness * (1 - _MARGIN) - self.expected(waiting.size)
+        due = self._due(waiting)
         return due if self._paid_at is None else max(due, self._paid_at)
 
     def is_held(self, waiting: Waiting, now: float) -> bool:
         """Whether the write rate alone makes the next round wait."""
-        due = waiting.since + self.freshness * (1 - _MARGIN) - self.expected(waiting.size)
-        return self._paid_at is not None and due <= now < self._paid_at
+        return self._paid_at is not None and self._due(waiting) <= now < self._paid_at
+
+    def _due(self, waiting: Waiting) -> float:
+        seconds, part, most = _MARGIN
+        margin = min(seconds + self.freshness * part, self.freshness * most)
+        return waiting.since + self.freshness - margin - self.expected(waiting.size)
 
     def expected(self, size: int) -> float:
         """How long a round of so many landed bytes will take. 0 if there was no round yet."""
