@@ -21,6 +21,7 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.abc import TableName
+from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
@@ -116,6 +117,8 @@ def check_snapshot(lake: Place, snapshot: Snapshot) -> bool:
 def check_logs(lake: Place, snapshot: Snapshot) -> None:
     """No change is in a change log twice, and none is missing: replayed, it has as many rows as the table."""
     for name, where in snapshot.tables.items():
+        if where.path.startswith("history/"):
+            continue
         columns = ["_op", "_lsn", "_seq", "_moved"]
         rows = delta_rows(DeltaTable(f"{lake}/log/{name.namespace}/{name.name}"), columns)
         changes = [(row["_lsn"], row["_seq"]) for row in rows if row["_op"] != "c"]
@@ -132,7 +135,27 @@ def check_logs(lake: Place, snapshot: Snapshot) -> None:
                 case _:
                     count += 1
         table = DeltaTable(f"{lake}/{where.path}", version=where.version)
-        assert count == len(delta_rows(table, ["id"])), name
+        assert count == len(delta_rows(table, ["_special"])), name
+
+
+def check_histories(lake: Place, snapshot: Snapshot) -> None:
+    """At each LSN since both copies the money was all there, with its notes."""
+    total, count, start = Counter[int](), Counter[int](), 0
+    for name in (LEFT, RIGHT):
+        where = snapshot.tables[history_name(name, ())]
+        columns = ["id", "amount", "note", "_lsn", "_end_lsn"]
+        rows = delta_rows(DeltaTable(f"{lake}/{where.path}", version=where.version), columns)
+        start = max(start, min(row["_lsn"] for row in rows))
+        for row in rows:
+            assert row["note"] == f"n{row['id'] % 1000}" * 2000
+            for lsn, sign in ((row["_lsn"], 1), (row["_end_lsn"], -1)):
+                if lsn is not None:
+                    total[lsn] += sign * row["amount"]
+                    count[lsn] += sign
+    there, money = 0, 0
+    for lsn in sorted(count):
+        there, money = there + count[lsn], money + total[lsn]
+        assert lsn < start or (there, money) == (80, TOTAL), lsn
 
 
 def check_files(lake: Path) -> None:
@@ -155,11 +178,12 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
     transfers = Transfers(publisher)
     publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     name = f"lake_{publisher.name}"
+    target = f"spark://{lake}?history.{LEFT}=scd2&history.{RIGHT}=scd2"
     settings = [argument for setting in (*QUICK, f"spool_directory={tmp_path / 'spool'}") for argument in ("-c", setting)]
     subscriber = Program(
         tmp_path,
         "subscriber",
-        *("run", "--connection", publisher.conninfo(), "--publication", "pub", "--target", f"spark://{lake}"),
+        *("run", "--connection", publisher.conninfo(), "--publication", "pub", "--target", target),
         *("--name", name, "-o", "two_phase=true", *settings),
     )
     applier = Program(tmp_path, "applier", "spark-apply", str(lake), "--engine", "local", "--target-rows", "2000")
@@ -206,6 +230,7 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
     assert_same(lake, snapshot, publisher, [LEFT, RIGHT, *(TableName("load", table) for table in TABLES)])
     await asyncio.to_thread(tidy, lake)
     await asyncio.to_thread(check_logs, lake, snapshot)
+    await asyncio.to_thread(check_histories, lake, snapshot)
     await asyncio.to_thread(check_files, lake)
     print(f"{KILLS} kills, {transfers.count} transfers, {load.report.transactions} transactions, {dict(met)}")
     assert met["checked"] >= KILLS // 2
@@ -226,7 +251,7 @@ def publishes(lake: Place) -> bool:
 
 def publishes_all(lake: Place) -> bool:
     snapshot = read_snapshot(storage(lake))
-    return snapshot is not None and len(snapshot.tables) == 2 + len(TABLES)
+    return snapshot is not None and sum(table.path.startswith("tables/") for table in snapshot.tables.values()) == 2 + len(TABLES)
 
 
 def is_beyond(lake: Place, before: Snapshot) -> bool:
