@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from subscriber.abc import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
 from subscriber.apply.hold import Hold, PublisherSnapshot
@@ -39,7 +39,10 @@ _ALIVE_SECONDS: Final = 1.0
 _HOLD_SECONDS: Final = 2.0
 _ACT_SECONDS: Final = 5.0
 """How long apply may wait for the target's snapshot, or for the requester that opens it."""
+_ANSWER_SECONDS: Final = 3.0
 _POLL: Final = 0.005
+
+T = TypeVar("T")
 
 _Act = Callable[[PublisherSnapshot, Lsn], Awaitable[None]]
 
@@ -68,7 +71,7 @@ class SnapshotService:
             if not isinstance(opened, StoringSink):
                 return
             try:
-                request = await read_request(opened.request_store, opened.state.oid)
+                request = await _answered(read_request(opened.request_store, opened.state.oid))
                 if request is not None and request.state is RequestState.REQUESTED:
                     await self._serve(opened, opened.request_store, request)
                 self._failed = None
@@ -155,7 +158,7 @@ class SnapshotService:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_ALIVE_SECONDS):
                         await hold.ended.wait()
-                if not hold.ended.is_set() and not await store.held_locks([request_key(oid)]):
+                if not hold.ended.is_set() and not await _answered(store.held_locks([request_key(oid)])):
                     hold.abandon("the process that asked for the snapshots has ended")
         finally:
             hold.abandon("the run has ended")
@@ -163,8 +166,8 @@ class SnapshotService:
 
     async def _keep(self, store: Store, oid: int, number: str) -> None:
         """Keep the snapshots until the requester has opened them, or has ended."""
-        while await store.held_locks([request_key(oid)]):
-            found = await read_request(store, oid)
+        while await _answered(store.held_locks([request_key(oid)])):
+            found = await _answered(read_request(store, oid))
             if found is None or found.number != number or found.state is not RequestState.OPENED:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
@@ -193,6 +196,15 @@ class SnapshotService:
             answer.update(lsn=str(lsn), repaired=len(keys))
 
         return repair
+
+
+async def _answered(work: Awaitable[T]) -> T:
+    """Wait for a limited time: a session of a lost connection may never answer."""
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await work
+    except TimeoutError:
+        raise TargetUnavailable(f"the target did not answer within {_ANSWER_SECONDS:g} s", hint="check the network connection") from None
 
 
 async def _limited(work: Awaitable[None]) -> None:
