@@ -156,6 +156,8 @@ class WalSender:
             if (self._positions.flush < self._decoded and self._told < self._decoded) or (publisher.stopping and not self._asked):
                 self._asked = publisher.stopping
                 await self._keepalive(ask=publisher.stopping)
+                # what was sent, and the statistics
+                publisher.changed()
             await self._wait(grown, reading)
 
     def _check_slot(self) -> None:

@@ -124,7 +124,7 @@ async def test_native_subscription_takes_streams_and_prepared_transactions(serve
         for id in range(1000, 1200):
             large.insert("items", id=id)
         # 18 does not stream a transaction that is known to be rolled back
-        await publisher.until(lambda: publisher.slots["sub"].statistics.stream_txns == 2)
+        await publisher.until(lambda: publisher.slots["sub"].statistics.stream_txns >= 2)
         large.rollback()
         await target.same()
         await target.reaches("SELECT subtwophasestate = 'e' FROM pg_subscription", True)
