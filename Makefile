@@ -21,7 +21,7 @@ MATRIX ?= 13 14 15 16 17
 
 # of `make quick`, beside the unit tests: what copies, follows, resumes and reports
 QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/postgres/test_apply.py \
-	tests/integration/publisher/test_stream.py tests/native/test_changes.py tests/integration/consumer/test_transactions.py
+	tests/integration/publisher/test_stream.py tests/native/test_changes.py
 
 # of `make bench`: sqlite, mariadb, spark, landing or postgres; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
 SINK ?= sqlite
