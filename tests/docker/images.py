@@ -21,7 +21,7 @@ from typing import Final
 
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.download import PINNED, download
-from tests.docker.engine import ROOT, apt_install, docker, run
+from tests.docker.engine import ROOT, apt_install, docker, inspect, run
 
 VERSIONS: Final = (14, 15, 16, 17, 18)
 STANDINS: Final = Path(__file__).parent / "standins"
@@ -44,7 +44,7 @@ def python_image() -> str:
 @contextlib.contextmanager
 def base_images() -> Iterator[list[str]]:
     """Every base image is there. The value names those that are stand-ins."""
-    missing = [name for name in (python_image(), *(f"postgres:{version}-bookworm" for version in VERSIONS)) if not _exists(name)]
+    missing = [name for name in (python_image(), *(f"postgres:{version}-bookworm" for version in VERSIONS)) if not _is_official(name)]
     for name in missing:
         docker("tag", _python() if name.startswith("python") else _postgres(int(name.split(":")[1].split("-")[0])), name)
     try:
@@ -65,6 +65,11 @@ def our_image() -> str:
 
 def _exists(name: str) -> bool:
     return bool(docker("image", "ls", "--quiet", name).strip())
+
+
+def _is_official(name: str) -> bool:
+    """Whether the engine has an image of this name that is not a stand-in, which the tag of a killed run would be."""
+    return _exists(name) and not any(tag.startswith(_OWN) for tag in inspect("image", name)["RepoTags"])
 
 
 def _base() -> str:
