@@ -174,7 +174,7 @@ sbom: $(VENV)/.containers
 
 # with the core in Python, while `make test` uses the compiled form where there is one
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
-	SUBSCRIBER_IMPLEMENTATION=python $(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
+	SUBSCRIBER_IMPLEMENTATION=python $(BIN)/python -m pytest $(TEST_ARGS) --ignore tests/docker $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
 
 bench-pytest: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmark.pytest_fixtures
