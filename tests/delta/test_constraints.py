@@ -29,17 +29,17 @@ async def test_violated_constraint_stops_its_table_alone(tmp_path: Path, delta: 
     sink = await begun(make(tmp_path), tables=(TABLE, OTHER))
     other = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="u")
     await land(sink, 200, KEYED, Insert(5, row("1", "a")), other, Insert(6, row("1", "a")))
-    work = Applier(storage(tmp_path), SparkEngine(delta, Location(path=str(tmp_path)), large_unit=0))
-    all_rounds(work)
+    engine = SparkEngine(delta, Location(path=str(tmp_path)), large_unit=0)
+    all_rounds(Applier(storage(tmp_path), engine))
     uri = tmp_path / "tables/public/t"
     delta.sql(f"ALTER TABLE delta.`{uri}` ADD CONSTRAINT short CHECK (length(note) < 9)")
     await land(sink, 300, Update(5, None, None, row("1", "a secret value")), Update(6, None, None, row("1", "a longer text")))
     await sink.close()
-    found = all_rounds(work)
+    found = all_rounds(Applier(storage(tmp_path), engine))
     assert (TABLE in found.stopped, OTHER in found.tables, found.lsn) == (True, True, 300)
     assert "rows violate a constraint" in found.stopped[TABLE].error
     assert "secret" not in found.stopped[TABLE].error
     assert rows(tmp_path, name="u") == [(1, "a longer text")]
     delta.sql(f"ALTER TABLE delta.`{uri}` DROP CONSTRAINT short")
-    assert TABLE in all_rounds(work).tables
+    assert TABLE in all_rounds(Applier(storage(tmp_path), engine)).tables
     assert rows(tmp_path) == [(1, "a secret value")]
