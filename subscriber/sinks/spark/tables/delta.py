@@ -31,6 +31,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of, commit_by_library, row_count, stored_vectors
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector
+from subscriber.sinks.spark.tables.lake_columns import ADDED, ADDED_KEY, is_without_zone, lake_schema, with_added
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED, ENABLE_VECTORS, unwritable, violated
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
 
@@ -45,9 +46,6 @@ _PROPERTIES: Final[Mapping[str, str]] = {
 _RETENTION: Final = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 """How long the log has a version, and how long it names removed files."""
 _HOURS: Final = re.compile(r"interval (\d+) hours")
-_ADDED_KEY: Final = "subscriber.added"
-_ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
-"""Metadata of a column that was added later."""
 _NEW_COLUMNS: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "new columns"})})
 _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "retention"})})
 _WITHOUT_ZONE: Final = "timestampNtz"
@@ -109,7 +107,7 @@ class LakeDelta:
             elif self._table is not None:
                 self._table.update_incremental()
             else:
-                self._table, self._durable = DeltaTable(self.uri), -1
+                self._table, self._durable, self._log = DeltaTable(self.uri), -1, TableLog(self._storage, self.directory)
         return self._table is not None
 
     def create(self, schema: pa.Schema) -> None:
@@ -121,7 +119,7 @@ class LakeDelta:
         """
         self._storage.make_directory(self.directory)
         with self._translated():
-            self._durable = -1
+            self._durable, self._log = -1, TableLog(self._storage, self.directory)
             self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration={**_PROPERTIES, **self._retention()})
         if self.version:
             raise CommitConflict(self.uri)
@@ -167,7 +165,7 @@ class LakeDelta:
     @property
     def added(self) -> frozenset[str]:
         """Columns that were added when the table already had rows."""
-        return frozenset(field.name for field in self._there.schema().fields if _ADDED_KEY in field.metadata)
+        return frozenset(field.name for field in self._there.schema().fields if ADDED_KEY in field.metadata)
 
     def table_files(self) -> dict[str, TableFile]:
         """The files of the loaded version by their paths, which are relative to the table.
@@ -292,7 +290,7 @@ class LakeDelta:
     def add_columns(self, schema: pa.Schema) -> None:
         """Add the missing columns of ``schema`` in a separate commit. They are in :attr:`added` from then on."""
         there = set(self.schema.names)
-        new = [field.with_metadata(_ADDED) for field in schema if field.name not in there]
+        new = [field.with_metadata(ADDED) for field in schema if field.name not in there]
         if new:
             with self._next_version():
                 self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields, commit_properties=_NEW_COLUMNS)
@@ -302,7 +300,7 @@ class LakeDelta:
         """Mark these columns as :attr:`added`. Makes one commit for each that is not marked yet."""
         for field in sorted({*fields} - self.added):
             with self._next_version():
-                self._there.alter.set_column_metadata(field, dict(_ADDED), commit_properties=_NEW_COLUMNS)
+                self._there.alter.set_column_metadata(field, dict(ADDED), commit_properties=_NEW_COLUMNS)
             self.make_durable()
 
     @property
@@ -445,7 +443,7 @@ class LakeDelta:
 
     def _take_types(self, schema: pa.Schema) -> None:
         """Enable the table features that these columns need, in a separate commit."""
-        needed = any(_is_without_zone(field.type) for field in schema)
+        needed = any(is_without_zone(field.type) for field in schema)
         if needed and _WITHOUT_ZONE not in (self._there.protocol().writer_features or ()):
             with self._next_version():
                 self._there.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
@@ -461,8 +459,10 @@ class LakeDelta:
         # a killed process of ours leaves at most its last commit; other writers make a few at once
         since = self._durable if self._durable >= 0 else max(self.version - _LAST_COMMITS, -1)
         for version in range(since + 1, self.version + 1):
-            added = [action[kind]["path"] for action in self.actions(version) or () for kind in ("add", "cdc") if kind in action]
-            self._storage.sync_files(f"{self.directory}/{unquote(path)}" for path in added)
+            added = [action[kind] for action in self.actions(version) or () for kind in ("add", "cdc") if kind in action]
+            files = {unquote(action["path"]) for action in added}
+            files.update(DeletionVector.from_json(action["deletionVector"]).file or "" for action in added if action.get("deletionVector"))
+            self._storage.sync_files(f"{self.directory}/{path}" for path in files - {""})
         self._storage.sync([self.directory])
         self._sync_log(self.version, since)
 
@@ -485,15 +485,13 @@ class LakeDelta:
         """Files in the table's directory that no version within the retention time has, and that are older than that time themselves."""
         with self._translated():
             found = self._there.vacuum(retention_hours=retain_hours, dry_run=True, enforce_retention_duration=False, full=True)
-        return [*(path for path in found if "deletion_vector_" not in path), *self._unneeded_vectors(retain_hours)]
-
-    def _unneeded_vectors(self, retain_hours: int) -> list[str]:
-        vectors = [file.vector for file in self.table_files().values() if file.vector is not None]
+        # delta-rs does not know which files have vectors
         before = time.time() - retain_hours * 3600
-        self._log.forget_removed(int(before * 1000))
-        needed = {*self._log.removed, *(vector.file for vector in vectors)}
         files = self._storage.files(f"{self.directory}/{VECTORS}")
-        return [path for file in files if file.changed < before and (path := f"{VECTORS}/{file.name}") not in needed]
+        vectors = [f"{VECTORS}/{file.name}" for file in files if file.changed < before]
+        needed = {file.vector.file for file in self.table_files().values() if file.vector is not None}
+        self._log.forget_removed(int(before * 1000))
+        return [path for path in {*found, *vectors} - needed if path not in self._log.removed]
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -511,11 +509,6 @@ def commit_note(operation: str, lsn: Lsn, after: Lsn | None = None) -> str:
     return json.dumps({name: value for name, value in note.items() if value is not None})
 
 
-def lake_schema(table: DeltaTable) -> pa.Schema:
-    """The columns of a table, in the lake's Arrow types."""
-    return pa.schema([_lake_field(field) for field in pa.schema(table.schema().to_arrow())])
-
-
 def has(commit: Iterable[Mapping[str, Any]], *kinds: str) -> bool:
     """Whether a commit has an action of one of these kinds."""
     return any(kind in action for action in commit for kind in kinds)
@@ -524,32 +517,3 @@ def has(commit: Iterable[Mapping[str, Any]], *kinds: str) -> bool:
 def changes_rows(commit: Iterable[Mapping[str, Any]]) -> bool:
     """Whether a commit adds or removes rows, and does not only move them between files."""
     return any(action[kind].get("dataChange", True) for action in commit for kind in ("add", "remove") if kind in action)
-
-
-def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
-    """The schema with these columns marked as :attr:`LakeDelta.added`."""
-    marked = {*fields}
-    return pa.schema([field.with_metadata(_ADDED) if field.name in marked else field for field in schema])
-
-
-def _is_without_zone(type_: pa.DataType) -> bool:
-    if pa.types.is_list(type_):
-        return _is_without_zone(type_.value_type)
-    return bool(pa.types.is_timestamp(type_)) and type_.tz is None
-
-
-def _lake_field(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, _lake_type(field.type))
-
-
-def _lake_type(type_: pa.DataType) -> pa.DataType:
-    """Convert to the lake's type: delta-rs uses views and large types for some of them."""
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        return pa.list_(_lake_type(type_.value_type))
-    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
-        return pa.string()
-    if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):
-        return pa.binary()
-    if pa.types.is_timestamp(type_):
-        return pa.timestamp("us", "UTC") if type_.tz else pa.timestamp("us")
-    return type_

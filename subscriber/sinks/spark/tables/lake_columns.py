@@ -1,0 +1,50 @@
+"""The columns of a Delta table in the lake's Arrow types, and the mark of columns that were added later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+__all__ = ["ADDED", "ADDED_KEY", "is_without_zone", "lake_schema", "with_added"]
+
+ADDED_KEY: Final = "subscriber.added"
+ADDED: Final[Mapping[str, str]] = {ADDED_KEY: "true"}
+"""Metadata of a column that was added later."""
+
+
+def lake_schema(table: DeltaTable) -> pa.Schema:
+    """The columns of a table, in the lake's Arrow types."""
+    return pa.schema([_lake_field(field) for field in pa.schema(table.schema().to_arrow())])
+
+
+def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
+    """The schema with these columns marked as :attr:`LakeDelta.added`."""
+    marked = {*fields}
+    return pa.schema([field.with_metadata(ADDED) if field.name in marked else field for field in schema])
+
+
+def is_without_zone(type_: pa.DataType) -> bool:
+    """Whether it is a timestamp without a time zone, or a list of them."""
+    if pa.types.is_list(type_):
+        return is_without_zone(type_.value_type)
+    return bool(pa.types.is_timestamp(type_)) and type_.tz is None
+
+
+def _lake_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, _lake_type(field.type))
+
+
+def _lake_type(type_: pa.DataType) -> pa.DataType:
+    """Convert to the lake's type: delta-rs uses views and large types for some of them."""
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return pa.list_(_lake_type(type_.value_type))
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):
+        return pa.binary()
+    if pa.types.is_timestamp(type_):
+        return pa.timestamp("us", "UTC") if type_.tz else pa.timestamp("us")
+    return type_
