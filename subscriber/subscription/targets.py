@@ -131,10 +131,12 @@ async def open_store(target: str, application_name: str) -> AsyncIterator[tuple[
     """
     from subscriber.catalog.subscriptions import StoredCatalog  # noqa: PLC0415 -- most verbs need only one kind of target
 
+    if is_lake(target):
+        # before its catalog is opened, which may create it
+        raise ConfigurationError("a lake cannot be verified", hint="compare it with a query of your own")
     catalog = await open_catalog(target, application_name)
     try:
-        if not isinstance(catalog, StoredCatalog):
-            raise ConfigurationError("a lake cannot be verified", hint="compare it with a query of your own")
+        assert isinstance(catalog, StoredCatalog), "all others store rows"
         yield catalog.store, catalog.find
     finally:
         await catalog.close()

@@ -471,3 +471,9 @@ async def test_a_subscription_of_the_catalog_needs_no_connection_string(publishe
             await verify(name, target=target_db.dsn, tables=[TableName("public", "none")])
     with pytest.raises(TargetError, match='subscription "none" does not exist'):
         await verify("none", target=target_db.dsn)
+
+
+async def test_a_lake_is_refused_and_not_created(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="a lake cannot be verified"):
+        await verify("copy", target=f"spark://{tmp_path}/lake", connection="host=nowhere")
+    assert not list(tmp_path.iterdir())
