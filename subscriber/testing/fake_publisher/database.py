@@ -275,18 +275,20 @@ class FakeDatabase:
         temporary: bool = False,
         two_phase: bool = False,
         failover: bool = False,
-        owner: int = 0,
+        owner: Session | None = None,
     ) -> Slot:
         """Create a slot. Waits for the transactions that are running, prepared ones included, as a server does."""
         self._require_free(name)
         awaited = set(self._running)
         began = self.wal.end
         while awaited & self._running:
+            if owner is not None and owner.cancelled.is_set():
+                raise ServerError("57014", "canceling statement due to user request")
             await self.until_changed()
         self._require_free(name)
         end = self.wal.end
         slot = Slot(name, plugin, self.database, min(began, end), end, temporary, two_phase, end if two_phase else None, failover)
-        slot.owner_pid = owner
+        slot.owner_pid = 0 if owner is None else owner.pid
         self.slots[name] = slot
         self.changed()
         return slot

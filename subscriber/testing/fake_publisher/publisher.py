@@ -183,6 +183,7 @@ class FakePublisher(FakeDatabase):
         session = self.sessions.get(pid)
         if session is not None and session.key == key:
             session.cancelled.set()
+            self.changed()
 
     # --- waiting
 

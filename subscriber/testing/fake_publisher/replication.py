@@ -94,7 +94,7 @@ async def _create_slot(session: Session, command: CreateSlot) -> Result:
         temporary=command.temporary,
         two_phase=command.two_phase,
         failover=command.failover,
-        owner=session.pid,
+        owner=session,
     )
     name = None
     if command.snapshot == "export":

@@ -186,6 +186,7 @@ class Session:
     async def _query(self, text: str) -> None:
         self.exported = None
         self.query = text
+        self.cancelled.clear()
         self.publisher.changed()
         try:
             await self._statements(text)

@@ -177,12 +177,12 @@ class Wal:
 
     Attributes:
         end: where the next record starts.
-        horizon: records before it were removed.
+        start: where the first record starts.
     """
 
     def __init__(self, start: Lsn) -> None:
         self.end = start
-        self.horizon = start
+        self.start = start
         self._records: list[Record] = []
         self._grown = asyncio.Event()
 

@@ -63,7 +63,7 @@ class WalSender:
             slot.two_phase, slot.two_phase_at = True, self.start
         from_lsn = self.start
         if publisher.faults.redelivers():
-            from_lsn = publisher.wal.horizon
+            from_lsn = publisher.wal.start
         self._positions = ReportedPositions(publisher.feedback, slot.name, self.start)
         self._queue: deque[tuple[Lsn, bytes]] = deque()
         self._sent_messages = 0

@@ -133,6 +133,22 @@ async def test_a_new_slot_waits_for_running_transactions_and_its_snapshot_fits()
                 await reader.execute(f"SET TRANSACTION SNAPSHOT '{created.snapshot_name}'")
 
 
+async def test_the_creation_of_a_slot_can_be_cancelled() -> None:
+    async with items() as publisher, walsender(publisher) as connection:
+        running = publisher.transaction()
+        running.insert("items", id=1)
+        creating = asyncio.create_task(connection.create_slot("one"))
+        await publisher.until(lambda: any("CREATE_" in session.query for session in publisher.sessions.values()))
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        await publisher.until(
+            lambda: all(not session.cancelled.is_set() or session.status == "I" for session in publisher.sessions.values())
+        )
+        running.commit()
+        assert publisher.slots == {}
+
+
 async def following(publisher: FakePublisher, connection: WalReceiverConnection) -> WalSenderStream:
     await publisher.create_slot("one")
     options = StreamOptions(
