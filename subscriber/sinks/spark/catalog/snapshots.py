@@ -35,6 +35,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
@@ -258,7 +259,9 @@ class Snapshots:
             return -1
 
     def _is_there(self, version: int) -> bool:
-        return self._storage.read(f"{_LOG}/{version:020d}.json") is not None
+        name = f"{_LOG}/{version:020d}.json"
+        with self._storage.reading(name):
+            return bool(self._storage.filesystem.get_file_info(name).type is fs.FileType.File)
 
 
 def snapshot_rows(snapshot: Snapshot, publication: Publication) -> pa.Table:

@@ -25,8 +25,8 @@ def snapshot_at(lsn: int) -> Snapshot:
     return Snapshot(Lsn(lsn), Lsn(lsn - 1), tables, {TableName("public", "c"): STOP})
 
 
-def publish(path: Path, count: int) -> list[Snapshot]:
-    publisher = SnapshotPublisher(storage(path))
+def publish(path: Path, count: int, retain_hours: int = 24) -> list[Snapshot]:
+    publisher = SnapshotPublisher(storage(path), retain_hours)
     return [publisher.publish(snapshot_at(10 * number)) for number in range(1, count + 1)]
 
 
@@ -57,10 +57,10 @@ def test_reader_that_is_kept_follows_and_a_lake_without_snapshots_has_none(tmp_p
 
 
 def test_log_is_cleaned_up_and_what_is_no_longer_stored_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = {**delta_module._PROPERTIES, "delta.logRetentionDuration": "interval 0 hours", "delta.checkpointInterval": "5"}
+    properties = {**delta_module._PROPERTIES, "delta.checkpointInterval": "5"}
     monkeypatch.setattr(delta_module, "_PROPERTIES", properties)
     monkeypatch.setattr(delta_module, "_CHECKPOINT_VERSIONS", 5)
-    published = publish(tmp_path, 23)
+    published = publish(tmp_path, 23, 0)
     log = tmp_path / "snapshots/_delta_log"
     assert len(list(log.glob("*.json"))) < 12
     assert read_snapshot(storage(tmp_path)) == published[-1]
