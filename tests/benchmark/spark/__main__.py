@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -114,6 +116,8 @@ def main() -> None:
     chosen = args.workload.split(",")
     if unknown := set(chosen) - WORKLOADS.keys():
         parser.error(f"unknown workload {', '.join(sorted(unknown))}: one of {', '.join(WORKLOADS)}")
+    # so that contenders and clusters end with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         for name in chosen:
