@@ -27,6 +27,7 @@ PROPERTY = {"delta.enableDeletionVectors": "true"}
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
 async def test_engines_take_turns_on_tables_with_vectors(tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of both engines, and of MERGE where it can be used; OPTIMIZE between them."""
     monkeypatch.setattr(plan_module, "_TINY_BYTES", 0)
