@@ -221,7 +221,7 @@ def _files(
         own: files that belong to no other unit.
         shared: others.
         hits: estimated number of changes in each file.
-        merged: those of ``shared`` that are merged now.
+        merged: those of both that are merged now because they are in several clusters.
     """
     if not work.marks:
         return [file.read() for file in own]
@@ -230,6 +230,7 @@ def _files(
     rewritten = {file.path for file in own if hits[file.path] and _is_rewritten(file, hits[file.path])}
     large = any(file.path in rewritten for file in own if file.rows >= target)
     rewritten |= {file.path for file in small} if large else _merged_files(small)
+    rewritten |= {file.path for file in own if file.path in merged}
     found = [file.read() for file in own if file.path in rewritten]
     found += [file.read(shared=True) for file in shared if file.path in merged]
     return found + [

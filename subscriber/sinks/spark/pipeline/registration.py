@@ -112,8 +112,8 @@ class CatalogRegistration:
     def _run(self) -> None:
         snapshots, error, pause = Snapshots(self._storage), "", 0.0
         while True:
-            stopping = self._stop.is_set()
             self._wake.clear()
+            stopping = self._stop.is_set()  # after the line above, which would undo the waking by a stop in between
             try:
                 snapshot = snapshots.newest()
                 if snapshot is not None:
