@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.files.errors import arrow_errors
@@ -14,7 +15,7 @@ from subscriber.sinks.spark.merge.versions import changed_versions, history_sche
 from subscriber.sinks.spark.merge.work_unit import Unit
 from subscriber.sinks.spark.tables.data_file import DataFile
 
-__all__ = ["HistoryUnit", "write_history_unit"]
+__all__ = ["HistoryUnit", "changes_between", "write_history_unit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,13 @@ class HistoryUnit:
     until: int
 
 
+def changes_between(changes: pa.Table, after: int, until: int) -> pa.Table:
+    """The changes after an LSN, up to another one, in order. In a log that another program has optimized, rows have any order."""
+    lsns = changes["_lsn"]
+    found = changes.filter(pc.and_(pc.greater(lsns, after), pc.less_equal(lsns, until)))
+    return found.sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
+
+
 def write_history_unit(storage: Storage, work: HistoryUnit) -> list[DataFile]:
     """Apply the changes of a unit to its rows, and write them as new files.
 
@@ -45,8 +53,7 @@ def write_history_unit(storage: Storage, work: HistoryUnit) -> list[DataFile]:
         rows = read_table_files(storage, unit.directory, [file.path for file in unit.base], history_schema(work.kind, unit.schema))
         for stretch in unit.stretches:
             changes = read_changes(storage, stretch.files, stretch.schema, 0, ranges=unit.ranges)
-            lsns = changes["_lsn"]
-            changes = changes.filter(pc.and_(pc.greater(lsns, unit.after), pc.less_equal(lsns, work.until)))
+            changes = changes_between(changes, unit.after, work.until)
             rows = changed_versions(work.kind, rows, changes, stretch.schema, unit.added)
         if work.kind == "soft_delete":
             return write_rows(storage, unit, rows)

@@ -30,7 +30,7 @@ from subscriber.sinks.spark.files.location import HistoryKind, table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog, identified_schema, log_order
 from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
-from subscriber.sinks.spark.merge.history_unit import HistoryUnit, write_history_unit
+from subscriber.sinks.spark.merge.history_unit import HistoryUnit, changes_between, write_history_unit
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.versions import history_schema
@@ -196,8 +196,7 @@ class HistoryTables:
             for identity, group in groupby(zip(identities, step.files, strict=True), key=lambda one: one[0])
         ]
         changes = pa.concat_tables(read_changes(self._storage, stretch.files, schema, 0, plan_columns(schema)) for stretch in stretches)
-        lsns = changes["_lsn"]
-        changes = changes.filter(pc.and_(pc.greater(lsns, int(after)), pc.less_equal(lsns, int(step.until))))
+        changes = changes_between(changes, int(after), int(step.until))
         is_truncate = pc.equal(changes["_op"], "t")
         retyped = retyped_columns(delta.schema, schema) if delta.is_there else ()
         work = TableWork(

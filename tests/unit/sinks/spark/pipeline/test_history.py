@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -222,6 +223,42 @@ async def test_a_copy_ends_all_versions_and_a_history_that_is_asked_for_later_ha
     assert versions(tmp_path, snapshot, "id", "note") == [(*one[:3], one[3] or 500) for one in expected]
     shutil.rmtree(tmp_path / "history")
     assert versions(tmp_path, all_rounds(applier(tmp_path)), "id", "note") == [(*one[:3], one[3] or 500) for one in expected]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_path: Path, kind: HistoryKind) -> None:
+    sink = await begun(make(tmp_path))
+    for lsn, change in enumerate(
+        (
+            Insert(5, row("1", "z", None)),
+            Update(5, None, None, row("1", "y", None)),
+            Insert(5, row("2", "b", None)),
+            Delete(5, row("2", None, None), None),
+            Update(5, None, None, row("1", "a", None)),
+            Insert(5, row("2", "a", None)),
+        ),
+        start=2,
+    ):
+        one = transaction(lsn * 100, RELATION, change)
+        await sink.apply(batch(one))
+        await sink.advance(one.end_lsn)
+    await sink.close()
+    work = applier(tmp_path)
+    all_rounds(work)
+    work.tidy(now=True)
+    theirs = DeltaTable(str(tmp_path / "log/public/t"))
+    theirs.optimize.z_order(["note"])
+    (path,) = theirs.file_uris()
+    assert pq.read_table(path)["_lsn"].to_pylist() != [200, 300, 400, 500, 600, 700]
+    await landed(tmp_path, kind, transaction(800, RELATION, Insert(5, row("3", "c", None))))
+    snapshot = all_rounds(work)
+    rows = history_rows(tmp_path, snapshot, TABLE)
+    if kind == "scd2":
+        expected = [(1, "a", 600, None), (1, "y", 300, 600), (1, "z", 200, 300), (2, "a", 700, None), (2, "b", 400, 500), (3, "c", 800, None)]
+        assert versions(tmp_path, snapshot, "id", "note") == expected
+    else:
+        found = sorted((item["id"], item["note"], item["_deleted"], item["_lsn"]) for item in rows)
+        assert found == [(1, "a", False, 600), (2, "a", False, 700), (3, "c", False, 800)]
 
 
 async def test_a_history_follows_new_types_columns_and_identities(tmp_path: Path) -> None:
