@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
+from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.location import HistoryKind
@@ -228,17 +228,15 @@ async def test_a_copy_ends_all_versions_and_a_history_that_is_asked_for_later_ha
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_path: Path, kind: HistoryKind) -> None:
     sink = await begun(make(tmp_path))
-    for lsn, change in enumerate(
-        (
-            Insert(5, row("1", "z", None)),
-            Update(5, None, None, row("1", "y", None)),
-            Insert(5, row("2", "b", None)),
-            Delete(5, row("2", None, None), None),
-            Update(5, None, None, row("1", "a", None)),
-            Insert(5, row("2", "a", None)),
-        ),
-        start=2,
-    ):
+    changes: list[Message] = [
+        Insert(5, row("1", "z", None)),
+        Update(5, None, None, row("1", "y", None)),
+        Insert(5, row("2", "b", None)),
+        Delete(5, row("2", None, None), None),
+        Update(5, None, None, row("1", "a", None)),
+        Insert(5, row("2", "a", None)),
+    ]
+    for lsn, change in enumerate(changes, start=2):
         one = transaction(lsn * 100, RELATION, change)
         await sink.apply(batch(one))
         await sink.advance(one.end_lsn)
@@ -254,7 +252,14 @@ async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_pat
     snapshot = all_rounds(work)
     rows = history_rows(tmp_path, snapshot, TABLE)
     if kind == "scd2":
-        expected = [(1, "a", 600, None), (1, "y", 300, 600), (1, "z", 200, 300), (2, "a", 700, None), (2, "b", 400, 500), (3, "c", 800, None)]
+        expected = [
+            (1, "a", 600, None),
+            (1, "y", 300, 600),
+            (1, "z", 200, 300),
+            (2, "a", 700, None),
+            (2, "b", 400, 500),
+            (3, "c", 800, None),
+        ]
         assert versions(tmp_path, snapshot, "id", "note") == expected
     else:
         found = sorted((item["id"], item["note"], item["_deleted"], item["_lsn"]) for item in rows)
