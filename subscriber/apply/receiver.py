@@ -29,6 +29,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
+from subscriber import crash_points
 from subscriber.abc import ReplicationStream, Spool
 from subscriber.config import Settings
 from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable
@@ -443,7 +444,9 @@ class Receiver:
     async def _send_status(self, *, reply_requested: bool) -> None:
         write, flush, apply = self.tracker.status()
         moment = int((time.time() - _EPOCH_SECONDS) * 1_000_000)
+        crash_points.reached("acknowledge.sending")
         await self._stream.send(
             encode_frame(StandbyStatusUpdate(write=write, flush=flush, apply=apply, send_time=moment, reply_requested=reply_requested))
         )
+        crash_points.reached("acknowledge.sent")
         self.reported, self.reported_at = flush, time.time()

@@ -25,6 +25,7 @@ from pathlib import Path
 from struct import Struct, pack, unpack_from
 from typing import Final
 
+from subscriber import crash_points
 from subscriber.errors import SpoolError, connection_hint
 
 __all__ = ["BLOCK_SIZE", "SpoolFile", "blocks", "spool_failure"]
@@ -150,6 +151,7 @@ class SpoolFile:
         for piece in _encode(self.count, records):
             _write(descriptor, piece, end)
             end += len(piece)
+        crash_points.reached("spool.written")
         self._index.append((self.count, self._end))
         self._end = end
         self.count += len(records)
@@ -171,6 +173,7 @@ class SpoolFile:
                 self.count, self._end = self._index.pop()
                 rest = rest[: kept - self.count]
             os.ftruncate(descriptor, self._end)
+            crash_points.reached("spool.truncated")
             if rest:
                 self._append(descriptor, rest)
 
@@ -184,7 +187,9 @@ class SpoolFile:
             size = os.fstat(descriptor).st_size
             if size != self._end:
                 raise _damaged(self.path, f"it has {size} bytes where {self._end} were written")
-            return self._read_block(descriptor, block)
+            records = self._read_block(descriptor, block)
+            crash_points.reached("spool.read")
+            return records
 
     def read_from(self, start: int) -> list[bytes]:
         """Read records from number ``start`` up to the end of a block. Empty after the last one.
@@ -229,5 +234,6 @@ class SpoolFile:
         """Remove the file. Idempotent."""
         try:
             self.path.unlink(missing_ok=True)
+            crash_points.reached("spool.removed")
         except OSError as error:
             raise spool_failure("remove spool file", self.path, error) from error

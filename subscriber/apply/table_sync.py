@@ -25,6 +25,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from subscriber import crash_points
 from subscriber.abc import (
     CopyFormat,
     Position,
@@ -164,6 +165,7 @@ class TableSynchronization:
         """
         try:
             entry = await self._begin()
+            crash_points.reached("copy.begun")
             slot = self._run.slot_name(self._sink.relation_id)
             # if an earlier attempt could not find out whether SYNCDONE was stored, this is known now
             self._states.known(self._table)
@@ -175,7 +177,9 @@ class TableSynchronization:
                 if entry.state is not TableState.FINISHEDCOPY and not await self._copy(slot):
                     return
                 await self._catch_up()
+            crash_points.reached("copy.synchronized")
             await self._source.drop_slot(slot)
+            crash_points.reached("copy.slot_dropped")
         finally:
             self._states.abandon_handover(self._table)
             await self._sink.close()
@@ -206,8 +210,10 @@ class TableSynchronization:
             await self._source.drop_slot(slot)
             raise
         await self._sink.start_copy()
+        crash_points.reached("copy.started")
         self._states.set(self._table, TableEntry(TableState.DATASYNC))
         async with self._source.snapshot(slot) as snapshot:
+            crash_points.reached("copy.slot_created")
             # after the slot was created, because that waited for transactions that may have altered the table
             table = await self._source.describe(self._table)
             if table is None:
@@ -217,6 +223,7 @@ class TableSynchronization:
             await self._sink.describe(table)
             self._run.progress.started(self._table, table.estimated_rows)
             await self._copy_rows(snapshot, table)
+            crash_points.reached("copy.stored")
             await snapshot.verify(table)
             position = Position(
                 slot_name=slot,
@@ -225,6 +232,7 @@ class TableSynchronization:
                 lsn=snapshot.consistent_point,
             )
             await self._sink.finish_copy(position)
+            crash_points.reached("copy.finished")
         self._states.set(self._table, TableEntry(TableState.FINISHEDCOPY))
         self._run.progress.finished(self._table)
         _log.info('table "%s" is copied as of %s', self._table, position.lsn)
@@ -274,6 +282,7 @@ class TableSynchronization:
                 self._states.request_handover(self._table)
             if self._states.try_handover(self._table, lsn):
                 self._states.storing(self._table)
+                crash_points.reached("copy.caught_up")
                 await self._sink.finish_sync(lsn)
                 self._states.complete_handover(self._table)
                 _log.info('table "%s" is synchronized up to %s', self._table, lsn)
@@ -283,6 +292,7 @@ class TableSynchronization:
         batch, held = await collect(receiver, self._run.settings, self._gate)
         try:
             await self._sink.apply(batch)
+            crash_points.reached("copy.batch_applied")
         finally:
             receiver.release(held)
         tracker.applied_to(batch.end_lsn)

@@ -25,6 +25,7 @@ import asyncio
 import logging
 from typing import Protocol
 
+from subscriber import crash_points
 from subscriber.abc import Batch, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.apply.batch import collect
 from subscriber.apply.hold import AppliedTransactions, Hold
@@ -164,7 +165,9 @@ class ApplyWorker:
             if not await self._tables.hand(batch.end_lsn, self._owner.finished, batch.transactions):
                 return
             self._owner.applied.add(batch.transactions)
+            crash_points.reached("apply.taken")
             await self._parallel.guard(lambda: self._sink.apply(batch))
+            crash_points.reached("apply.applied")
         finally:
             self._receiver.release(held)
         self._tracker.applied_to(batch.end_lsn)
@@ -192,16 +195,22 @@ class ApplyWorker:
                     if not await self._tables.hand(end_lsn, self._owner.finished, [event.transaction]):
                         return
                     if not await self._skipping.skips(event, self._sink):
+                        crash_points.reached("prepare.taken")
                         await self._prepare(event)
+                        crash_points.reached("prepare.prepared")
                         await self._skipping.passed(event, self._sink)
                 case CommitPrepared():
                     end_lsn = event.end_lsn
                     if not await self._skipping.skips(event, self._sink):
+                        crash_points.reached("prepare.commit_taken")
                         await self._commit_prepared(event)
+                        crash_points.reached("prepare.committed")
                         await self._skipping.passed(event, self._sink)
                 case RollbackPrepared():
                     end_lsn = event.rollback_end_lsn
+                    crash_points.reached("prepare.rollback_taken")
                     await self._two_phase_sink.rollback_prepared(event)
+                    crash_points.reached("prepare.rolled_back")
                 case LogicalMessage():
                     pass  # nothing to apply: messages are not requested
         finally:
@@ -251,6 +260,7 @@ class ApplyWorker:
         if self._receiver.reply_requested or now - self._advanced_at >= _TICK or self._owner.is_awaited(lsn):
             self._advanced_at = now
             await self._sink.advance(lsn)
+            crash_points.reached("apply.advanced")
             self._tracker.flush(lsn)
             self._receiver.report()
 
@@ -278,6 +288,7 @@ class ApplyWorker:
         passed = self._tables.passed(self._tracker.flushed)
         if passed:
             await self._sink.set_ready(passed)
+            crash_points.reached("copy.ready")
         self._tables.update({table: TableEntry(TableState.READY, lsn) for table, lsn in passed.items()})
         for table in passed:
             _log.info('table "%s" is ready', table)

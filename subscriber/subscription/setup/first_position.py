@@ -10,6 +10,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from subscriber import crash_points
 from subscriber.abc import OpenedSink, Position, SubscriptionState, TwoPhaseState
 from subscriber.config import PARAMETERS
 from subscriber.errors import PublisherError
@@ -60,7 +61,9 @@ class FirstPosition:
                 two_phase = TwoPhaseState.ENABLED
             await self._sink.begin_slot(self._spec.slot_name, self._spec.publications, two_phase)
         position = Position(self._spec.slot_name, identity.system_identifier, identity.timeline, lsn)
+        crash_points.reached("setup.slot_created")
         await self._sink.set_position(position)
+        crash_points.reached("setup.position_stored")
         _log.info('subscription "%s" starts at %s of replication slot "%s"', self._state.name, lsn, self._spec.slot_name)
         state = replace(self._state, slot_name=self._spec.slot_name, publications=self._spec.publications)
         return replace(state, two_phase=two_phase, position=position)

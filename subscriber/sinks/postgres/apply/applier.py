@@ -26,6 +26,7 @@ from typing import Final
 
 from psycopg.pq.abc import PGresult
 
+from subscriber import crash_points
 from subscriber.abc import Batch, RelationGate, TableName
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn, kept_in_years
@@ -216,6 +217,7 @@ class Applier:
         end = transactions[-1]
         end_lsn = end.end_lsn
         wal = await self._run(transactions, gate, lambda pipeline: self.send_commit(pipeline, end, self._session), apart=apart, last=last)
+        crash_points.reached("postgres.committed")
         self.position = end_lsn
         self._committed(end_lsn, wal)
         for transaction in transactions:
@@ -306,9 +308,11 @@ class Applier:
                 sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, skipped, apart=apart, differs=self.differs)
                 await sender.send(transactions)
                 sender.finish()
+                crash_points.reached("postgres.changes_sent")
                 for target in sender.targets:
                     pipeline.send(UNCHANGED, None, parameters(target))
                 finish(pipeline)
+                crash_points.reached("postgres.end_sent")
             done = True
         except StatementFailed as failure:
             raise (await self._final_error(failure) if last else self._error(failure)) from None

@@ -35,6 +35,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from subscriber import crash_points
 from subscriber.abc import RelationGate
 from subscriber.errors import DataLossError, NeverPrepared, TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
@@ -92,6 +93,7 @@ class PreparedTransactions:
 
     async def prepared(self, transaction: Transaction) -> None:
         """Note that the transaction is prepared, and move the position to its end, unless the position is already past it."""
+        crash_points.reached("postgres.prepared")
         await transaction.discard()
         async with self._session.transaction():
             await self._note_received(transaction)
@@ -123,6 +125,7 @@ class PreparedTransactions:
             await self._set_up_origin(message.end_lsn, message.commit_time)
             with self._naming("COMMIT PREPARED", message.xid, message.commit_lsn):
                 await self._session.fetch(f"COMMIT PREPARED '{gid}'")
+            crash_points.reached("postgres.commit_prepared")
         elif not await self._has_row(self._session, gid):
             if not await self._has_row(self._session, _received(gid)):
                 raise NeverPrepared(
@@ -146,6 +149,7 @@ class PreparedTransactions:
             await self._set_up_origin(message.rollback_end_lsn, message.rollback_time)
             with self._naming("ROLLBACK PREPARED", message.xid, message.rollback_end_lsn):
                 await self._session.fetch(f"ROLLBACK PREPARED '{gid}'")
+            crash_points.reached("postgres.rollback_prepared")
         await self._end(message.rollback_end_lsn, gid)
         self._applier.ended(message.xid, committed=False)
 

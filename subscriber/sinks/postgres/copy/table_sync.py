@@ -30,6 +30,7 @@ from typing import Final
 
 import asyncpg
 
+from subscriber import crash_points
 from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
@@ -250,8 +251,10 @@ class PostgresTableSink:
                         raise TargetUnavailable(f'the copy of table "{self._table}" was begun again by another process', hint="begin again")
                     await connection.execute(set_role(table.role).sql.decode())
                     await copying.copy(copy_format, data)
+                    crash_points.reached("postgres.part_copied")
                     await connection.execute(set_role(None).sql.decode())
                     await connection.execute(_NOTE_PART, self._oid, self.relation_id)
+            crash_points.reached("postgres.part_committed")
             await CatalogReader(connection).close()
         finally:
             # no effect on a closed connection; an uncommitted part is rolled back

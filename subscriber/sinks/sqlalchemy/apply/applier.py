@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from subscriber import crash_points
 from subscriber.abc import Batch, RelationGate
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
@@ -193,15 +194,18 @@ class Applier:
                 for transaction in transactions:
                     await runner.run(transaction)
                 await runner.flush()
+                crash_points.reached("sqlalchemy.changes_made")
                 if finish is not None:
                     await finish(connection)
                 await self._move_position(connection, end_lsn)
+                crash_points.reached("sqlalchemy.position_moved")
             done = True
         finally:
             if not done:
                 relations.restore(remembered)
                 if counted.failed is not None:
                     count(self._tally.statistics, counted.failed)
+        crash_points.reached("sqlalchemy.committed")
         self.position = end_lsn
         self._tally.add(counted)
         self._committed(end_lsn)

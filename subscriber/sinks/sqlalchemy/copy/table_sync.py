@@ -38,6 +38,7 @@ from typing import Final
 from sqlalchemy import delete, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from subscriber import crash_points
 from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.catalog.subscription_rows import SubscriptionRows, TableRow
 from subscriber.config import Settings
@@ -281,6 +282,7 @@ class SqlAlchemyTableSink:
             with translated(), passing_values():
                 for piece in limit_of(connection).pieces(statement.sql, statement.picked(rows), size):
                     await insert_rows(connection, statement.sql, statement.many, piece)
+            crash_points.reached("sqlalchemy.rows_copied")
 
     async def finish_copy(self, position: Position) -> None:
         """Store FINISHEDCOPY and the position, and move staged rows. See :meth:`subscriber.abc.TableSink.finish_copy`.
@@ -296,6 +298,7 @@ class SqlAlchemyTableSink:
                 await self._staging.move(connection, await self._target(connection, known), self._settings.insert_conflict)
             await rows.save_position(self.relation_id, position)
             await self._change(rows, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
+            crash_points.reached("sqlalchemy.copy_stored")
         if staged:
             # the staging table has no meaning any more; if this fails, the next begin drops it
             with contextlib.suppress(TargetError):

@@ -51,7 +51,8 @@ def _published_tables(session: Session, values: Mapping[str, str]) -> Result:
         numbers = attribute_numbers(session, publication, covered, table) if values["attrs"] != "NULL" else None
         attributes = None if numbers is None else " ".join(map(str, numbers))
         changes = bool(publication.publish & {"update", "delete"})
-        size = 8192 if table.rows else 0
+        stored = sum(len(value or b"") for row in table.rows.values() for value in row)
+        size = 8192 * (stored // 8192 + 1) if table.rows else 0
         name = (shape.name.namespace, shape.name.name)
         rows.append((shape.oid, *name, "r", shape.replica_identity, size, len(table.rows), changes, attributes, covered.where))
     rows.sort(key=lambda row: (row[1], row[2]))

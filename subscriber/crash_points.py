@@ -1,0 +1,82 @@
+"""Named points where a test can make the program fail: see :mod:`subscriber.testing.crash_points`.
+
+The program calls :func:`reached` between two steps whose order matters after a crash. Nothing happens there unless a test has set a hook.
+No point is inside a loop over rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+__all__ = ["POINTS", "reached", "watched"]
+
+POINTS: Final[Mapping[str, str]] = {
+    "setup.slot_created": "the slot exists, and the target has no position yet",
+    "setup.position_stored": "the target has the first position, and no tables yet",
+    "copy.begun": "an unfinished copy was undone",
+    "copy.started": "the table's state says that it is being copied",
+    "copy.slot_created": "the table's own slot and its snapshot exist",
+    "copy.stored": "all rows are stored, and the state still says that the table is being copied",
+    "copy.finished": "the table is copied, and has its own position",
+    "copy.batch_applied": "a batch is applied to the table before it has caught up",
+    "copy.caught_up": "the table has caught up, and its state does not say so yet",
+    "copy.synchronized": "the table is synchronized, and its slot still exists",
+    "copy.slot_dropped": "the table's slot is dropped",
+    "copy.ready": "the tables that the apply worker has taken over are stored as ready",
+    "apply.taken": "a batch was received, and nothing of it is applied",
+    "apply.applied": "the sink has applied a batch, and the positions do not count it yet",
+    "apply.advanced": "the sink has stored a position without changes, and it is not acknowledged",
+    "prepare.taken": "PREPARE was received",
+    "prepare.prepared": "the sink has prepared a transaction, and the positions do not count it yet",
+    "prepare.commit_taken": "COMMIT PREPARED was received",
+    "prepare.committed": "the sink has committed a prepared transaction, and the positions do not count it yet",
+    "prepare.rollback_taken": "ROLLBACK PREPARED was received",
+    "prepare.rolled_back": "the sink has rolled back a prepared transaction, and the positions do not count it yet",
+    "spool.written": "a block was written to the spool",
+    "spool.truncated": "records of a savepoint that was rolled back were cut off",
+    "spool.read": "a block of the spool was read",
+    "spool.removed": "the file of a transaction was removed",
+    "acknowledge.sending": "positions are about to be sent to the publisher",
+    "acknowledge.sent": "positions were sent to the publisher",
+    "postgres.changes_sent": "the changes of a batch were sent, and neither the position nor the end of the transaction",
+    "postgres.end_sent": "COMMIT or PREPARE TRANSACTION was sent, and the answer is not here",
+    "postgres.committed": "a batch is committed, and not reported as durable",
+    "postgres.prepared": "PREPARE TRANSACTION is done, and the position is not moved",
+    "postgres.commit_prepared": "COMMIT PREPARED is done, and the position is not moved",
+    "postgres.rollback_prepared": "ROLLBACK PREPARED is done, and the position is not moved",
+    "postgres.part_copied": "the rows of a part of a copy were sent, and are not committed",
+    "postgres.part_committed": "a part of a copy is committed",
+    "sqlalchemy.changes_made": "the changes of a batch were made, and the position is not moved",
+    "sqlalchemy.position_moved": "the position was moved in the same transaction, which is not committed",
+    "sqlalchemy.committed": "a batch is committed, and not reported as durable",
+    "sqlalchemy.rows_copied": "rows of a copy were stored, and are not committed",
+    "sqlalchemy.copy_stored": "the end of a copy was stored, and is not committed",
+}
+"""All points of this package, and what has happened there. The first part of a name is the step."""
+
+Hook = Callable[[str], None]
+
+_hook: Hook | None = None
+
+
+def reached(point: str) -> None:
+    """Tell the hook, if there is one, that the program is at a point. The hook may end the process or raise an error.
+
+    Args:
+        point: one of :data:`POINTS`, or a name of your own for a sink of your own.
+    """
+    if _hook is not None:
+        _hook(point)
+
+
+@contextlib.contextmanager
+def watched(hook: Hook) -> Iterator[None]:
+    """Call ``hook`` at every point while the block runs, in all threads of the process."""
+    global _hook  # noqa: PLW0603 -- one for the process, as cheap to ask as can be
+    before, _hook = _hook, hook
+    try:
+        yield
+    finally:
+        _hook = before

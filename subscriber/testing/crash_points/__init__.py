@@ -1,0 +1,16 @@
+"""Crash points: proof that a sink loses nothing and repeats nothing, wherever the program fails.
+
+A case runs a subscription from a fake publisher into your sink, in a child process. It fails once, at one named point
+(:data:`subscriber.crash_points.POINTS`). Then it is started again, and must end with equal rows and nothing left behind. With pytest::
+
+    @pytest.mark.parametrize("case", crash_cases(), ids=str)
+    async def test_crash_points(case: CrashCase, tmp_path: Path) -> None:
+        await case.run(MyTarget(tmp_path), tmp_path)  # a new, empty one
+
+The target is that of the compliance suite: it creates sinks and tables, and reads rows without the sink. It must be possible to pickle it.
+"""
+
+from subscriber.testing.crash_points.cases import CORE_POINTS, Counts, CrashCase, Failure, crash_cases
+from subscriber.testing.crash_points.target import CrashTarget
+
+__all__ = ["CORE_POINTS", "Counts", "CrashCase", "CrashTarget", "Failure", "crash_cases"]

@@ -1,0 +1,147 @@
+"""What the publisher does in a case, and how both sides are compared.
+
+The scenario has what makes each step happen: a table that is copied alone and one that is copied in a group, rows that change during the
+copy, small and streamed transactions, savepoints that are rolled back, and prepared transactions. ``history`` has no key, so a row that is
+applied twice is found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Final
+
+from subscriber.testing.compliance.sample_messages import Table
+from subscriber.testing.crash_points.child import NAME, PUBLICATION
+from subscriber.testing.crash_points.target import CrashTarget, TidyTarget
+from subscriber.testing.fake_publisher import FakePublisher
+
+__all__ = ["Scenario"]
+
+_ACCOUNTS: Final = Table("accounts", "*id int4", "note")
+_HISTORY: Final = Table("history", "number int4", "note")
+_QUIET: Final = Table("quiet", "*id int4", "note")
+_TABLES: Final = (_ACCOUNTS, _HISTORY, _QUIET)
+_NOTE: Final = "x" * 400
+_COPIED: Final = 50
+_LARGE_NOTE: Final = "y" * 100_000
+"""Makes the table too large for a group of tables."""
+_LARGE: Final = 250
+_TIMEOUT: Final = 60.0
+
+
+def _rows(first: int, count: int, column: str, note: str = _NOTE) -> list[dict[str, object]]:
+    return [{column: number, "note": note} for number in range(first, first + count)]
+
+
+class Scenario:
+    """One run of the publisher.
+
+    Args:
+        two_phase: whether there are prepared transactions.
+    """
+
+    def __init__(self, *, two_phase: bool) -> None:
+        self._two_phase = two_phase
+        self.publisher = FakePublisher(18, logical_decoding_work_mem=16 * 1024, keepalive_seconds=0.1)
+
+    def fill(self) -> None:
+        """Create the tables and their first rows."""
+        publisher = self.publisher
+        publisher.create_table("accounts", {"id": "int4", "note": "text"}, key=["id"])
+        publisher.create_table("history", {"number": "int4", "note": "text"})
+        publisher.create_table("quiet", {"id": "int4", "note": "text"}, key=["id"])
+        publisher.create_table("private", {"id": "int4"}, key=["id"])
+        publisher.create_publication(PUBLICATION, "accounts", "history", "quiet")
+        with_rows = publisher.transaction()
+        with_rows.insert("accounts", _rows(1, 20, "id"))
+        with_rows.insert("history", _rows(1, _COPIED, "number", _LARGE_NOTE))
+        with_rows.insert("quiet", _rows(1, 20, "id"))
+        with_rows.commit()
+
+    async def create_tables(self, target: CrashTarget) -> None:
+        """Create the tables of the target."""
+        for table in _TABLES:
+            await target.create_table(table)
+
+    async def steps(self) -> AsyncIterator[None]:
+        """Do one thing after another. What is committed by then must be confirmed before the next step."""
+        publisher = self.publisher
+        # during the copy: the tables must catch up
+        await publisher.until(lambda: any(name != NAME for name in publisher.slots), _TIMEOUT)
+        async with publisher.transaction() as t:
+            t.insert("accounts", id=101, note="during the copy")
+            t.insert("history", number=1001, note="during the copy")
+        yield
+        if self._two_phase:
+            await publisher.until(lambda: NAME in publisher.slots and publisher.slots[NAME].two_phase, _TIMEOUT)
+        for number in range(3):
+            async with publisher.transaction() as t:
+                t.insert("accounts", id=201 + number, note="small")
+                t.update("accounts", {"id": 1 + number}, note=f"changed {number}")
+                t.delete("accounts", {"id": 11 + number})
+                t.insert("history", number=2001 + number, note="small")
+        yield
+        for number in range(2):
+            async with publisher.transaction() as t:
+                t.insert("history", _rows(3000 + 1000 * number, _LARGE, "number"))
+                with t.savepoint():
+                    t.insert("history", _rows(1, _LARGE, "number"))
+                    await self._received()
+                    t.rollback_savepoint()
+                t.insert("history", number=3999 + 1000 * number, note="after a savepoint")
+            yield
+        rolled_back = publisher.transaction()
+        rolled_back.insert("history", _rows(5000, _LARGE, "number"))
+        await self._received()
+        rolled_back.rollback()
+        # changes that are not published move the position too
+        async with publisher.transaction() as t:
+            t.insert("private", id=1)
+        yield
+        if self._two_phase:
+            async for _ in self._prepared_steps():
+                yield
+        async with publisher.transaction() as t:
+            t.insert("history", number=9001, note="last")
+        yield
+
+    async def _received(self) -> None:
+        """Wait until the subscriber has received what is streamed of the open transaction."""
+        lsn, known = self.publisher.wal.end, len(self.publisher.feedback)
+        await self.publisher.until(lambda: any(record.update.write >= lsn for record in self.publisher.feedback.records[known:]), _TIMEOUT)
+
+    async def _prepared_steps(self) -> AsyncIterator[None]:
+        publisher = self.publisher
+        for number, large in enumerate((False, True)):
+            first, second = publisher.transaction(), publisher.transaction()
+            first.insert("history", _rows(6000 + 1000 * number, _LARGE if large else 1, "number"))
+            first.update("accounts", {"id": 4 + number}, note="prepared")
+            first.prepare(f"committed {number}")
+            second.insert("history", _rows(1, _LARGE if large else 1, "number"))
+            second.prepare(f"rolled back {number}")
+            yield
+            async with publisher.transaction() as t:
+                t.insert("history", number=8001 + number, note="between")
+            first.commit_prepared()
+            yield
+            second.rollback_prepared()
+            yield
+
+    async def differences(self, target: CrashTarget) -> list[str]:
+        """Return a sentence for each thing that is not as it must be at the end."""
+        found = []
+        for table in _TABLES:
+            name = table.name.name
+            names = [column.name for column in table.columns]
+            published = Counter(tuple(row[column] for column in names) for row in self.publisher.rows(name))
+            held = Counter(tuple(None if value is None else str(value) for value in row) for row in await target.rows(table))
+            if missing := (published - held).total():
+                found.append(f'table "{name}": {missing} rows of the publisher are not in the target')
+            if more := (held - published).total():
+                found.append(f'table "{name}": {more} rows of the target are not on the publisher, or are there too often')
+        if more_slots := sorted(self.publisher.slots.keys() - {NAME}):
+            found.append(f"slots are left on the publisher: {', '.join(more_slots)}")
+        if isinstance(target, TidyTarget):
+            found += target.left_behind()
+        return found
