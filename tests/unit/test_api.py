@@ -40,6 +40,7 @@ def test_nothing_else_looks_public() -> None:
         "cli",
         "config",
         "consumer",
+        "crash_points",
         "errors",
         "plugins",
         "printable",
