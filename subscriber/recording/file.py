@@ -75,9 +75,13 @@ class RecordedSession:
         """
         try:
             fields = json.loads(content)
-            return cls(**{**fields, "start_lsn": Lsn.parse(fields["start_lsn"]), "options": dict(fields["options"])})
-        except (TypeError, KeyError) as error:
+            found = cls(**{**fields, "start_lsn": Lsn.parse(str(fields["start_lsn"])), "options": dict(fields["options"])})
+        except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(str(error)) from None
+        numbers, texts = (found.server_version, found.timeline), (found.system_identifier, found.slot_name, *found.options.values())
+        if not all(isinstance(each, int) for each in numbers) or not all(isinstance(each, str) for each in texts):
+            raise ValueError("a value has another type")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,4 +211,4 @@ def _truncated(place: str) -> ProtocolError:
 
 
 def _checksum(kind: bytes, moment: int, content: bytes) -> int:
-    return zlib.crc32(content, zlib.crc32(kind + moment.to_bytes(8)))
+    return zlib.crc32(content, zlib.crc32(kind + moment.to_bytes(8, signed=True)))

@@ -3,6 +3,9 @@
 It runs in the apply session, between two batches. So no other session of the subscription changes the rows meanwhile, and triggers and
 foreign keys do not fire.
 
+A prepared transaction, or one that is applied while it is streamed, may have locked the rows. It ends only when apply continues. So repair
+waits for a lock for one second only. Then it fails, and changes nothing.
+
 A row is updated if it exists, so that columns that only the target has keep their values; else it is inserted. If a unique constraint does
 not allow that row by row, because two rows have exchanged values, all the rows are deleted and inserted.
 """
@@ -15,7 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from subscriber.abc import PublishedTable
-from subscriber.errors import ApplyError, RelationError
+from subscriber.errors import ApplyError, RelationError, TargetUnavailable
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
@@ -24,6 +27,8 @@ from subscriber.sinks.postgres.tables.table_reader import read_table
 __all__ = ["repair_rows"]
 
 _UNIQUE: Final = frozenset({"23505", "23P01"})
+_LOCKED: Final = "55P03"
+_LOCK_TIMEOUT: Final = "1s"
 
 Row = Sequence[str | None]
 
@@ -52,6 +57,27 @@ async def repair_rows(
     Raises:
         ApplyError, RelationError, TargetError, TargetUnavailable
     """
+    try:
+        await _repair_rows(session, reader, table, key=key, keys=keys, rows=rows, as_owner=as_owner)
+    except TargetUnavailable as error:
+        if error.sqlstate != _LOCKED:
+            raise
+        raise TargetUnavailable(
+            f'rows of table "{table.name}" that must be repaired are locked in the target',
+            hint="try again when the transaction that changes them has ended; it may be a prepared or a streamed one of the publisher",
+        ) from error
+
+
+async def _repair_rows(
+    session: ApplySession,
+    reader: CatalogReader,
+    table: PublishedTable,
+    *,
+    key: Sequence[str],
+    keys: Sequence[Row],
+    rows: Sequence[Row],
+    as_owner: bool,
+) -> None:
     target = await read_table(reader, table.name, as_owner=as_owner)
     known = {column.name: column for column in target.columns}
     for name in table.columns:
@@ -63,6 +89,7 @@ async def repair_rows(
     of_key = [table.columns.index(name) for name in key]
     found = {tuple(row[place] for place in of_key): [row[place] for place in places] for row in rows}
     async with session.transaction():
+        await session.fetch(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
         if target.role is not None:
             await session.fetch(f"SET LOCAL ROLE {quote_identifier(target.role)}")
         for each in keys:

@@ -25,6 +25,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.target_session import TargetSession
+from subscriber.verification.tables import stored_anew_query
 from subscriber.walreceiver.exported_snapshots import SnapshotExporter, TakenSnapshot
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.rows_by_key import rows_by_key
@@ -183,14 +184,17 @@ class SnapshotService:
         if not found:
             raise RelationError(f'table "{name}" is not published any more', hint="verify again")
         table = copied_rows(found[0], self._spec.options)
-        table = copied_rows(found[0], self._spec.options)
 
         async def repair(answer: dict[str, Any], lsn: Lsn) -> None:
             try:
                 async with asyncio.timeout(_ACT_SECONDS):
                     rows = await rows_by_key(exporter.session, table, key, keys)
+                    ((anew,),) = await exporter.session.execute(stored_anew_query(table.name))
             except TimeoutError:
                 raise PublisherUnavailable(f"the rows were not read within {_ACT_SECONDS:g} s", hint="try again") from None
+            if anew == "true":
+                # the snapshot does not see its rows any more, although they exist
+                raise RelationError(f'table "{table.name}" was truncated or rewritten while it was repaired', hint="verify again")
             # not cancelled: the sink's session must stay usable
             await opened.repair(table, key, keys, rows)
             answer.update(lsn=str(lsn), repaired=len(keys))

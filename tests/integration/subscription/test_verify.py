@@ -14,10 +14,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from subscriber import ConfigurationError, TableName, TargetError, repair, verify
+from subscriber import ConfigurationError, PublisherError, TableName, TargetError, repair, verify
 from subscriber.catalog.snapshot_requests import put_request, request_key
+from subscriber.subscription.run import snapshot_service
 from subscriber.subscription.targets import open_store
 from subscriber.verification.model import RowKind, TableReport, VerificationLimits, VerificationReport
+from subscriber.walreceiver.rows_by_key import rows_by_key
 from tests.support.database import Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
 from tests.support.managed import catch_up, create, launched
@@ -446,6 +448,53 @@ async def test_prepared_transactions_are_on_neither_side(publisher_db: Database,
         publisher_db.execute(f"COMMIT PREPARED '{gid}'")
         report = await verified(found)
         assert (report.equal, only(report).publisher_rows) == (True, 2)
+
+
+@pytest.mark.publisher(min=15, lacks="two-phase commit")
+async def test_repair_of_rows_that_a_prepared_transaction_has_locked_ends(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher_db.execute("INSERT INTO t VALUES (1, 'v'); CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await found.caught_up()
+        await asyncio.to_thread(target_db.wait, "SELECT subtwophasestate FROM subscriber.pg_subscription", "e")
+        target_db.execute("UPDATE t SET v = 'wrong'")
+        report = await verified(found)
+        gid = f"locked_{publisher_db.name}"
+        publisher_db.execute("BEGIN; UPDATE t SET v = 'prepared'")
+        publisher_db.execute(f"PREPARE TRANSACTION '{gid}'")
+        await found.caught_up()
+        # the lock is free only when apply has continued
+        with pytest.raises(TargetError, match="are locked in the target"):
+            await asyncio.wait_for(repair(report, target=target_db.dsn), 30)
+        publisher_db.execute(f"COMMIT PREPARED '{gid}'")
+        await found.caught_up()
+        assert (await verified(found)).equal
+
+
+async def test_repair_does_not_delete_the_rows_of_a_rewritten_table(
+    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    publisher_db.execute("INSERT INTO t VALUES (1, 1), (2, 2); CREATE PUBLICATION pub FOR TABLE t")
+
+    async def after_rewriting(*arguments: Any) -> Any:
+        # the rows are now newer than the snapshot
+        publisher_db.execute("ALTER TABLE t ALTER v TYPE bigint")
+        return await rows_by_key(*arguments)
+
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        target_db.execute("UPDATE t SET v = 0")
+        report = await verified(found)
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshot_service, "rows_by_key", after_rewriting)
+            with pytest.raises(PublisherError, match="truncated or rewritten"):
+                await repair(report, target=target_db.dsn)
+        assert target_db.fetch("SELECT id, v FROM t ORDER BY id") == [(1, 0), (2, 0)]
+        await repair(report, target=target_db.dsn)
+        assert (await verified(found)).equal
 
 
 @pytest.mark.publisher(min=15, lacks="row filters")
