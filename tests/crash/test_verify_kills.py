@@ -7,6 +7,7 @@ import random
 import secrets
 import signal
 
+import psycopg
 import pytest
 
 from subscriber import repair, verify
@@ -39,7 +40,12 @@ async def test_kills_leave_apply_running_and_rows_that_can_be_repaired(publisher
             chosen = random.Random(seed)
             for number in range(ROUNDS):
                 damage = f"UPDATE t SET remark = 'wrong' WHERE id % {ROUNDS} = {number}; DELETE FROM t WHERE id = {number + 1}"
-                await asyncio.to_thread(target_db.execute, damage)
+                while True:
+                    try:
+                        await asyncio.to_thread(target_db.execute, damage)
+                        break
+                    except psycopg.errors.DeadlockDetected:
+                        pass  # with the changes that are applied meanwhile, in another order
                 arguments = ["verify", name, "--connection", publisher_db.dsn, "--target", target_db.dsn, "--repair"]
                 with running(*arguments) as program:
                     await asyncio.sleep(chosen.uniform(0.3, 2.5))

@@ -28,8 +28,9 @@ from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from subscriber.spark import snapshot as spark_snapshot
 from tests.benchmark.spark.changes import RANDOM, RECENT, TABLE, Changes, write_for_script
-from tests.benchmark.spark.lake import LandedLake, delta_bytes
+from tests.benchmark.spark.lake import LandedLake
 from tests.benchmark.spark.script import Script
+from tests.support.delta_tables import delta_bytes
 
 CONF: Final = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "2g"}
 """The same for all. Two partitions are what a user of two cores would set."""

@@ -1,12 +1,11 @@
-"""A lake that a benchmark lands changes in, as the subscriber does, and the bytes that were written to Delta tables."""
+"""A lake that a benchmark lands changes in, as the subscriber does."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from subscriber.abc import Position, TableEntry, TableName, TableState
 from subscriber.config import Settings, SubscriptionOptions
@@ -19,9 +18,7 @@ from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
 from subscriber.sinks.spark.sink import SparkSink
 from tests.benchmark.spark.changes import SCHEMA, TABLE
 
-__all__ = ["LandedLake", "delta_bytes"]
-
-_VECTOR: Final = "deletionVector"
+__all__ = ["LandedLake"]
 
 
 class LandedLake:
@@ -81,22 +78,3 @@ class LandedLake:
 
 pa_Table = Any
 """A table of pyarrow, which has no types."""
-
-
-def delta_bytes(directory: Path) -> int:
-    """Bytes that all commits of the Delta tables below a directory wrote: files, deletion vectors and the commits themselves."""
-    size = 0
-    for commit in directory.rglob("_delta_log/*.json"):
-        if not commit.stem.isdecimal():
-            continue
-        text = commit.read_text()
-        size += len(text)
-        actions = [json.loads(line) for line in text.splitlines()]
-        removed = {action["remove"]["path"] for action in actions if "remove" in action}
-        for action in actions:
-            added = action.get("add") or action.get("cdc")
-            if added is not None and added["path"] not in removed:
-                size += added["size"]
-            elif added is not None and added.get(_VECTOR):
-                size += added[_VECTOR]["sizeInBytes"]
-    return size

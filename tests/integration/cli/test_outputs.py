@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +78,8 @@ def test_verbs_of_a_subscription(streams: Streams, publisher18_db: Database, tar
     if streams.writable:
         (found,) = json.loads(status.output)["subscriptions"]
         assert (found["name"], found["enabled"], found["tables"][0]["name"]) == (NAME, False, "tä")
+    # nothing runs it
+    assert run(streams, "verify", NAME, target).status == 1
     works(streams, "drop", NAME, target, prints=False)
     assert (slots(publisher18_db), target_db.value("SELECT count(*) FROM subscriber.pg_subscription")) == ([], 0)
 
@@ -95,6 +99,11 @@ def test_verbs_that_follow(streams: Streams, publisher18_db: Database, tmp_path:
     output = done.output if streams.writable else with_pipes(*tail).output
     assert "insert public.t new=(id='2' v='ä')\n" in output
     assert with_pipes(*tail).output == ""
+    publisher18_db.execute("INSERT INTO t VALUES (3, 'ä')")
+    assert with_pipes(*tail, "--record", str(tmp_path / "recording")).status == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        copy.execute("CREATE TABLE t (id integer PRIMARY KEY, v text)")
+    works(streams, "replay", str(tmp_path / "recording"), f"--target=sqlite:///{tmp_path}/copy.db", prints=False)
 
 
 @EACH

@@ -120,6 +120,13 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
         return  # tests/integration/sqlalchemy/test_run.py starts a MariaDB
     elif "plugin:" in getattr(parsed, "target", ""):
         return  # tests/integration/cli/test_run_plugin.py starts a server for it
+    elif verb == "verify":
+        definition = [f"--connection={page_setup.publisher.dsn}", "--publication=app", f"--target={parsed.target}", f"--name={parsed.name}"]
+        with running("run", *definition, loud=True) as program:
+            program.says("ready")
+            assert main(["--quiet", *words]) == 0
+            program.send(15)
+            assert program.ended().status == 0
     elif verb in {"alter", "drop", "status"} and not page_setup.defined:
         run_subscriber(
             [

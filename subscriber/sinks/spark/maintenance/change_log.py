@@ -222,7 +222,7 @@ class ChangeLog:
             log.add_columns(schema.landing)
             self._require_ours(log)
         parts = self._parts(log, sources, schema, int(after))
-        if copied is not None and there:
+        if copied is not None and (there or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
             parts = self._cleared(parts, log, schema, copied)
         what = f"append to the change log of {name} up to {end}"
         added = self._workers.each(rewrite_files, rewritten, [one.rows for one in rewritten], what)

@@ -84,7 +84,7 @@ async def test_what_is_landed_is_logged_once_however_often_its_table_goes(tmp_pa
     all_rounds(work)
     work.tidy(now=True)
     changes = Changes(storage(tmp_path), TABLE)
-    assert read(changes, Lsn(0), changes.latest()) == [(200, 0, "i"), (300, 0, "c"), (300, 0, "c")]
+    assert read(changes, Lsn(0), changes.latest()) == [(200, 0, "i"), (300, -1, "t"), (300, 0, "c"), (300, 0, "c")]
     assert list((tmp_path / "copy").iterdir()) == []
 
 
@@ -117,7 +117,7 @@ async def test_a_copy_that_a_later_one_took_the_place_of_becomes_log_and_goes(tm
     work.tidy(now=True)
     assert rows(tmp_path) == [(1, "a")]
     changes = Changes(storage(tmp_path), TABLE)
-    assert read(changes, Lsn(0), changes.latest()) == [(200, 0, "c"), (300, 0, "c")]
+    assert read(changes, Lsn(0), changes.latest()) == [(200, 0, "c"), (300, -1, "t"), (300, 0, "c")]
     assert list((tmp_path / "copy").iterdir()) == []
 
 

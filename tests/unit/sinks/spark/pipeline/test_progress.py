@@ -18,7 +18,7 @@ from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.transaction.model import Transaction
-from tests.benchmark.spark.lake import delta_bytes
+from tests.support.delta_tables import delta_bytes
 from tests.unit.sinks.spark.pipeline.test_applier import applier, storage
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 

@@ -145,7 +145,7 @@ async def test_copy_without_other_writers_is_published(tmp_path: Path) -> None:
             await sink.remove_table(TABLE)
     await sink.close()
     work.tidy(now=True)
-    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 6
+    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 7
 
 
 @pytest.mark.parametrize("executors", [False, True])

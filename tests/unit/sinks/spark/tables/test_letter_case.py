@@ -169,4 +169,5 @@ async def test_what_executors_copied_is_in_the_log_under_its_names(tmp_path: Pat
         ("c", 1, None, "a"),
         ("i", 1, "former", None),
         ("i", 2, None, "b"),
+        ("t", None, None, None),  # the copy replaces earlier rows
     ]
