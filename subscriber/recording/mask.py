@@ -5,7 +5,8 @@ stored. Equal values of a type stay equal, and different ones stay different, so
 can be replayed. Some keep a part: signs, zeros, exponents, centuries,
 infinities, the month of days after the 28th, punctuation and the lengths of texts; floats and times near their limits stay.
 
-Not masked: the names of schemas, tables, columns, types, origins and prepared transactions; LSNs, times of commits, transaction IDs.
+Not masked: the names of schemas, tables, columns, types, origins and prepared transactions; those of XML elements
+and attributes, and processing instructions; LSNs, times of commits, transaction IDs.
 The content of logical messages is replaced by ``x``.
 
 Values of types that are not built in are treated as text. An enum's labels are replaced too: to replay them, the target's columns must be
@@ -37,6 +38,8 @@ _LOWER, _UPPER = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PLACES: Final = 64
 """Characters at other places of a text have other replacements; they repeat after this many."""
 _BLOCK: Final = 64
+_BLOCKS: Final = 0xC0
+"""From this code on, a character is replaced within its block of 64."""
 _FACTS: Final = {fact.oid: fact for fact in builtin_facts()}
 _LIMITS: Final = {
     "int2": 2**15 - 1,
@@ -60,7 +63,8 @@ _TOKEN: Final = re.compile(r"\\u[0-9A-Fa-f]{4}|\\.|[^\W\d_]+|\d+(?:\.\d+)?(?:[eE
 _ITEM: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[^{},;"]+', re.DOTALL)
 _ADDRESS: Final = re.compile(r"(\d+(?=\.)|(?<=\.)\d+)|([0-9a-f]+)")
 _LEXEME: Final = re.compile(r"'(?:[^']|'')*'")
-_MARKUP: Final = re.compile(r"<[^>]*>|&[^;\s]*;|[^<&]+|.", re.DOTALL)
+_MARKUP: Final = re.compile(r"""<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<(?:[^>"']|"[^"]*"|'[^']*')*>|&[^;\s]*;|[^<&]+|.""", re.DOTALL)
+_ATTRIBUTE: Final = re.compile(r"""(?<==)\s*(?:"[^"]*"|'[^']*')""")
 _LARGE_EXPONENT: Final = 36
 _LARGE_TIME: Final = re.compile(r"(?<![.\d])\d{5}")
 """Values near the limits of their type are kept."""
@@ -180,7 +184,7 @@ class Mask:
             case "json" | "jsonb":
                 return self._json(text)
             case "xml":
-                return "".join(part if part[0] in "<&" else self._letters(part) for part in _MARKUP.findall(text))
+                return "".join(map(self._xml, _MARKUP.findall(text)))
             case "inet" | "cidr":
                 return self._address(text, network=name == "cidr")
             case _:
@@ -195,12 +199,30 @@ class Mask:
         # a word of a string may be left as it is, too: true, false, null
         return "".join(
             part
-            if part in _WORDS or part[0] == "\\"
+            if part in _WORDS
+            else self._escaped(part)
+            if part[0] == "\\"
             else self._numbers(part)
             if part[0].isascii() and part[0].isdigit()
             else self._letters(part)
             for part in _TOKEN.findall(text)
         )
+
+    def _escaped(self, part: str) -> str:
+        """An escape of a JSON string. A surrogate stays in its half of the pair."""
+        if part[1] != "u":
+            return part
+        code = int(part[2:], 16)
+        return f"\\u{self._within_block(code) if code >= _BLOCKS else ord(self._letters(chr(code))):04x}"
+
+    def _xml(self, part: str) -> str:
+        """A part of an XML value. Of a tag, the names stay; comments, CDATA sections and the values of attributes do not."""
+        if part.startswith(("<!--", "<![CDATA[")):
+            begin = part.index("[", 3) + 1 if part.startswith("<!") and part[2] == "[" else 4
+            return part[:begin] + self._letters(part[begin:-3]) + part[-3:]
+        if part[0] == "<" and not part.startswith("<?"):
+            return _ATTRIBUTE.sub(lambda value: "".join(map(self._xml, _MARKUP.findall(value[0]))), part)
+        return part if part[0] in "<&" else self._letters(part)
 
     def _array(self, element: int, text: str) -> str:
         bounds, equals, items = text.partition("=") if text.startswith("[") else ("", "", text)
@@ -310,10 +332,13 @@ class Mask:
     def _other(self, label: str, character: str) -> str:
         """Punctuation stays. Other letters are replaced within their block of 64 characters."""
         code = ord(character)
-        if label != "text" or code < 0xC0 or 0xD800 <= code < 0xE000:
+        if label != "text" or code < _BLOCKS or 0xD800 <= code < 0xE000:
             return character
+        return chr(self._within_block(code))
+
+    def _within_block(self, code: int) -> int:
         block = [str(number) for number in range(_BLOCK)]
-        return chr(code - code % _BLOCK + int(self._table("block", block)[str(code % _BLOCK)]))
+        return code - code % _BLOCK + int(self._table("block", block)[str(code % _BLOCK)])
 
     def _table(self, label: str, domain: Sequence[str]) -> dict[str, str]:
         key = (label, "table")
