@@ -10,6 +10,7 @@ from subscriber._implementation import install as _install
 
 if _typing.TYPE_CHECKING:
     from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
+    from subscriber.abc.sequences import SequenceResult, SequenceState
     from subscriber.config import Settings, SubscriptionOptions
     from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
     from subscriber.consumer.transactions import TransactionStream, transactions
@@ -37,6 +38,7 @@ if _typing.TYPE_CHECKING:
     from subscriber.subscription.management.create import create_subscription
     from subscriber.subscription.management.drop import drop_subscription
     from subscriber.subscription.management.repair import repair
+    from subscriber.subscription.management.sequences import sync_sequences
     from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
     from subscriber.subscription.management.verify import verify
     from subscriber.subscription.run_status import Status, Until
@@ -78,6 +80,8 @@ __all__ = [
     "RelationError",
     "RowDifference",
     "RowKind",
+    "SequenceResult",
+    "SequenceState",
     "Settings",
     "Sink",
     "SlotInUse",
@@ -110,12 +114,14 @@ __all__ = [
     "repair",
     "reset_subscription_stats",
     "subscription_status",
+    "sync_sequences",
     "transactions",
     "verify",
 ]
 
 _MODULES = {
     "subscriber.abc": ("ApplyStatistics", "Finding", "Sink", "TableEntry", "TableName", "TableState"),
+    "subscriber.abc.sequences": ("SequenceResult", "SequenceState"),
     "subscriber.config": ("Settings", "SubscriptionOptions"),
     "subscriber.consumer.received": ("ReceivedMessage", "ReceivedTransaction"),
     "subscriber.consumer.transactions": ("TransactionStream", "transactions"),
@@ -144,6 +150,7 @@ _MODULES = {
     "subscriber.subscription.management.drop": ("drop_subscription",),
     "subscriber.subscription.management.status": ("SubscriptionStatus", "reset_subscription_stats", "subscription_status"),
     "subscriber.subscription.management.repair": ("repair",),
+    "subscriber.subscription.management.sequences": ("sync_sequences",),
     "subscriber.subscription.management.verify": ("verify",),
     "subscriber.subscription.run_status": ("Status", "Until"),
     "subscriber.subscription.setup.checks": ("check",),

@@ -32,6 +32,7 @@ _VERBS: Final = {
     "drop": "remove a subscription",
     "status": "show the status of subscriptions",
     "verify": "compare the rows of both sides at one position",
+    "sequences": "set the target's sequences to those of the publisher",
     "check": "find problems before the first run",
     "tail": "print committed changes",
     "decode": "print captured pgoutput messages as text",

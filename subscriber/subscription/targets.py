@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.abc import Query, Sink
+from subscriber.abc.sequences import PublishedSequence, SequenceResult
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
@@ -32,6 +33,7 @@ __all__ = [
     "open_catalog",
     "open_snapshot_sessions",
     "open_target",
+    "set_sequences",
     "spark_apply",
     "uses_sqlalchemy",
 ]
@@ -188,6 +190,24 @@ def open_snapshot_sessions(target: str, jobs: int) -> AbstractAsyncContextManage
     with _sqlalchemy(target):
         from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions  # noqa: PLC0415 -- as above
     return SnapshotSessions.open(target, jobs)
+
+
+async def set_sequences(target: str, sequences: Sequence[PublishedSequence], *, force: bool, dry_run: bool) -> list[SequenceResult]:
+    """Set the sequences of a target that is no lake.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`; or this kind of database is not supported.
+        TargetUnavailable, TargetError: the target cannot be reached.
+    """
+    _refuse_plugin(target)
+    if uses_sqlalchemy(target):
+        with _sqlalchemy(target):
+            from subscriber.sinks.sqlalchemy.sequences import set_sequences as set_others  # noqa: PLC0415 -- as above
+
+            return await set_others(target, sequences, force=force, dry_run=dry_run)
+    with _postgres():
+        from subscriber.sinks.postgres.sequences import set_sequences as set_postgres  # noqa: PLC0415 -- as above
+    return await set_postgres(target, sequences, force=force, dry_run=dry_run)
 
 
 def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None:

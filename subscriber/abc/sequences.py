@@ -1,0 +1,94 @@
+"""Sequences: what a publisher's sequence is, and what was done about it in a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from subscriber.abc.values import TableName
+
+__all__ = ["PublishedSequence", "SequenceResult", "SequenceState"]
+
+_BITS: Final = MappingProxyType({"smallint": 15, "integer": 31, "bigint": 63})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedSequence:
+    """One sequence as the publisher has it, after CREATE SEQUENCE in the manual.
+
+    Attributes:
+        name: schema and name.
+        type: ``smallint``, ``integer`` or ``bigint``.
+        start, increment, minimum, maximum, cache, cycle: as in CREATE SEQUENCE.
+        last_value: the last value that may have been handed out, including the values that sessions have in their caches.
+        is_called: False: ``last_value`` is the next value.
+        columns: the columns that take their values from it, with their tables. The first one owns it, if any does.
+    """
+
+    name: TableName
+    type: str
+    start: int
+    increment: int
+    minimum: int
+    maximum: int
+    cache: int
+    cycle: bool
+    last_value: int
+    is_called: bool
+    columns: tuple[tuple[TableName, str], ...] = ()
+
+    @property
+    def next_value(self) -> int:
+        """The next value. It may be beyond the bounds."""
+        return self.last_value + (self.increment if self.is_called else 0)
+
+    def bounds(self, type: str) -> tuple[int, int]:
+        """Minimum and maximum for a sequence of another type. A bound that is the default of its type becomes the default of the other."""
+        own, other = _default_bounds(self.type, self.increment), _default_bounds(type, self.increment)
+        return (
+            other[0] if self.minimum == own[0] else self.minimum,
+            other[1] if self.maximum == own[1] else self.maximum,
+        )
+
+    def fits(self, type: str) -> bool:
+        """Whether a sequence of another type can have these values and bounds."""
+        minimum, maximum = self.bounds(type)
+        limit = 1 << _BITS[type]
+        return -limit <= minimum < maximum < limit and minimum <= self.last_value <= maximum and minimum <= self.start <= maximum
+
+
+def _default_bounds(type: str, increment: int) -> tuple[int, int]:
+    limit = 1 << _BITS[type]
+    return (1, limit - 1) if increment > 0 else (-limit, -1)
+
+
+class SequenceState(StrEnum):
+    """What happened to a sequence of the target."""
+
+    SET = "set"
+    """It was set, or would be set."""
+    EQUAL = "equal"
+    """There was nothing to do."""
+    LEFT = "left"
+    """It was not changed, although it differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceResult:
+    """What was done about one sequence.
+
+    Attributes:
+        sequence: its name on the publisher.
+        state: what was done.
+        place: what it is called in the target, for example ``sequence public.t_id_seq``; None: the target has none.
+        next_value: the target's next value, if it was set.
+        reason: why it was left, and what to do.
+    """
+
+    sequence: TableName
+    state: SequenceState
+    place: str | None = None
+    next_value: int | None = None
+    reason: str | None = None

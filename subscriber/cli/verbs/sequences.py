@@ -1,0 +1,67 @@
+"""``subscriber sequences sync``: set the target's sequences to those of the publisher."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+from subscriber.abc.sequences import SequenceState
+from subscriber.cli.notices import confirm, counted
+from subscriber.cli.options import add_target_argument
+from subscriber.cli.output import say
+from subscriber.printable import printable
+from subscriber.subscription.management.sequences import sync_sequences
+
+__all__ = ["add_arguments"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the verb's arguments."""
+    parser.description = (
+        "Sets the target's sequences to those of the publisher: value, increment, bounds, start, cache and cycle. In MariaDB, MySQL and"
+        " SQLite it sets the counters of AUTO_INCREMENT columns. Stop the writers of the publisher first. Exit status 1 if a sequence was left."
+    )
+    parser.add_argument("action", choices=["sync"], metavar="sync", help="the only action")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="name of a subscription of the target")
+    add_target_argument(parser)
+    parser.add_argument(
+        "--connection",
+        metavar="CONNINFO",
+        help="connection string of the publisher, without NAME or for a subscription that its command line defines",
+    )
+    parser.add_argument(
+        "--publication",
+        action="append",
+        default=[],
+        metavar="P",
+        help="the sequences of the tables of this publication; may be repeated; default: those of the subscription",
+    )
+    parser.add_argument("--schema", action="append", default=[], metavar="S", help="all sequences of this schema, too; may be repeated")
+    parser.add_argument("--all", action="store_true", help="all sequences of the publisher's database")
+    parser.add_argument("--force", action="store_true", help="also set a sequence back that is ahead of the publisher")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    parser.set_defaults(execute=_execute)
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    results = await sync_sequences(
+        args.name,
+        target=args.target,
+        connection=args.connection,
+        publications=args.publication,
+        schemas=args.schema,
+        everything=args.all,
+        force=args.force,
+        dry_run=args.dry_run,
+    )
+    for result in results:
+        place = result.place or f"sequence {result.sequence}"
+        if result.state is SequenceState.LEFT:
+            say(printable(f"{place}: not set: {result.reason}"))
+        elif result.state is SequenceState.SET and args.dry_run:
+            say(printable(f"{place}: would be set, next value {result.next_value}"))
+    counts = Counter(result.state for result in results)
+    left = counts[SequenceState.LEFT]
+    done = "would be set" if args.dry_run else "set"
+    confirm(args, f"{counted(counts[SequenceState.SET], 'sequence')} {done}, {counts[SequenceState.EQUAL]:,} equal, {left:,} left")
+    return 1 if left else 0

@@ -1,0 +1,70 @@
+"""``sequences sync``: set the target's sequences to those of the publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subscriber.abc.sequences import SequenceResult, SequenceState
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.subscription.targets import is_lake, observe_target, set_sequences
+from subscriber.walreceiver.sequences import read_sequences
+from subscriber.walreceiver.session import Session
+
+__all__ = ["sync_sequences"]
+
+
+async def sync_sequences(
+    name: str | None = None,
+    *,
+    target: str,
+    connection: str | None = None,
+    publications: Sequence[str] = (),
+    schemas: Sequence[str] = (),
+    everything: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+) -> list[SequenceResult]:
+    """Set the target's sequences to those of the publisher, so that no value repeats.
+
+    Nothing may take values on the publisher after this has begun: values that are taken later are not known to the target.
+
+    Args:
+        name: of a subscription of the target; its publisher and publications are used. None: ``connection`` is given.
+        target: URL or conninfo of the target.
+        connection: connection string of the publisher, without ``name``, or for a subscription that its command line defines.
+        publications: the sequences of their tables; with ``name``, instead of those of the subscription.
+        schemas: all sequences of these schemas, too.
+        everything: all sequences of the publisher's database, without those of extensions.
+        force: also set a sequence back that is ahead of the publisher.
+        dry_run: change nothing.
+
+    Returns:
+        What was done about each sequence, or would be done. SQLAlchemy's targets have one result for each column.
+
+    Raises:
+        ConfigurationError: the publisher is not known, no sequence was chosen, a schema does not exist, or the target has no sequences.
+        PublisherError: the publisher cannot be read, or a publication does not exist.
+        TargetError: the subscription does not exist, or the target cannot be reached.
+    """
+    if is_lake(target):
+        raise ConfigurationError("a lake has no sequences", hint="omit this step")
+    conninfo, published = connection, publications
+    if name is not None:
+        definitions = {each.definition.name: each.definition for each in await observe_target(target)}
+        if name not in definitions:
+            raise TargetError(
+                f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
+            )
+        conninfo = conninfo or definitions[name].conninfo
+        published = published or definitions[name].publications
+    if conninfo is None:
+        what = f'the publisher of subscription "{name}" is not known' if name is not None else "the publisher is not known"
+        raise ConfigurationError(what, hint="give --connection")
+    if not (published or schemas or everything):
+        raise ConfigurationError("no sequences are chosen", hint="give the name of a subscription, --publication, --schema or --all")
+    async with await Session.connect(conninfo, application_name="subscriber sequences") as session:
+        sequences, unreadable = await read_sequences(session, published, schemas=schemas, everything=everything)
+    reason = "the role may not read it on the publisher: GRANT SELECT ON SEQUENCE, and USAGE on its schema"
+    results = [SequenceResult(sequence=each, state=SequenceState.LEFT, reason=reason) for each in unreadable]
+    results += await set_sequences(target, sequences, force=force, dry_run=dry_run)
+    return sorted(results, key=lambda result: result.sequence)
