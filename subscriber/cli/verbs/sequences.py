@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = (
         "Sets the target's sequences to those of the publisher: value, increment, bounds, start, cache and cycle. In MariaDB, MySQL and"
-        " SQLite it sets the counters of AUTO_INCREMENT columns. Stop the writers of the publisher first. Exit status 1 if a sequence was left."
+        " SQLite it sets the counters of AUTO_INCREMENT columns. Stop the writers of the publisher first."
+        " Exit status 1 if a sequence was left."
     )
     parser.add_argument("action", choices=["sync"], metavar="sync", help="the only action")
     parser.add_argument("name", metavar="NAME", nargs="?", help="name of a subscription of the target")

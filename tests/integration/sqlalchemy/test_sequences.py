@@ -24,9 +24,14 @@ async def test_counters_are_set_beyond_what_was_handed_out(publisher_db: Databas
     other_target.execute(f"CREATE TABLE ahead (id {COUNTED[other_target.kind]}, v int)")
     other_target.execute("INSERT INTO ahead (id) VALUES (20)")
 
-    async def sync(**more: bool) -> dict[str, SequenceState]:
+    async def sync(*, dry_run: bool = False, force: bool = False) -> dict[str, SequenceState]:
         results = await sync_sequences(
-            target=other_target.url, connection=publisher_db.conninfo(), publications=["pub"], schemas=["public"], **more
+            target=other_target.url,
+            connection=publisher_db.conninfo(),
+            publications=["pub"],
+            schemas=["public"],
+            dry_run=dry_run,
+            force=force,
         )
         return {result.sequence.name: result.state for result in results}
 
