@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import psycopg
-
 from subscriber import SequenceState, TableName, sync_sequences
 from tests.support.database import Database
 from tests.support.program import subscriber
@@ -26,7 +24,7 @@ FROM pg_sequences ORDER BY 1, 2
 
 
 def arguments(publisher: Database, target: Database, *more: str) -> tuple[str, ...]:
-    return ("sequences", "sync", "--target", target.dsn, "--connection", publisher.conninfo(), *more)
+    return ("sequences", "sync", *more, "--target", target.dsn, "--connection", publisher.conninfo())
 
 
 async def test_values_never_repeat_when_both_sides_insert(publisher_db: Database, target_db: Database) -> None:
@@ -46,7 +44,7 @@ async def test_values_never_repeat_when_both_sides_insert(publisher_db: Database
             assert (dry.status, dry.errors) == (0, "subscriber: 4 sequences would be set, 1 equal, 0 left\n"), dry
             assert "sequence public.cached_id_seq: would be set, next value 41\n" in dry.output
             assert target_db.value("SELECT last_value FROM pg_sequences WHERE sequencename = 'cached_id_seq'") is None
-            done = subscriber(*arguments(publisher_db, target_db), found.subscription.name, loud=True)
+            done = subscriber(*arguments(publisher_db, target_db, found.subscription.name), loud=True)
             assert (done.status, done.output, done.errors) == (0, "", "subscriber: 4 sequences set, 1 equal, 0 left\n")
             # sessions of the publisher use up what they have in their caches
             for session in (one, two):
@@ -107,16 +105,17 @@ async def test_what_cannot_be_set_is_left_and_said(publisher_db: Database, targe
     assert subscriber(*arguments(publisher_db, target_db, "--publication", "pub", "--force")).status == 1
     assert target_db.value("SELECT nextval('ahead_id_seq')") == 2
     nothing = subscriber(*arguments(publisher_db, target_db))
-    assert (nothing.status, nothing.errors.splitlines()[0]) == (1, "subscriber: error: no sequences are chosen"), nothing
+    assert nothing.status == 1
+    assert nothing.errors.startswith("subscriber: no sequences are chosen (hint: give ")
 
 
 async def test_missing_privileges_are_said(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id serial PRIMARY KEY)")
     publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES; SELECT nextval('t_id_seq')")
-    with role(publisher_db, "LOGIN") as reader, role(target_db, "LOGIN") as writer:
-        (result,) = await sync_sequences(target=target_db.dsn, connection=publisher_db.conninfo(user=reader.name), publications=["pub"])
+    with role(publisher_db) as reader, role(target_db) as writer:
+        (result,) = await sync_sequences(target=target_db.dsn, connection=reader.conninfo, publications=["pub"])
         assert "GRANT SELECT ON SEQUENCE" in (result.reason or "")
-        target = psycopg.conninfo.make_conninfo(target_db.dsn, user=writer.name)
-        (result,) = await sync_sequences(target=target, connection=publisher_db.conninfo(), publications=["pub"])
-        assert (result.state, f'role "{writer.name}" does not own it' in (result.reason or "")) == (SequenceState.LEFT, True)
+        (result,) = await sync_sequences(target=writer.conninfo, connection=publisher_db.conninfo(), publications=["pub"])
+        assert result.state is SequenceState.LEFT
+        assert f'role "{writer.name}" does not own it' in (result.reason or "")
