@@ -121,12 +121,14 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
     elif "plugin:" in getattr(parsed, "target", ""):
         return  # tests/integration/cli/test_run_plugin.py starts a server for it
     elif verb == "verify":
-        definition = [f"--connection={page_setup.publisher.dsn}", "--publication=app", f"--target={parsed.target}", f"--name={parsed.name}"]
-        with running("run", *definition, loud=True) as program:
-            program.says("ready")
+        definition = [f"--connection={page_setup.publisher.dsn}", "--publication=app", f"--target={parsed.target}"]
+        if not page_setup.defined:
+            run_subscriber(["subscriber", "create", parsed.name, *definition], page_setup)
+        with running("run", f"--target={parsed.target}", loud=True) as launcher:
+            page_setup.target.wait("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)
             assert main(["--quiet", *words]) == 0
-            program.send(15)
-            assert program.ended().status == 0
+            launcher.send(15)
+            assert launcher.ended().status == 0
     elif verb in {"alter", "drop", "status"} and not page_setup.defined:
         run_subscriber(
             [
