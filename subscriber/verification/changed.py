@@ -4,7 +4,8 @@ PostgreSQL keeps the id of the transaction that wrote a row (``xmin``). A row ve
 of the earlier snapshot is the one that was compared then. So only these can differ:
 
 - row versions that are newer, on either side: their hashes are compared by key;
-- rows that only one side still has: the sums of the hashes of all keys are compared. If these differ, the whole table has to be compared.
+- rows that only one side still has: the sums of the hashes of all keys are compared. If these differ, the whole table has to be compared;
+- columns that were added meanwhile: ADD COLUMN with a default writes no row. Then the whole table has to be compared, too.
 
 Each side is read once, but only the key and the newer rows are hashed. After a wrap of transaction ids an old row may seem new, which costs
 time but hides nothing.
@@ -46,6 +47,9 @@ class ChangedRows:
         Raises:
             SubscriberError: a server rejected the query, or a session was lost.
         """
+        queries = [(side, sql.newer_columns(xmin)) for sql, side, xmin in zip(self._sql, self._sides, since, strict=True)]
+        if any(altered == "true" for ((altered,),) in await together([side.run(query) for side, query in queries])):
+            return None
         summaries = await together([side.run(sql.key_summary(xmin)) for sql, side, xmin in zip(self._sql, self._sides, since, strict=True)])
         counts, totals, changes = zip(*[[int(value or 0) for value in row] for (row,) in summaries], strict=True)
         if max(changes) > _MOST or totals[0] != totals[1]:

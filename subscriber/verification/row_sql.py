@@ -226,6 +226,15 @@ class TableSql:
             f" FROM {self.relation}{self.where()}"
         )
 
+    def newer_columns(self, xmin: int) -> str:
+        """Query whether a column was added or altered since a snapshot: then old rows may have other values without having been written."""
+        namespace, name = quote_literal(self.table.namespace), quote_literal(self.table.name)
+        return (
+            "SELECT EXISTS (SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid JOIN pg_namespace AS n"
+            f" ON n.oid = c.relnamespace WHERE n.nspname = {namespace} AND c.relname = {name} AND a.attnum > 0"
+            f" AND {_newer(xmin, 'a.xmin')})::text"
+        )
+
     def newer_hashes(self, xmin: int) -> str:
         """Query of the hash and the key of each row that is newer."""
         return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(_newer(xmin))}"
@@ -256,6 +265,6 @@ class TableSql:
         return f"SELECT ({self.row_hash})::text, {shown} FROM {self.relation}{self.where(condition, f'{self.row_hash} IN ({wanted})')}"
 
 
-def _newer(xmin: int) -> str:
+def _newer(xmin: int, column: str = "xmin") -> str:
     """Condition of row versions written by a transaction that is not below this id."""
-    return f"age(xmin) <= age('{xmin % 2**32}'::xid)"
+    return f"age({column}) <= age('{xmin % 2**32}'::xid)"

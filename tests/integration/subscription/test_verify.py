@@ -328,6 +328,24 @@ async def test_compares_only_what_changed_since_both_sides_were_equal(publisher_
         assert len(table.differences) == 1
 
 
+async def test_a_column_that_was_added_is_compared_in_old_rows(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    publisher_db.execute("INSERT INTO t SELECT generate_series(1, 100); CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        assert (await verified(found)).equal
+        # no row is written
+        target_db.execute("ALTER TABLE t ADD v int DEFAULT 1")
+        publisher_db.execute("ALTER TABLE t ADD v int DEFAULT 2")
+        report = await verified(found, changed=True)
+        assert {each.columns for each in only(report).differences} == {("v",)}
+        assert len(only(report).differences) == 100
+        target_db.execute("UPDATE t SET v = 2")
+        assert (await verified(found)).equal
+        assert only(await verified(found, changed=True)).changed_only
+
+
 async def test_a_deletion_on_one_side_alone_is_found_without_newer_rows(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
