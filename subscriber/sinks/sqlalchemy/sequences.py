@@ -113,7 +113,8 @@ async def _set_column(
     if await reflect(connection, table) is None:
         return None
     kind = connection.dialect.name
-    counter = await (_sqlite_counter if kind == "sqlite" else _mysql_counter)(connection, str(target_name(table)))
+    read = _sqlite_counter if kind == "sqlite" else _mysql_counter
+    counter = await read(connection, str(target_name(table)))
     if counter is None or folded_column(counter.column, kind) != folded_column(column, kind):
         return _left(wanted, table, column, "it has no AUTO_INCREMENT in the target: define it there")
     value = wanted.next_value
@@ -139,6 +140,9 @@ async def _set_column(
         return _left(wanted, table, column, reason)
     if not dry_run:
         await _store(connection, table, value)
+        stored = await read(connection, str(target_name(table)))
+        if stored is not None and stored.next_value > value:
+            return _left(wanted, table, column, f"the table has higher values, so its next value is {stored.next_value} and not {value}")
     return SequenceResult(sequence=wanted.name, state=SequenceState.SET, place=place, next_value=value)
 
 
