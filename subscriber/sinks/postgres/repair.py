@@ -14,7 +14,7 @@ not allow that row by row, because two rows have exchanged values, all the rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from subscriber.abc import PublishedTable
@@ -84,7 +84,7 @@ async def _repair_rows(
         if name not in known:
             raise RelationError(f'the target\'s table "{table.name}" has no column "{name}"', hint="add the column")
     columns = [name for name in table.columns if not known[name].generated]
-    statements = _Statements(table, key, columns, identity=any(known[name].identity_always for name in columns))
+    statements = _Statements(table, key, columns, always={name for name in columns if known[name].identity_always})
     places = [table.columns.index(name) for name in columns]
     of_key = [table.columns.index(name) for name in key]
     found = {tuple(row[place] for place in of_key): [row[place] for place in places] for row in rows}
@@ -110,29 +110,35 @@ async def _repair_rows(
 
 
 async def _put(session: ApplySession, statements: _Statements, key: Row, row: Row) -> None:
-    updated = await session.fetch(statements.update, *statements.updated(row), *key)
-    if len(updated) > 1:
-        # duplicates, in a target without the key
-        await session.fetch(statements.delete, *key)
+    updated = await session.fetch(statements.update, *statements.updated(row, key))
     if len(updated) != 1:
+        # there is none, or one with another identity value, or duplicates in a target without the key
+        await session.fetch(statements.delete, *key)
         await session.fetch(statements.insert, *row)
 
 
 class _Statements:
-    def __init__(self, table: PublishedTable, key: Sequence[str], columns: Sequence[str], *, identity: bool) -> None:
+    def __init__(self, table: PublishedTable, key: Sequence[str], columns: Sequence[str], *, always: Collection[str]) -> None:
         relation = f"{_name(table.name.namespace)}.{_name(table.name.name)}"
         where = " AND ".join(f"{_name(name)} = %s" for name in key)
-        self._rest = [place for place, name in enumerate(columns) if name not in key]
-        assignments = ", ".join(f"{_name(columns[place])} = %s" for place in self._rest) or f"{_name(key[0])} = {_name(key[0])}"
+        # GENERATED ALWAYS AS IDENTITY: an UPDATE cannot set them
+        self._always = [place for place, name in enumerate(columns) if name in always and name not in key]
+        self._rest = [place for place, name in enumerate(columns) if name not in key and name not in always]
+        same = "".join(f" AND {_name(columns[place])} = %s" for place in self._always)
+        assignments = ", ".join(f"{_name(columns[place])} = %s" for place in self._rest)
         names, values = ", ".join(map(_name, columns)), ", ".join("%s" for _ in columns)
-        overriding = " OVERRIDING SYSTEM VALUE" if identity else ""
+        overriding = " OVERRIDING SYSTEM VALUE" if always else ""
         self.delete = f"DELETE FROM {relation} WHERE {where}"
-        self.update = f"UPDATE {relation} SET {assignments} WHERE {where} RETURNING 1"
+        self.update = (
+            f"UPDATE {relation} SET {assignments} WHERE {where}{same} RETURNING 1"
+            if assignments
+            else f"SELECT 1 FROM {relation} WHERE {where}{same}"
+        )
         self.insert = f"INSERT INTO {relation} ({names}){overriding} VALUES ({values})"
 
-    def updated(self, row: Row) -> list[str | None]:
-        """The parameters of the new values of ``update``."""
-        return [row[place] for place in self._rest]
+    def updated(self, row: Row, key: Row) -> list[str | None]:
+        """The parameters of ``update``."""
+        return [*(row[place] for place in self._rest), *key, *(row[place] for place in self._always)]
 
 
 def _name(name: str) -> str:

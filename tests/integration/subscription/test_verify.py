@@ -187,6 +187,17 @@ async def test_repairs_values_that_two_rows_have_exchanged(publisher_db: Databas
         assert (await verified(found)).equal
 
 
+async def test_repairs_a_table_with_an_identity_column_beside_its_key(publisher_db: Database, target_db: Database) -> None:
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v int)")
+    publisher_db.execute("INSERT INTO t (id, v) VALUES (1, 1), (2, 2), (3, 3); CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        target_db.execute("UPDATE t SET v = 0 WHERE id = 1; UPDATE t SET n = DEFAULT WHERE id = 2; DELETE FROM t WHERE id = 3")
+        await repair(await verified(found), target=target_db.dsn)
+        assert (await verified(found)).equal
+
+
 async def test_repair_under_load_undoes_nothing(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute(ACCOUNTS)
