@@ -59,6 +59,9 @@ class Session:
         capabilities: the abilities of the publisher's version.
     """
 
+    reads_rows = False
+    """Whether queries read rows of tables, so that the text of an error may hold values."""
+
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self._connection = connection
         self.pgconn = connection.pgconn
@@ -127,7 +130,7 @@ class Session:
         if last is None:
             raise PublisherError("the publisher returned no result")
         if last.status not in _GOOD_STATES | _COPY_STATES:
-            raise result_error(last)
+            raise result_error(last, rows=self.reads_rows)
         return last
 
     async def result(self) -> pq.abc.PGresult | None:

@@ -58,6 +58,7 @@ class SnapshotReader(Session):
         except BaseException:
             await reader.close()
             raise
+        reader.reads_rows = True
         return reader
 
     async def read(self, query: str) -> list[Row]:

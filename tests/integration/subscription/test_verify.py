@@ -198,6 +198,20 @@ async def test_repairs_a_table_with_an_identity_column_beside_its_key(publisher_
         assert (await verified(found)).equal
 
 
+async def test_an_error_of_a_query_shows_no_value(publisher_db: Database, target_db: Database) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t")
+    target_db.execute("CREATE TABLE t (id text PRIMARY KEY, v int)")
+    async with replica(publisher_db, target_db) as found:
+        await found.caught_up()
+        target_db.execute("INSERT INTO t VALUES ('a value', 1)")
+        report = await verified(found)
+        reason = only(report).left_out
+        assert reason is not None
+        assert "SQLSTATE 22P02" in reason
+        assert "a value" not in reason
+        assert not report.equal
+
+
 async def test_repair_under_load_undoes_nothing(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute(ACCOUNTS)
