@@ -50,7 +50,7 @@ help:
 	@echo 'make test-debezium      Debezium follows the fake publisher (200 MB; Java 17 or later)'
 	@echo 'make test-docker        docker/ on a container engine, which root gets by apt where there is none'
 	@echo 'make image, make sbom   our image (IMAGE=pg-subscriber), and the list of its packages in build/sbom.json'
-	@echo 'make crash-spark        forty (KILLS=) kills of a lake'"'"'s programs, its Java and its executors, on a standalone cluster'
+	@echo 'make crash-spark        forty (KILLS=) kills of a lake'"'"'s programs, its Java and its executors, on a standalone cluster; long tests with Delta'
 	@echo 'make soak-lake          three minutes (SECONDS=) of landing while nobody applies: memory, and the backlog afterwards'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
 	@echo 'make chaos              ten minutes (SECONDS=) of faults at random: network, forged messages, refusals, kills; then all rows are compared;'
@@ -150,6 +150,7 @@ test-spark-delta:
 
 crash-spark: $(VENV)/.dev $(VENV)/.spark
 	SUBSCRIBER_SPARK_KILLS=$(KILLS) $(BIN)/python -m pytest -s -p no:randomly tests/spark/test_kills.py
+	SUBSCRIBER_TEST_SPARK=required $(BIN)/python -m pytest -m 'spark and endurance' tests/delta
 
 soak-lake: $(VENV)/.dev
 	SUBSCRIBER_BACKLOG_SECONDS=$(if $(filter file,$(origin SECONDS)),180,$(SECONDS)) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_lake_backlog.py

@@ -13,7 +13,8 @@ from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.sinks.lakes import LakeTarget
 
 
-@pytest.fixture(params=["units", "merge"])
+# a unit is the same code as with engine local, which `make test` takes through the suite
+@pytest.fixture(params=[pytest.param("units", marks=pytest.mark.endurance), "merge"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTarget:
     path = tmp_path / "lake"
     spark = request.getfixturevalue("spark" if request.param == "units" else "delta")
