@@ -129,6 +129,8 @@ class _Binder:
                 return self._several(node)
             case exp.Nullif():
                 return self._nullif(node)
+            case exp.Array() | exp.Any():
+                raise unsupported("an array or ANY in this place", hint="use an array only as in: column = ANY (ARRAY[…])")
         return self._operation(node)
 
     def _operation(self, node: exp.Expr) -> Typed:

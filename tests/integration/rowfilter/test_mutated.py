@@ -110,7 +110,7 @@ async def test_damaged_filters(publisher_db: Database, record_property: Callable
 @pytest.mark.endurance
 @pytest.mark.timeout(1200)
 async def test_many_damaged_filters(publisher_db: Database, record_property: Callable[[str, object], None]) -> None:
-    counts = compare(publisher_db, seed=8, filters=200_000)
+    counts = compare(publisher_db, seed=8, filters=20_000)
     record_property("compared", _summary(counts))
 
 

@@ -76,6 +76,7 @@ class PageSetup:
             ("postgresql://db1/app", self.publisher.dsn),
             ("postgresql://db2/copy", self.target.dsn),
             ("sqlite:///copy.db", f"sqlite:///{self.directory}/copy.db"),
+            ("app.rec", f"{self.directory}/app.rec"),
             ("/var/lib/lake", f"{self.directory}/lake"),
             ("/mnt/lake", f"{self.directory}/lake"),
             ("127.0.0.1:9187", f"127.0.0.1:{self.port}"),
@@ -129,12 +130,12 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             assert main(["--quiet", *words]) == 0
             launcher.send(15)
             assert launcher.ended().status == 0
-    elif verb in {"alter", "drop", "status"} and not page_setup.defined:
+    elif verb in {"alter", "drop", "sequences", "status"} and not page_setup.defined:
         run_subscriber(
             [
                 "subscriber",
                 "create",
-                "copy",
+                "move" if "move" in words else "copy",
                 f"--connection={page_setup.publisher.dsn}",
                 "--publication=app",
                 f"--target={parsed.target}",

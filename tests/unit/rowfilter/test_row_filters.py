@@ -148,6 +148,11 @@ def test_what_the_server_refuses_is_refused_in_its_words(text: str, message: str
         "c = E'\\x41'",
         "c = $$x$$",
         "a = 1_000",
+        # an array elsewhere than in = ANY (ARRAY[…])
+        "a = ARRAY[1]",
+        "abs(ARRAY[a]) = 1",
+        "ARRAY[a] IS NULL",
+        "a IN (1, ARRAY[2])",
         "a = 0x1F",
         "a = 12and",
         "a = 1; DROP TABLE t",
