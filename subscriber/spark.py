@@ -30,7 +30,7 @@ def register(spark: SparkSession) -> None:
     See :mod:`subscriber.sinks.spark.reading.data_source` and :mod:`subscriber.sinks.spark.reading.snapshot_source` for their options.
     """
     from subscriber.sinks.spark.reading.data_source import PostgresChanges  # noqa: PLC0415 -- needs pyspark, an extra
-    from subscriber.sinks.spark.reading.snapshot_source import PostgresSnapshot  # noqa: PLC0415 -- likewise
+    from subscriber.sinks.spark.reading.snapshot_source import PostgresSnapshot  # noqa: PLC0415 -- pyspark comes with an extra
 
     spark.dataSource.register(PostgresChanges)
     spark.dataSource.register(PostgresSnapshot)

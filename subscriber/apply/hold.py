@@ -194,6 +194,6 @@ class Hold:
         self._end()
 
     def abandon(self, reason: str) -> None:
-        """Let apply continue: nobody waits for the hold any more. Idempotent."""
+        """Let apply continue, because the caller no longer needs the hold. Idempotent."""
         if not self.ended.is_set():
             self._fail(TargetUnavailable(reason, hint="try again"))

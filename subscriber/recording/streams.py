@@ -108,7 +108,7 @@ class ReplayedStream:
         return began + (record.seconds - first) / self._speed - now
 
     async def send(self, message: bytes) -> None:
-        """Discard the message: nobody waits for it."""
+        """Discard the message. A recording has no receiver."""
 
     async def wal_end(self, least: Lsn) -> Lsn:
         """Every LSN of a recording is accepted."""

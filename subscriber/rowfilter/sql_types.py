@@ -183,7 +183,7 @@ def read_literal(text: str, name: str) -> Any:
 
 
 def _invalid(name: str) -> RowFilterError:
-    # the text is a constant of the filter, but it may still be somebody's data
+    # the message leaves out the text: a constant of a filter may be private data
     return RowFilterError(
         f"invalid input syntax for type {SQL_NAMES.get(name, name)}",
         hint="write the constant as PostgreSQL prints values of the type (datestyle ISO); the time of a timestamp with time zone needs its"

@@ -252,10 +252,10 @@ class _Owner:
         return self._stopped.is_set() or (self._stream.ended.is_set() and self._receiver.peek() is None)
 
     def progressed(self) -> None:
-        """Nobody watches."""
+        """Do nothing: a replay has no watcher."""
 
     def is_awaited(self, lsn: Lsn) -> bool:
-        """Nobody waits."""
+        """No task waits for an LSN of a replay."""
         return False
 
     async def was_rolled_back(self, xid: int) -> bool:

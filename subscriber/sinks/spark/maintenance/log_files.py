@@ -1,7 +1,7 @@
 """Writes the files of change logs and history tables. Its functions read and write files only, in a thread or on an executor of Spark.
 
 A file of a change log states the replica identity of its rows in its metadata, because a DELETE has only the columns of the identity. So
-whoever follows the log knows which columns identify a row, even after ALTER TABLE. A file has rows of one identity.
+a reader of the log knows which columns identify a row, even after ALTER TABLE. A file has rows of one identity.
 """
 
 from __future__ import annotations

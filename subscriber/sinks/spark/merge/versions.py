@@ -68,7 +68,7 @@ class _Versions:
 
     Attributes:
         current: by the key's number. A key has one, but equal rows of a table with REPLICA IDENTITY FULL have one each.
-        ended: likewise, the deleted rows of a table with soft deletes.
+        ended: the deleted rows of a table with soft deletes.
         made: all versions, in the order in which they begin.
     """
 
