@@ -219,7 +219,8 @@ class _Binder:
         return folded(Typed("bool", evaluate, constant=left.constant and right.constant))
 
     def _case(self, node: exp.Case) -> Typed:
-        subject = self.bind(node.this) if node.args.get("this") is not None else None
+        # the server takes a constant without type for a text, whatever it is compared with
+        subject = typed_literal(self.bind(node.this), "text") if node.args.get("this") is not None else None
         conditions: list[Typed] = []
         for each in node.args["ifs"]:
             test = self.bind(each.this)
@@ -381,8 +382,9 @@ class _Binder:
     def _collate(self, node: exp.Collate) -> Typed:
         given = node.args["expression"]
         name = str(given.this if isinstance(given, exp.Expr) else given)
-        part = typed_literal(self.bind(node.this), "text")
-        if part.type not in TEXTS:
+        part = self.bind(node.this)
+        # a constant without type stays one: its place gives it the type (coerce_type, CollateExpr)
+        if part.type not in {*TEXTS, UNKNOWN}:
             raise RowFilterError(f"collations are not supported by type {type_name(part.type)}", sqlstate="42804")
         if name != "C":
             raise unsupported(f'collation "{name}"', hint=f'use COLLATE "C"; {USER_COLLATION}')

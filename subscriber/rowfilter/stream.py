@@ -3,7 +3,8 @@
 Each change becomes one change or none, so the stream stays valid for every reader. Changes of tables without a filter stay as they are:
 only their tag and relation id are looked at. A filter is given the columns of its table at each Relation message. Inside a streamed
 transaction that description applies to this transaction only; it applies to all later ones when the transaction commits or is prepared,
-and is dropped when the transaction, or a subtransaction, is aborted (the publisher then sends it again).
+and is dropped when the transaction, or a subtransaction, is aborted (the publisher then sends it again). A row of a table that is not
+described is an error, because it might not pass.
 
 Source: PostgreSQL manual, Logical Replication Message Formats; ``cleanup_rel_sync_cache`` of pgoutput.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from subscriber.errors import ProtocolError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PAYLOAD
@@ -52,7 +54,7 @@ class FrameFilter:
 
         Raises:
             RowFilterError: a filter does not fit its table, or it failed for a row.
-            ProtocolError: a message is damaged.
+            ProtocolError: a message is damaged, or a row's table was not described.
         """
         passed: list[bytes] = []
         for frame in frames:
@@ -70,13 +72,15 @@ class FrameFilter:
         return passed
 
     def _row(self, frame: bytes) -> bytes | None:
-        start = PAYLOAD + 1
-        bound: _Bound | None = None
-        if self._chunk is None:
-            bound = self._known.get(int.from_bytes(frame[start : start + 4], "big"))
-        else:
-            relation_id = int.from_bytes(frame[start + 4 : start + 8], "big")
-            bound = self._chunk[relation_id] if relation_id in self._chunk else self._known.get(relation_id)
+        start = PAYLOAD + (1 if self._chunk is None else 5)
+        relation_id = int.from_bytes(frame[start : start + 4], "big")
+        try:
+            bound = self._chunk[relation_id] if self._chunk and relation_id in self._chunk else self._known[relation_id]
+        except KeyError:
+            # it may be of a table with a filter
+            error = ProtocolError(f"no relation map entry for remote relation ID {relation_id}")
+            error.hint = "restart the subscription: the publisher describes its tables again on a new connection"
+            raise error from None
         if bound is None:
             return frame
         if isinstance(bound, RowFilterError):

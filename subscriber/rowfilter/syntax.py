@@ -352,7 +352,7 @@ def _postfix(node: exp.Expr, *, negated: bool) -> Iterator[_Form]:
     match node:
         case exp.In() if node.expressions:
             yield _IN, (_Operand(this, _OPERATOR), *word, "in", "(", *_listed(node.expressions), ")")
-        case exp.Between():
+        case exp.Between() if not _shows_collate(node.args["low"]):
             low, high = _Operand(node.args["low"], _OPERATOR), _Operand(node.args["high"], _OPERATOR)
             yield _IN, (_Operand(this, _OPERATOR), *word, "between", low, "and", high)
         case exp.Like():
@@ -369,6 +369,13 @@ def _postfix(node: exp.Expr, *, negated: bool) -> Iterator[_Form]:
                 yield _IS, (_Operand(each, _COMPARISON), "is", *word, name)
                 if name == "null":
                     yield _IS, (_Operand(each, _COMPARISON), "notnull" if negated else "isnull")
+
+
+def _shows_collate(node: exp.Expr) -> bool:
+    """Whether the text has COLLATE outside of parentheses: ``b_expr`` of the grammar does not allow that."""
+    if isinstance(node, exp.Like) or type(node) in _ARITHMETIC:
+        return _shows_collate(node.this) or _shows_collate(node.args["expression"])
+    return isinstance(node, exp.Collate)
 
 
 def _column(node: exp.Column) -> tuple[_Part, ...]:

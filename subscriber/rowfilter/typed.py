@@ -81,11 +81,11 @@ def type_name(type_: str) -> str:
 
 
 def typed_literal(part: Typed, type_: str) -> Typed:
-    """Give a constant without type the type that its place needs."""
+    """Give a constant without type the type that its place needs. COLLATE before that has an effect only for texts."""
     if part.type != UNKNOWN:
         return part
     text = part.value
-    return constant(type_, None if text is None else read_literal(text, type_))
+    return constant(type_, None if text is None else read_literal(text, type_), part.collation if type_ in TEXTS else "default")
 
 
 def strict(type_: str, function: Callable[..., Any], parts: Sequence[Typed], collation: str = "default") -> Typed:

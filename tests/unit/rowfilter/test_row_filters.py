@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from subscriber.errors import ProtocolError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import XLogData, decode_frame, encode_frame
@@ -29,7 +32,7 @@ from subscriber.rowfilter import PublicationFilter, RowFilter, RowFilterError, c
 from subscriber.rowfilter.stream import FrameFilter
 from subscriber.types import TypeRegistry
 
-INT4, TEXT, BOOL, DATE, NUMERIC, VARCHAR, TIMESTAMPTZ, JSONB = 23, 25, 16, 1082, 1700, 1043, 1184, 3802
+INT4, TEXT, BOOL, DATE, NUMERIC, BPCHAR, VARCHAR, TIMESTAMPTZ, JSONB = 23, 25, 16, 1082, 1700, 1042, 1043, 1184, 3802
 COLUMNS = (
     Column("a", INT4, -1, True),
     Column("b", INT4, -1, False),
@@ -42,8 +45,9 @@ COLUMNS = (
     Column("j", JSONB, -1, False),
     Column("own", 16_400, -1, False),
     Column("order", INT4, -1, False),
+    Column("code", BPCHAR, 10, False),
 )
-VALUES = ("6", None, "NSW", "t", "2020-01-01", "1.50", "x", "2020-01-01 00:00:00+00", "{}", "?", "1")
+VALUES = ("6", None, "NSW", "t", "2020-01-01", "1.50", "x", "2020-01-01 00:00:00+00", "{}", "?", "1", "ab    ")
 NOT_SIMPLE = (
     "Only columns, constants, built-in operators, built-in data types, built-in collations, and immutable built-in functions are allowed."
 )
@@ -87,6 +91,11 @@ def bound(text: str, of: Relation | None = None) -> RowFilter:
         "c > 'NS' COLLATE \"C\" AND lower(c COLLATE \"C\") = 'nsw'",
         "\"left\"(c, -1) = 'NS' AND length(c) = 3 AND substr(c, 2, 1) = 'S'",
         '"order" = 1',
+        # a constant with COLLATE takes its type from the other side, as without it
+        'code >= \'ab  \' COLLATE "C" AND code <= (\'ab   \' COLLATE "C") COLLATE "C"',
+        "a = '6' COLLATE \"C\" AND flag = 'true' COLLATE \"C\" AND ('t' COLLATE \"C\")",
+        "c > ('NS' COLLATE \"C\")::varchar AND COALESCE(code, 'x' COLLATE \"C\") <= 'ab    '",
+        "a BETWEEN ('5' COLLATE \"C\") AND '7' COLLATE \"C\"",
     ],
 )
 def test_row_that_matches(text: str) -> None:
@@ -117,6 +126,7 @@ def test_null_and_false_do_not_match(text: str) -> None:
         ("NOT a", "argument of NOT must be type boolean, not type integer", None),
         ("flag AND a", "argument of AND must be type boolean, not type integer", None),
         ("c = 5", "operator does not exist: text = integer", None),
+        ("CASE '6' WHEN a THEN true END", "operator does not exist: text = integer", None),
         ("a = 'abc'", "invalid input syntax for type integer", None),
         ("sum(a) = 1", "aggregate functions are not allowed in WHERE", None),
         ("1 / 0 = 1", "division by zero", None),
@@ -158,6 +168,10 @@ def test_what_the_server_refuses_is_refused_in_its_words(text: str, message: str
         "a = 1; DROP TABLE t",
         "a%-1 = 0",
         "if(flag, flag, flag)",
+        # COLLATE is no part of b_expr
+        "a BETWEEN '5' COLLATE \"C\" AND '7'",
+        "c COLLATE \"C\" BETWEEN c || 'b' COLLATE \"C\" AND 'x'",
+        "flag BETWEEN c ~~ 'b' COLLATE \"C\" AND true",
         # exact evaluation is not certain
         "c < 'm'",
         "c < 'm' COLLATE \"de_DE\"",
@@ -301,6 +315,18 @@ def test_relations_of_streamed_transactions() -> None:
     assert chunk(altered, kept) == [altered, kept]
     filters.apply(frames(StreamCommit(10, 0, Lsn(1), Lsn(2), 0)))
     assert filters.apply(frames(Insert(1, tuple_data("x", "1", "y")))) == []
+
+
+def test_row_of_a_table_that_is_not_described_does_not_pass() -> None:
+    filters = FrameFilter({("public", "t"): parse_filter("k > 5")})
+    begin, row, end = StreamStart(10, True), Insert(1, tuple_data("1", "x", "y"), xid=10), StreamStop()
+    assert len(filters.apply(frames(begin, replace(relation("d", THREE), xid=10), row, end))) == 3
+    filters.apply(frames(StreamAbort(10, 11)))
+    with pytest.raises(ProtocolError, match="no relation map entry for remote relation ID 1") as caught:
+        filters.apply(frames(StreamStart(10, False), row, end))
+    assert "describes its tables again" in str(caught.value.hint)
+    with pytest.raises(ProtocolError, match="remote relation ID 1"):
+        FrameFilter({("public", "t"): parse_filter("k > 5")}).apply(frames(Insert(1, tuple_data("1", "x", "y"))))
 
 
 def test_filter_that_does_not_fit_is_an_error_at_the_first_row() -> None:
