@@ -21,39 +21,25 @@ right after it was created (needs an open file too).
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from subscriber.apply.spool_file import SpoolFile, blocks, spool_failure
 from subscriber.errors import SpoolError
+from subscriber.threads import run_in_thread
 
 __all__ = ["SpoolDirectory", "SpooledPart"]
 
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-
-T = TypeVar("T")
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run it in a thread. If cancelled, first wait for its end, because a thread cannot be stopped."""
-    task = asyncio.create_task(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it
-        raise
 
 
 class SpooledPart:
@@ -68,14 +54,14 @@ class SpooledPart:
         Raises:
             SpoolError: the file cannot be read, or is damaged.
         """
-        while records := await _in_thread(partial(self._file.read_from, start)):
+        while records := await run_in_thread(partial(self._file.read_from, start)):
             start += len(records)
             yield records
             del records  # free them before the next ones are read
 
     async def discard(self) -> None:
         """Remove the file. Idempotent."""
-        await _in_thread(self._file.unlink)
+        await run_in_thread(self._file.unlink)
 
 
 def _temporary_directory() -> Path:
@@ -138,7 +124,7 @@ class SpoolDirectory:
         Raises:
             SpoolError: it cannot be created, or is not private to this user.
         """
-        await _in_thread(self._prepare)
+        await run_in_thread(self._prepare)
 
     async def sweep(self) -> None:
         """Remove what an earlier process with the same key left, if the spool will not be opened again.
@@ -152,12 +138,12 @@ class SpoolDirectory:
                 self._prepare()
                 self._remove()
 
-        await _in_thread(work)
+        await run_in_thread(work)
 
     async def close(self) -> None:
         """Remove the directory with its content. Idempotent."""
         self._files.clear()
-        await _in_thread(self._remove)
+        await run_in_thread(self._remove)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -197,19 +183,19 @@ class SpoolDirectory:
         if file is None:
             file = self._files[spool_id] = SpoolFile(self._directory / f"{next(self._numbers)}.spool")
         for block in blocks(records):
-            await _in_thread(partial(file.append, block))
+            await run_in_thread(partial(file.append, block))
 
     async def truncate(self, spool_id: int, count: int) -> None:
         file = self._part(spool_id)
-        await _in_thread(partial(file.truncate, count))
+        await run_in_thread(partial(file.truncate, count))
 
     async def discard(self, spool_id: int) -> None:
         file = self._files.pop(spool_id, None)
         if file is not None:
-            await _in_thread(file.unlink)
+            await run_in_thread(file.unlink)
 
     async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
-        return await _in_thread(partial(self._part(spool_id).read_from, start))
+        return await run_in_thread(partial(self._part(spool_id).read_from, start))
 
     def reader(self, spool_id: int) -> SpooledPart:
         file = self._part(spool_id)

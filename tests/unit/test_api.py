@@ -52,6 +52,7 @@ def test_nothing_else_looks_public() -> None:
         "stream_session",
         "subscription",
         "testing",
+        "threads",
         "transaction",
         "types",
         "verification",

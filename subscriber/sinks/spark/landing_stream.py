@@ -32,11 +32,11 @@ from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import first_manifest
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.landing.row_encoder import TableIds, TransactionEncoder
 from subscriber.sinks.spark.landing.writer import LandingWriter, encode
+from subscriber.threads import run_in_thread
 from subscriber.transaction.model import PreparedTransaction
 
 __all__ = ["LandingStream"]

@@ -34,9 +34,9 @@ from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTable
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
+from subscriber.threads import run_in_thread
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["LakeSessions", "OpenedSparkSink"]

@@ -31,12 +31,12 @@ from subscriber.sinks.spark.catalog.subscriptions import OID, locks
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.opened import LakeSessions, OpenedSparkSink
+from subscriber.threads import run_in_thread
 
 __all__ = ["SparkSink"]
 

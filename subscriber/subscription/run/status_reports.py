@@ -20,6 +20,7 @@ from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.target_session import TargetSession
+from subscriber.threads import to_its_end
 
 __all__ = ["KnownProgress", "StatusReports"]
 
@@ -89,7 +90,13 @@ class StatusReports:
             await asyncio.sleep(_INTERVAL)
 
     async def report(self, seconds: float = _REPORT_SECONDS) -> bool:
-        """Report now, with a time limit. False if the target did not accept the report."""
+        """Report now, with a time limit. False if the target did not accept the report.
+
+        A cancellation does not cut a report in progress: the last report of the run uses the same session next, and could fail.
+        """
+        return await to_its_end(self._reported(seconds))
+
+    async def _reported(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds), self._turn:
                 await self._report()

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, Final, Protocol
 
 import asyncpg
-from asyncpg.transaction import Transaction
 
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.postgres.session.errors import translated
@@ -73,27 +72,27 @@ class CatalogReader:
         async with self._turn:
             if self.connection.is_closed():
                 raise TargetUnavailable("the session with the target was lost", hint="open the sink again")
-            transaction = self.connection.transaction()
+            # not asyncpg's transaction(): after a cancelled BEGIN, it takes every later transaction for a part of the one that was begun
             try:
                 with translated():
-                    await transaction.start()
                     try:
+                        await self.connection.execute("BEGIN")
                         yield self._execute
+                        await self.connection.execute("COMMIT")
                     except BaseException:
-                        await self._roll_back(transaction)
+                        await self._roll_back()
                         raise
-                    await transaction.commit()
             except TargetUnavailable:
                 # asyncpg may still consider it usable
                 self.connection.terminate()
                 raise
 
-    async def _roll_back(self, transaction: Transaction) -> None:
+    async def _roll_back(self) -> None:
         """Roll back within a short time limit, because the caller's own may be over. An error is not raised: it ends the session."""
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
                 with translated():
-                    await transaction.rollback()
+                    await self.connection.execute("ROLLBACK")
         except (TargetError, TimeoutError):
             self.connection.terminate()
         except BaseException:

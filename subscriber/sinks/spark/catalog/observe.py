@@ -18,8 +18,8 @@ from subscriber.sinks.spark.catalog.subscriptions import defined, locks
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import read_manifests
+from subscriber.threads import run_in_thread
 
 __all__ = ["observe"]
 

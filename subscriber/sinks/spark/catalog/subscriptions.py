@@ -40,8 +40,8 @@ from subscriber.sinks.spark.catalog.status_files import ERROR, RESET, STATUS, re
 from subscriber.sinks.spark.files.file_lock import FileLock, is_held
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
+from subscriber.threads import run_in_thread
 
 __all__ = ["OID", "LakeCatalog", "defined", "locks"]
 

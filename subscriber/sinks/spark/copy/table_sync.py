@@ -43,13 +43,13 @@ from subscriber.sinks.spark.copy.text_format import CopyReader
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Copying, table_directory
-from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.row_buffer import special_column, typed_columns
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile, file_to_json
+from subscriber.threads import run_in_thread
 
 __all__ = ["ExecutorTableSink", "SparkTableSink"]
 

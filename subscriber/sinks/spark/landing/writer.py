@@ -14,10 +14,10 @@ from typing import Final
 from subscriber.abc import ApplyStatistics, Batch
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, Manifest
 from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TableIds, TransactionEncoder
 from subscriber.sinks.spark.landing.zone import SPILL_BYTES, LandingZone, OpenBatch
+from subscriber.threads import run_in_thread
 from subscriber.transaction.model import Transaction
 
 __all__ = ["LandingWriter", "encode"]
