@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from subscriber.printable import printable
@@ -65,7 +66,7 @@ class ApplierCollector:
                 lsn.add_metric(["landed"], int(max(last.latest, last.end)))
                 lsn.add_metric(["applied"], int(last.end))
             target.add_metric([], progress.freshness)
-            waiting.add_metric([], max(time.time() - waits.since, 0.0) if waits is not None and waits.since else 0.0)
+            waiting.add_metric([], max(time.monotonic() - waits.since, 0.0) if waits is not None and isfinite(waits.since) else 0.0)
             waiting_bytes.add_metric([], waits.size if waits is not None else 0)
             held.add_metric([], progress.held)
             counts = ((rounds, totals.rounds), (late, totals.late), (rows, totals.rows), (landed, totals.size), (files, totals.files))

@@ -19,6 +19,7 @@ A lake has only one applier. It has its own lock, besides the subscriber's.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -133,19 +134,20 @@ class Applier:
         Raises:
             TargetError, DataLossError: the landing zone cannot be read, or lacks a batch.
         """
-        snapshot, now = self._published, time.time()
+        snapshot, now = self._published, time.monotonic()
         if snapshot is None or self._seen is None:
-            return Waiting(0.0)  # a round looks at everything
+            return Waiting(-math.inf)  # a round looks at everything
         lake = self._lake()
         found = read_manifests(self._storage, LANDING, snapshot.landed, anchor=snapshot.landed, read=self._read)
         known = lake.position.lsn if lake.position is not None else INVALID_LSN
         if not found and known <= snapshot.lsn and _synchronized(lake) == self._seen:
             self._noticed = None
-            return Waiting(0.0) if time.monotonic() >= self._next_look else None
+            return Waiting(-math.inf) if now >= self._next_look else None
         self._noticed = now if self._noticed is None else self._noticed
-        since = found[0].since if found else None
-        # the clock of the publisher or of the subscriber may be ahead
-        return Waiting(self._noticed if since is None else min(since, self._noticed), sum(manifest.size for manifest in found))
+        committed = found[0].since if found else None
+        # the clock of the publisher or of the subscriber may be ahead, and this one may be set
+        since = self._noticed if committed is None else min(now - (time.time() - committed), self._noticed)
+        return Waiting(since, sum(manifest.size for manifest in found))
 
     def run_round(self) -> Snapshot | None:
         """Run one round, a micro-batch: apply what is waiting.

@@ -71,7 +71,7 @@ def apply_forever(
                 snapshot = _round(applier, pace)
                 if snapshot is not None:
                     published(snapshot)
-                pace.wrote(time.time(), applier.tidy(now=once and snapshot is None))
+                pace.wrote(time.monotonic(), applier.tidy(now=once and snapshot is None))
                 pause = _FIRST_RETRY_SECONDS
             except SubscriberError as error:
                 applier.failed(error)
@@ -92,7 +92,7 @@ def apply_forever(
 
 def _seconds_until_round(applier: Applier, pace: Pace, look: float) -> float:
     """How long to wait before the next look: until the round is due, or until something may have been landed."""
-    waiting, now = applier.waiting(), time.time()
+    waiting, now = applier.waiting(), time.monotonic()
     applier.progress.waiting = waiting
     if waiting is None:
         return look
@@ -103,9 +103,9 @@ def _seconds_until_round(applier: Applier, pace: Pace, look: float) -> float:
 
 
 def _round(applier: Applier, pace: Pace) -> Snapshot | None:
-    before = applier.progress.last
+    before, began = applier.progress.last, time.monotonic()
     snapshot = applier.run_round()
     done = applier.progress.last
     if done is not None and done is not before:
-        pace.ended(done.began, done.ended, size=done.size, written=done.written)
+        pace.ended(began, time.monotonic(), size=done.size, written=done.written)
     return snapshot

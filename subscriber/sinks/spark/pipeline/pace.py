@@ -10,7 +10,7 @@ The next round begins when the age of the oldest waiting commit, and the time th
 * With a maximum write rate, a round begins only when the bytes of the rounds before it, divided by the time since, are at most that rate.
   Then the target may be missed.
 
-This module is pure: times are arguments, in seconds of any one clock.
+This module is pure: times are arguments, in seconds of one clock that is never set (``time.monotonic``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _MARGIN: Final = (0.5, 0.05, 0.3)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for the next round: when its oldest commit was made, and the size of its landed files in bytes."""
+    """What waits for the next round: when its oldest commit was made, and the size of its landed files in bytes.
+
+    The time is that of the monotonic clock. It is minus infinity if a round is due for another reason.
+    """
 
     since: float
     size: int = 0

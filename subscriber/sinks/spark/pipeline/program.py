@@ -123,7 +123,13 @@ def _apply(
     pace = Pace(location.freshness, location.max_write_rate)
     registering = registration.running() if registration is not None else contextlib.nullcontext()
     with registering, Copier(storage, runner, location.target_rows).running() as copier:
-        apply_forever(applier, stop, published, pace=pace, once=once, rest_seconds=rest_seconds, check=copier.check)
+
+        def check() -> None:
+            copier.check()
+            if registration is not None:
+                registration.check()
+
+        apply_forever(applier, stop, published, pace=pace, once=once, rest_seconds=rest_seconds, check=check)
 
 
 @contextlib.contextmanager

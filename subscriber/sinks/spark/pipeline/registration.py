@@ -16,8 +16,9 @@ the query uses it. So all tables in a query are of one snapshot, without a lock.
 query reads what it would read from the Delta table itself. But it must open the logs of all tables of the lake, which is why there is a
 limit of tables.
 
-A thread does this. If the catalog is unavailable, replication continues: the thread tries again, and the status of the applier has the
-error. Only the newest snapshot is registered, so a slow catalog leaves out some.
+A thread does this. If the catalog is unavailable, or does not answer, replication continues: the thread tries again, and the status of the
+applier has the error. Only the newest snapshot is registered, so a slow catalog leaves out some. An error that is not of the catalog ends
+the thread, and the applier with it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import contextlib
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -49,6 +51,8 @@ VIEW: Final = "published_snapshot"
 """The view that names the versions of all tables."""
 _MOST_TABLES: Final = 50
 _RETRY_SECONDS: Final = 5.0
+_PATIENCE_SECONDS: Final = 30.0
+"""How long the end of the applier waits for a catalog. One that takes longer is reported."""
 _PART: Final = re.compile(r"[A-Za-z0-9_]+")
 _SCHEME: Final = re.compile(r"^[a-z0-9]+:/*|^/+")
 
@@ -91,6 +95,8 @@ class CatalogRegistration:
         self._registered: Mapping[TableName, SnapshotTable] | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
+        self._unexpected: Exception | None = None
+        self._began: float | None = None  # when the catalog was called that has not answered yet
 
     def publish(self) -> None:
         """Let the thread register what is published now."""
@@ -98,7 +104,11 @@ class CatalogRegistration:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run the thread in the block. At its end, the last snapshot is registered, unless the catalog is unavailable."""
+        """Run the thread in the block. At its end, the last snapshot is registered, unless the catalog is unavailable, or too slow.
+
+        Raises:
+            Exception: that ended the thread, if the block ended without an error.
+        """
         thread = threading.Thread(target=self._run, name="registration", daemon=True)
         self._wake.set()
         thread.start()
@@ -107,9 +117,31 @@ class CatalogRegistration:
         finally:
             self._stop.set()
             self._wake.set()
-            thread.join()
+            thread.join(_PATIENCE_SECONDS)
+            if thread.is_alive():
+                _log.warning("%s did not answer within %.0f s: not waiting for it", self._told, _PATIENCE_SECONDS)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the unexpected error that ended the thread, if there was one. Report a catalog that does not answer, once."""
+        if self._unexpected is not None:
+            raise self._unexpected
+        began = self._began
+        if began is not None and time.monotonic() > began + _PATIENCE_SECONDS:
+            self._began = None
+            slow = TargetError(
+                f"{self._told} has not answered for {_PATIENCE_SECONDS:.0f} s", hint="check the catalog; replication continues"
+            )
+            _log.error("%s", slow.one_line())
+            self._failed(slow)
 
     def _run(self) -> None:
+        try:
+            self._register_newest()
+        except Exception as error:  # noqa: BLE001 -- the applier's thread raises it, see check
+            self._unexpected = error
+
+    def _register_newest(self) -> None:
         snapshots, error, pause = Snapshots(self._storage), "", 0.0
         while True:
             self._wake.clear()
@@ -148,6 +180,7 @@ class CatalogRegistration:
                 f"{len(names)} tables are too many to register: each query would open all of them",
                 hint="read with subscriber.spark.snapshot",
             )
+        self._began = time.monotonic()
         try:
             self._register(snapshot, names)
         except job_errors() as error:
@@ -157,6 +190,8 @@ class CatalogRegistration:
                 f"could not register the snapshot at {snapshot.lsn} in {self._told}: {first_words(error)}",
                 hint="it is tried again; check the catalog and the permissions of the applier",
             ) from error
+        finally:
+            self._began = None
         self._registered = snapshot.tables
 
     def _register(self, snapshot: Snapshot, names: Mapping[TableName, str]) -> None:
