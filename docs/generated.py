@@ -26,10 +26,21 @@ _SHARED_BY: Final = 3
 
 
 def _verbs() -> dict[str, argparse.ArgumentParser]:
-    (verbs,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    choices: dict[str, _VerbParser] = verbs.choices
-    for parser in choices.values():
-        parser.load()
+    found: dict[str, argparse.ArgumentParser] = {}
+    for name, parser in _below(_parser()).items():
+        # a verb with actions is described by these: `schema copy`
+        actions = _below(parser)
+        found |= {f"{name} {action}": each for action, each in actions.items()} if actions else {name: parser}
+    return found
+
+
+def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    choices: dict[str, _VerbParser] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            choices |= action.choices
+    for each in choices.values():
+        each.load()
     return dict(choices)
 
 
@@ -60,8 +71,9 @@ def shared_options() -> str:
     return _table(_shared(), "argument", "meaning")
 
 
-def verb(name: str) -> str:
+def verb(*words: str) -> str:
     """Usage, description and own options of a verb."""
+    name = " ".join(words)
     parser = _verbs()[name]
     usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage: ")).strip()
     shared = _shared()

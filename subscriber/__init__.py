@@ -10,6 +10,7 @@ from subscriber._implementation import install as _install
 
 if _typing.TYPE_CHECKING:
     from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
+    from subscriber.abc.schema import SchemaStep, Section, StepState
     from subscriber.abc.sequences import SequenceResult, SequenceState
     from subscriber.config import Settings, SubscriptionOptions
     from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
@@ -38,6 +39,7 @@ if _typing.TYPE_CHECKING:
     from subscriber.subscription.management.create import create_subscription
     from subscriber.subscription.management.drop import drop_subscription
     from subscriber.subscription.management.repair import repair
+    from subscriber.subscription.management.schema import SchemaOptions, copy_schema
     from subscriber.subscription.management.sequences import sync_sequences
     from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
     from subscriber.subscription.management.verify import verify
@@ -80,6 +82,9 @@ __all__ = [
     "RelationError",
     "RowDifference",
     "RowKind",
+    "SchemaOptions",
+    "SchemaStep",
+    "Section",
     "SequenceResult",
     "SequenceState",
     "Settings",
@@ -87,6 +92,7 @@ __all__ = [
     "SlotInUse",
     "SpoolError",
     "Status",
+    "StepState",
     "SubscriberError",
     "Subscription",
     "SubscriptionAlteration",
@@ -109,6 +115,7 @@ __all__ = [
     "__version__",
     "alter_subscription",
     "check",
+    "copy_schema",
     "create_subscription",
     "drop_subscription",
     "repair",
@@ -121,6 +128,7 @@ __all__ = [
 
 _MODULES = {
     "subscriber.abc": ("ApplyStatistics", "Finding", "Sink", "TableEntry", "TableName", "TableState"),
+    "subscriber.abc.schema": ("SchemaStep", "Section", "StepState"),
     "subscriber.abc.sequences": ("SequenceResult", "SequenceState"),
     "subscriber.config": ("Settings", "SubscriptionOptions"),
     "subscriber.consumer.received": ("ReceivedMessage", "ReceivedTransaction"),
@@ -150,6 +158,7 @@ _MODULES = {
     "subscriber.subscription.management.drop": ("drop_subscription",),
     "subscriber.subscription.management.status": ("SubscriptionStatus", "reset_subscription_stats", "subscription_status"),
     "subscriber.subscription.management.repair": ("repair",),
+    "subscriber.subscription.management.schema": ("SchemaOptions", "copy_schema"),
     "subscriber.subscription.management.sequences": ("sync_sequences",),
     "subscriber.subscription.management.verify": ("verify",),
     "subscriber.subscription.run_status": ("Status", "Until"),

@@ -32,6 +32,7 @@ _VERBS: Final = {
     "drop": "remove a subscription",
     "status": "show the status of subscriptions",
     "verify": "compare the rows of both sides at one position",
+    "schema": "copy the publisher's schema to the target, or compare both",
     "sequences": "set the target's sequences to those of the publisher",
     "check": "find problems before the first run",
     "tail": "print committed changes",
@@ -85,7 +86,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _VerbParser(_Parser):
-    """The parser of one verb. It imports the verb's module when the verb is chosen: importing all of them takes longer than most verbs."""
+    """The parser of one verb. It imports the verb's module when the verb is chosen: importing all of them takes longer than most verbs.
+
+    The actions of a verb (``schema copy``) have such a parser, too, without a module.
+    """
 
     verb = ""
     loaded = False
@@ -95,7 +99,8 @@ class _VerbParser(_Parser):
         if self.loaded:
             return
         self.loaded = True
-        import_module(f"subscriber.cli.verbs.{self.verb.replace('-', '_')}").add_arguments(self)
+        if self.verb:
+            import_module(f"subscriber.cli.verbs.{self.verb.replace('-', '_')}").add_arguments(self)
         # the options are accepted before and after the verb
         self.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="log more on stderr")
         self.add_argument("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no confirmations and no progress")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subscriber.abc.sequences import SequenceResult, SequenceState
-from subscriber.errors import ConfigurationError, TargetError
-from subscriber.subscription.targets import is_lake, observe_target, set_sequences
+from subscriber.errors import ConfigurationError
+from subscriber.subscription.management.publisher import find_publisher
+from subscriber.subscription.targets import is_lake, set_sequences
 from subscriber.walreceiver.sequences import read_sequences
 from subscriber.walreceiver.session import Session
 
@@ -48,18 +49,7 @@ async def sync_sequences(
     """
     if is_lake(target):
         raise ConfigurationError("a lake has no sequences", hint="omit this step")
-    conninfo, published = connection, publications
-    if name is not None:
-        definitions = {each.definition.name: each.definition for each in await observe_target(target)}
-        if name not in definitions:
-            raise TargetError(
-                f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
-            )
-        conninfo = conninfo or definitions[name].conninfo
-        published = published or definitions[name].publications
-    if conninfo is None:
-        what = f'the publisher of subscription "{name}" is not known' if name is not None else "the publisher is not known"
-        raise ConfigurationError(what, hint="give --connection")
+    conninfo, published = await find_publisher(name, target, connection, publications)
     if not (published or schemas or everything):
         raise ConfigurationError("no sequences are chosen", hint="give the name of a subscription, --publication, --schema or --all")
     async with await Session.connect(conninfo, application_name="subscriber sequences") as session:

@@ -110,6 +110,7 @@ def test_verbs_that_follow(streams: Streams, publisher18_db: Database, tmp_path:
 def test_verbs_without_servers(streams: Streams) -> None:
     works(streams, "decode", str(GOLDEN), prints=True)
     works(streams, "run", "--help", prints=True)
+    works(streams, "schema", "copy", "--help", prints=True)
     works(streams, "sequences", "--help", prints=True)
     assert run(streams, "status", "--target=sqlite:///no/such/fileä.db").status == 1
     # what a monitoring program would take for WARNING or CRITICAL

@@ -130,6 +130,9 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             assert main(["--quiet", *words]) == 0
             launcher.send(15)
             assert launcher.ended().status == 0
+    elif verb == "schema":
+        # `pg_dump` of this machine may be too old
+        assert main(["--quiet", *words, "--bindir", str(find_binaries(18))]) == 0
     elif verb in {"alter", "drop", "sequences", "status"} and not page_setup.defined:
         run_subscriber(
             [

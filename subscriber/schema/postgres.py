@@ -1,0 +1,124 @@
+"""Copies the schema of the publisher to a PostgreSQL target."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
+from subscriber.apply.tasks import task_group
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.schema.archive import Entry, Selection, read_archive
+from subscriber.schema.client_programs import find_client_programs
+from subscriber.schema.restore import restore, section
+from subscriber.schema.roles import Roles
+from subscriber.sinks.postgres.scripts import ScriptSession
+from subscriber.walreceiver.session import Session
+
+__all__ = ["SchemaOrder", "copy_to_postgres"]
+
+_APPLICATION: Final = "subscriber schema"
+_ROLES: Final = "SELECT rolname::text FROM pg_catalog.pg_roles"
+_VIEWS: Final = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'm' AND c.relispopulated = {}
+"""
+# a partition is analyzed with its table
+_TABLES: Final = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname IN ({})
+ ORDER BY pg_catalog.pg_relation_size(c.oid) DESC, 1, 2
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaOrder:
+    """What to copy, and how.
+
+    Attributes:
+        selection: which objects.
+        sections: which sections, in their order.
+        renamed_roles: the target's role for an owner or grantee of the publisher.
+        jobs: how many indexes and constraints are built at the same time.
+        bindir: the directory of pg_dump and pg_restore; None: they are looked for.
+    """
+
+    selection: Selection
+    sections: Sequence[Section] = tuple(Section)
+    renamed_roles: Mapping[str, str]
+    jobs: int
+    bindir: str | None = None
+
+
+async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, progress: SchemaProgress) -> list[str]:
+    """Create what the target lacks.
+
+    Returns:
+        Roles that the target lacks. Their ownership and privileges were left out.
+
+    Raises:
+        ConfigurationError: pg_dump is missing or too old.
+        PublisherError: the schema cannot be read.
+        TargetError: an object cannot be created. What was created stays; repeat the call to continue.
+    """
+    async with (
+        await Session.connect(connection, application_name=_APPLICATION) as publisher,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        sessions = [await stack.enter_async_context(await ScriptSession.open(target, _APPLICATION)) for _ in range(order.jobs)]
+        server = publisher.pgconn.server_version // 10000
+        programs = await find_client_programs(order.bindir, server, sessions[0].version)
+        entries = await read_archive(publisher, connection, programs, order.selection)
+        roles = Roles({name or "" for (name,) in await sessions[0].query(_ROLES)}, order.renamed_roles)
+        populated = {(schema, name) for schema, name in await publisher.execute(_VIEWS.format("true"))}
+        for which in order.sections:
+            # the objects of pre-data need each other, and take no time
+            used = sessions if which is Section.POST_DATA else sessions[:1]
+            await restore(section(entries, which), roles.sql, used, progress)
+            if which is Section.POST_DATA:
+                await _finish(entries, populated, sessions, progress)
+    return sorted(roles.missing)
+
+
+async def _finish(
+    entries: Sequence[Entry], populated: set[tuple[str | None, str | None]], sessions: Sequence[ScriptSession], progress: SchemaProgress
+) -> None:
+    """Fill the materialized views, which are not replicated, and collect statistics."""
+    empty = {(schema, name) for schema, name in await sessions[0].query(_VIEWS.format("false"))}
+    views = [entry for entry in entries if entry.type == "MATERIALIZED VIEW" and (entry.schema, entry.name) in empty & populated]
+    steps = [(str(view), f"REFRESH MATERIALIZED VIEW {_quoted(view.schema, view.name)}") for view in views]
+    # a view may read another one
+    await _run(steps, sessions[:1], progress)
+    schemas = {entry.schema for entry in entries if entry.type == "TABLE"}
+    if schemas:
+        tables = await sessions[0].query(_TABLES.format(", ".join(map(quote_literal, sorted(schemas)))))
+        await _run(
+            [(f"statistics of {schema}.{name}", f"ANALYZE {_quoted(schema or '', name or '')}") for schema, name in tables],
+            sessions,
+            progress,
+        )
+
+
+def _quoted(schema: str, name: str) -> str:
+    return f"{quote_identifier(schema)}.{quote_identifier(name)}"
+
+
+async def _run(steps: Sequence[tuple[str, str]], sessions: Sequence[ScriptSession], progress: SchemaProgress) -> None:
+    waiting, done = list(reversed(steps)), 0
+
+    async def work(session: ScriptSession) -> None:
+        nonlocal done
+        while waiting:
+            what, sql = waiting.pop()
+            progress(SchemaStep(what, StepState.BEGUN, 0.0, done, len(steps)))
+            began = time.monotonic()
+            await session.run(sql)
+            done += 1
+            progress(SchemaStep(what, StepState.CREATED, time.monotonic() - began, done, len(steps)))
+
+    async with task_group() as group:
+        for session in sessions:
+            group.create_task(work(session))

@@ -1,0 +1,178 @@
+"""Creates the objects of an archive in a PostgreSQL target.
+
+Two sections
+    *pre-data*: what pg_dump has there, and the keys by which changes are applied: without them, each UPDATE would read its whole table.
+    *post-data*: all other indexes and constraints, then triggers, rules and policies.
+Idempotent
+    Each entry is one transaction. An object that exists is left as it is. So a restore that was interrupted continues where it stopped.
+Parallel
+    An entry starts when those that it needs exist. Indexes of one table are built side by side. Other entries exclude each other if they
+    need the same object, because their locks could lead to a deadlock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
+from subscriber.errors import TargetError
+from subscriber.schema.archive import Entry
+from subscriber.sinks.postgres.scripts import ScriptSession
+
+__all__ = ["restore", "section"]
+
+_EXISTS: Final = frozenset({"42P07", "42710", "42P06", "42723", "42701"})
+_EXISTS_OF: Final = MappingProxyType(
+    {
+        # a primary key, an identity, a partition
+        "CONSTRAINT": frozenset({"42P16"}),
+        "SEQUENCE": frozenset({"55000"}),
+        "TABLE ATTACH": frozenset({"42809"}),
+    }
+)
+"""SQLSTATEs of an object that exists, where PostgreSQL has no error of its own for it."""
+_DEADLOCK: Final = "40P01"
+_DEADLOCKS: Final = 10
+_FIRST: Final = MappingProxyType({"CONSTRAINT": 0, "INDEX": 0, "INDEX ATTACH": 1, "FK CONSTRAINT": 3, "EVENT TRIGGER": 4})
+_OTHERS: Final = 2
+_HINTS: Final = MappingProxyType(
+    {
+        "EXTENSION": "install the extension on the target's server, or leave it out with --exclude-extension",
+        "POLICY": "create the policy's roles in the target, then repeat the command",
+        "FK CONSTRAINT": "wait until all tables are ready (subscriber status), or correct the rows; then repeat the command",
+    }
+)
+
+
+def section(entries: Sequence[Entry], which: Section) -> list[Entry]:
+    """Return the entries of a section."""
+    keys = {entry.number for entry in entries if entry.is_key}
+    # a key of a partitioned table is valid when the keys of all partitions are attached
+    keys |= {entry.number for entry in entries if entry.type == "INDEX ATTACH" and len(entry.needs & keys) == 2}
+    first = {entry.number for entry in entries if entry.before_data} | keys
+    return [entry for entry in entries if (entry.number in first) is (which is Section.PRE_DATA)]
+
+
+async def restore(
+    entries: Sequence[Entry],
+    sql: Callable[[Entry], str],
+    sessions: Sequence[ScriptSession],
+    progress: SchemaProgress,
+) -> dict[int, StepState]:
+    """Create the objects of a section.
+
+    Args:
+        entries: each after those that it needs.
+        sql: the SQL of an entry. Empty: nothing is done.
+        sessions: how many entries are created at the same time.
+        progress: told about each entry.
+
+    Returns:
+        What happened to each entry.
+
+    Raises:
+        TargetError: an object cannot be created. Others that were begun are finished first.
+    """
+    restoring = _Restoring(entries, sql, sessions, progress)
+    return await restoring.run()
+
+
+class _Restoring:
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        sql: Callable[[Entry], str],
+        sessions: Sequence[ScriptSession],
+        progress: SchemaProgress,
+    ) -> None:
+        self._waiting = sorted(entries, key=_rank) if not any(entry.before_data for entry in entries) else list(entries)
+        self._numbers = {entry.number for entry in entries}
+        self._sql = sql
+        self._idle = deque(sessions)
+        self._progress = progress
+        self._done: dict[int, StepState] = {}
+        self._running: dict[asyncio.Task[StepState], tuple[Entry, ScriptSession]] = {}
+
+    async def run(self) -> dict[int, StepState]:
+        failed: TargetError | None = None
+        try:
+            while self._running or (self._waiting and failed is None):
+                if failed is None:
+                    self._start()
+                finished, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished:
+                    entry, session = self._running.pop(task)
+                    self._idle.append(session)
+                    try:
+                        self._done[entry.number] = task.result()
+                    except TargetError as error:
+                        failed = _joined(failed, error)
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+        if failed is not None:
+            raise failed
+        return self._done
+
+    def _start(self) -> None:
+        for entry in list(self._waiting):
+            if not self._idle:
+                return
+            if self._may_start(entry):
+                self._waiting.remove(entry)
+                session = self._idle.popleft()
+                self._running[asyncio.create_task(self._create(entry, session))] = (entry, session)
+
+    def _may_start(self, entry: Entry) -> bool:
+        if not (entry.needs & self._numbers) <= self._done.keys():
+            return False
+        return all(_compatible(entry, other) for other, _ in self._running.values())
+
+    async def _create(self, entry: Entry, session: ScriptSession) -> StepState:
+        began = time.monotonic()
+        self._tell(entry, StepState.BEGUN, 0.0, len(self._done))
+        state = await _created(entry, self._sql(entry), session)
+        self._tell(entry, state, time.monotonic() - began, len(self._done) + 1)
+        return state
+
+    def _tell(self, entry: Entry, state: StepState, seconds: float, number: int) -> None:
+        self._progress(SchemaStep(str(entry), state, seconds, number, len(self._numbers)))
+
+
+def _rank(entry: Entry) -> int:
+    return _FIRST.get(entry.type, _OTHERS)
+
+
+def _compatible(entry: Entry, other: Entry) -> bool:
+    return entry.type == other.type == "INDEX" or not entry.needs & other.needs
+
+
+async def _created(entry: Entry, sql: str, session: ScriptSession) -> StepState:
+    for attempt in range(_DEADLOCKS):
+        try:
+            if sql:
+                await session.run(sql)
+        except TargetError as error:
+            if error.sqlstate in _EXISTS | _EXISTS_OF.get(entry.type, frozenset()):
+                return StepState.EXISTS
+            if error.sqlstate == _DEADLOCK and attempt < _DEADLOCKS - 1:
+                # with a transaction of the running subscription: the server has chosen this one to wait
+                continue
+            error.add_note(f"while creating {entry} in the target")
+            error.hint = _HINTS.get(entry.type) or error.hint
+            raise
+        return StepState.CREATED
+    raise AssertionError
+
+
+def _joined(first: TargetError | None, error: TargetError) -> TargetError:
+    if first is None:
+        return error
+    first.also.append(error)
+    return first

@@ -1,0 +1,37 @@
+"""The publisher of a verb: given by the command, or that of a subscription of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.subscription.targets import observe_target
+
+__all__ = ["find_publisher"]
+
+
+async def find_publisher(name: str | None, target: str, connection: str | None, publications: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the connection string of the publisher, and the publications.
+
+    Args:
+        name: of a subscription of the target, which says what is not given. None: everything is given.
+        target: URL or conninfo of the target.
+        connection: given.
+        publications: given.
+
+    Raises:
+        ConfigurationError: the publisher is not known.
+        TargetError: the subscription does not exist, or the target cannot be reached.
+    """
+    if name is not None:
+        definitions = {each.definition.name: each.definition for each in await observe_target(target)}
+        if name not in definitions:
+            raise TargetError(
+                f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
+            )
+        connection = connection or definitions[name].conninfo
+        publications = publications or definitions[name].publications
+    if connection is None:
+        what = f'the publisher of subscription "{name}" is not known' if name is not None else "the publisher is not known"
+        raise ConfigurationError(what, hint="give --connection")
+    return connection, publications

@@ -1,0 +1,90 @@
+"""``schema copy``: bring the publisher's schema to the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from subscriber.abc.schema import SchemaProgress, Section
+from subscriber.errors import ConfigurationError
+from subscriber.subscription.management.publisher import find_publisher
+from subscriber.subscription.targets import is_lake, uses_sqlalchemy
+
+__all__ = ["SchemaOptions", "copy_schema"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaOptions:
+    """Options of :func:`copy_schema`. All but ``sections`` are for a PostgreSQL target.
+
+    Attributes:
+        sections: ``pre-data``, ``post-data``, or both.
+        schemas: copy only these schemas; empty: all.
+        exclude_schemas: do not copy these.
+        exclude_extensions: do not create these extensions.
+        publications: also create the publisher's publications.
+        event_triggers: also create its event triggers.
+        owners: keep owners and privileges, except those of roles that the target lacks.
+        map_roles: the target's role for a role of the publisher. Owners and privileges are kept if it is not empty.
+        jobs: how many indexes and constraints are built at the same time.
+        bindir: the directory of pg_dump and pg_restore; None: they are looked for.
+    """
+
+    sections: Sequence[Section] = tuple(Section)
+    schemas: Sequence[str] = ()
+    exclude_schemas: Sequence[str] = ()
+    exclude_extensions: Sequence[str] = ()
+    publications: bool = False
+    event_triggers: bool = False
+    owners: bool = False
+    map_roles: Mapping[str, str] | None = None
+    jobs: int = 4
+    bindir: str | None = None
+
+
+async def copy_schema(
+    name: str | None = None,
+    *,
+    target: str,
+    connection: str | None = None,
+    options: SchemaOptions | None = None,
+    progress: SchemaProgress = lambda step: None,
+) -> list[str]:
+    """Create the publisher's schema in the target. What exists there is left as it is, so the call can be repeated after an error.
+
+    Args:
+        name: of a subscription of the target, whose publisher is used. None: ``connection`` is given.
+        target: URL or conninfo of the target.
+        connection: connection string of the publisher.
+        options: what to copy, and how.
+        progress: told about each object.
+
+    Returns:
+        Roles that the target lacks, so that their ownership and privileges were left out.
+
+    Raises:
+        ConfigurationError: the publisher is not known; pg_dump is missing, or older than the publisher; the target is a lake.
+        PublisherError: the schema cannot be read.
+        TargetError: an object cannot be created.
+    """
+    options = options or SchemaOptions()
+    if is_lake(target):
+        raise ConfigurationError("a lake creates its tables by itself", hint="omit this step")
+    conninfo, _ = await find_publisher(name, target, connection, ())
+    if uses_sqlalchemy(target):
+        raise ConfigurationError("not yet")
+    from subscriber.schema.archive import Selection  # noqa: PLC0415 -- its drivers come with an extra
+    from subscriber.schema.postgres import SchemaOrder, copy_to_postgres  # noqa: PLC0415 -- as above
+
+    selection = Selection(
+        schemas=options.schemas,
+        exclude_schemas=options.exclude_schemas,
+        exclude_extensions=options.exclude_extensions,
+        publications=options.publications,
+        event_triggers=options.event_triggers,
+        owners=options.owners or bool(options.map_roles),
+    )
+    order = SchemaOrder(
+        selection=selection, sections=options.sections, renamed_roles=options.map_roles or {}, jobs=options.jobs, bindir=options.bindir
+    )
+    return await copy_to_postgres(conninfo, target, order, progress)
