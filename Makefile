@@ -37,7 +37,7 @@ JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
 IMAGE ?= pg-subscriber
 
-.PHONY: help bench-pytest test-docker image sbom fuzz demo servers mariadb test-debezium test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix wheel lint format docs clean
+.PHONY: help bench-pytest test-docker image sbom fuzz demo servers mariadb test-debezium test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix golden wheel lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -46,6 +46,7 @@ help:
 	@echo 'make test               the tests, on real servers that it brings itself'
 	@echo 'make test-crash         what takes longest: kills of the launcher, of other targets and of lakes, a short soak, a backlog'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
+	@echo 'make golden             the recordings in tests/golden again, with servers 13 to 18'
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
 	@echo 'make test-debezium      Debezium follows the fake publisher (200 MB; Java 17 or later)'
 	@echo 'make test-docker        docker/ on a container engine, which root gets by apt where there is none'
@@ -176,6 +177,9 @@ sbom: $(VENV)/.containers
 # with the core in Python, while `make test` uses the compiled form where there is one
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 	SUBSCRIBER_IMPLEMENTATION=python $(BIN)/python -m pytest $(TEST_ARGS) --ignore tests/docker $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
+
+golden: $(VENV)/.dev $(VENV)/.servers
+	$(BIN)/python -m tests.golden.capture
 
 bench-pytest: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmark.pytest_fixtures

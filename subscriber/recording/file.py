@@ -116,6 +116,7 @@ class Recorder:
         self._file: BinaryIO = os.fdopen(descriptor, "wb")
         self._began = time.monotonic()
         self._write(MAGIC)
+        self._sync_name()
 
     def session(self, session: RecordedSession) -> None:
         """Note that a session begins."""
@@ -129,13 +130,24 @@ class Recorder:
             self._record(RECEIVED, frame if self._mask is None else self._mask(frame))
 
     def sent(self, frame: bytes) -> None:
-        """Store a message that is sent next. What was received before is then in the file, too.
+        """Store a message that is sent next.
 
         Raises:
             SpoolError: the file cannot be written. Do not send the message.
         """
         self._record(SENT, frame)
-        self._flush()
+
+    def sync(self) -> None:
+        """Wait until everything that was stored is on disk.
+
+        Raises:
+            SpoolError: the file cannot be written. Do not send what was stored last.
+        """
+        try:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
 
     def close(self) -> None:
         """Close the file.
@@ -158,11 +170,15 @@ class Recorder:
         except OSError as error:
             raise self._failed(error) from error
 
-    def _flush(self) -> None:
+    def _sync_name(self) -> None:
+        """A new file survives a crash of the machine once its directory is on disk."""
+        descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._file.flush()
+            os.fsync(descriptor)
         except OSError as error:
             raise self._failed(error) from error
+        finally:
+            os.close(descriptor)
 
     def _failed(self, error: OSError) -> SpoolError:
         return SpoolError(

@@ -8,7 +8,8 @@ from typing import Final
 
 from subscriber.abc import ReplicationStream
 from subscriber.errors import ProtocolError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.frames import decode_status_update
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.recording.file import RECEIVED, SESSION, RecordedSession, Recorder, RecordingRecord
 
 __all__ = ["RecordedStream", "ReplayedStream", "sessions"]
@@ -18,7 +19,7 @@ _AT_ONCE: Final = 1024 * 1024
 
 
 class RecordedStream:
-    """A replication stream that stores what it receives and sends.
+    """A replication stream that stores what it receives and sends. Before a status update moves *flush*, the recording is on disk up to it.
 
     Args:
         stream: the stream. This object owns it.
@@ -28,6 +29,8 @@ class RecordedStream:
     def __init__(self, stream: ReplicationStream, recorder: Recorder) -> None:
         self._stream = stream
         self._recorder = recorder
+        self._flush = INVALID_LSN
+        self._sending = asyncio.Lock()
 
     async def receive(self) -> Sequence[bytes]:
         """See :meth:`subscriber.abc.ReplicationStream.receive`."""
@@ -37,8 +40,13 @@ class RecordedStream:
 
     async def send(self, message: bytes) -> None:
         """See :meth:`subscriber.abc.ReplicationStream.send`."""
-        self._recorder.sent(message)
-        await self._stream.send(message)
+        async with self._sending:
+            self._recorder.sent(message)
+            flush = decode_status_update(message).flush
+            if flush > self._flush:
+                await asyncio.to_thread(self._recorder.sync)
+                self._flush = flush
+            await self._stream.send(message)
 
     async def wal_end(self, least: Lsn) -> Lsn:
         """See :meth:`subscriber.abc.ReplicationStream.wal_end`."""

@@ -1,44 +1,91 @@
-"""Capture real pgoutput bytes of every message type: ``python -m tests.golden.capture``.
+"""Record real pgoutput of every message type: ``make golden``, or ``python -m tests.golden.capture [VERSION…]``.
 
-Starts a PostgreSQL 18 and a 16 with a small logical_decoding_work_mem, runs one scenario on each, reads it through
-``pg_logical_slot_peek_binary_changes`` once for each set of options, and writes a file for each into this directory:
-comment lines that begin with ``#``, then one message a line in hexadecimal. To be run again only when the scenario is changed.
+For each server version, starts a server with a small logical_decoding_work_mem, runs one scenario, follows its slots with
+START_REPLICATION once for each set of options, and writes a recording (``subscriber/recording``) for each into this directory. To be run
+again only when the scenario is changed. Nothing is confirmed to the server, so that each slot can be followed again.
 
-What makes a transaction large without making the files large: ``wide.filler`` is not published.
+What makes a transaction large without making the files large is not published: from 15 on the column ``wide.filler``, before that a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import asyncio
+import contextlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import psycopg
-from psycopg.rows import scalar_row
 
+from subscriber.abc import ReplicationStream
+from subscriber.protocol.capabilities import Capabilities, StreamOptions, capabilities
+from subscriber.protocol.frames import PAYLOAD, StandbyStatusUpdate, XLogData, decode_frame, encode_frame
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.recording.file import RecordedSession, Recorder, read_recording
+from subscriber.recording.streams import RecordedStream, sessions
 from subscriber.testing.server import EmbeddedServer
+from subscriber.walreceiver.connection import WalReceiverConnection
 
 DIRECTORY: Final = Path(__file__).parent
-VERSIONS: Final = (18, 16)
-PUBLICATION: Final = "golden"
+VERSIONS: Final = (13, 14, 15, 16, 17, 18)
 
-Options = Mapping[str, str]
 Connection = psycopg.Connection[tuple[object, ...]]
 
-# name of the file, slot, options except publication_names
-CAPTURES: Final[Sequence[tuple[str, str, Options]]] = (
-    ("proto1", "plain", {"proto_version": "1", "messages": "true"}),
-    ("proto1-binary", "plain", {"proto_version": "1", "binary": "true"}),
-    ("proto2-streaming", "plain", {"proto_version": "2", "streaming": "on", "messages": "true"}),
-    ("proto3-two_phase", "two_phase", {"proto_version": "3", "two_phase": "on", "messages": "true"}),
-    ("proto3-streaming-two_phase", "two_phase", {"proto_version": "3", "streaming": "on", "two_phase": "on", "messages": "true"}),
-    ("proto4-streaming-two_phase", "two_phase", {"proto_version": "4", "streaming": "on", "two_phase": "on", "messages": "true"}),
-    ("proto4-parallel-two_phase", "two_phase", {"proto_version": "4", "streaming": "parallel", "two_phase": "on", "messages": "true"}),
-    ("proto4-parallel-binary", "plain", {"proto_version": "4", "streaming": "parallel", "binary": "true", "messages": "true"}),
-    ("proto4-parallel-origin_none", "plain", {"proto_version": "4", "streaming": "parallel", "origin": "none"}),
-    ("stray-proto1", "stray", {"proto_version": "1"}),
-    ("stray-proto4-parallel", "stray", {"proto_version": "4", "streaming": "parallel"}),
+
+@dataclass(frozen=True)
+class Capture:
+    """One recording of each version from ``since`` on.
+
+    Attributes:
+        name: of the file.
+        slot: to follow.
+        options: of START_REPLICATION.
+        since: the first version that knows the options; 13 does not know ``messages``.
+    """
+
+    name: str
+    slot: str
+    options: StreamOptions
+    since: int
+
+    @property
+    def until(self) -> bytes:
+        """The note of the row whose transaction is the last one."""
+        return b"after" if self.slot == "stray" else b"the end"
+
+
+_PLAIN: Final = StreamOptions(
+    protocol_version=1,
+    streaming="off",
+    two_phase=False,
+    origin=None,
+    publications=("golden", "golden_identities"),
+    binary=False,
+    messages=False,
 )
+_ALL: Final = replace(_PLAIN, protocol_version=4, streaming="parallel", two_phase=True, messages=True)
+_CAPTURES: Final = (
+    Capture("proto1", "plain", replace(_PLAIN, messages=True), 13),
+    Capture("proto1-binary", "plain", replace(_PLAIN, binary=True), 14),
+    Capture("proto2-streaming", "plain", replace(_ALL, protocol_version=2, streaming="on", two_phase=False), 14),
+    Capture("proto3-two_phase", "two_phase", replace(_ALL, protocol_version=3, streaming="off"), 15),
+    Capture("proto3-streaming-two_phase", "two_phase", replace(_ALL, protocol_version=3, streaming="on"), 15),
+    Capture("proto4-streaming-two_phase", "two_phase", replace(_ALL, streaming="on"), 16),
+    Capture("proto4-parallel-two_phase", "two_phase", _ALL, 16),
+    Capture("proto4-parallel-binary", "plain", replace(_ALL, two_phase=False, binary=True), 16),
+    Capture("proto4-parallel-origin_none", "plain", replace(_ALL, two_phase=False, messages=False, origin="none"), 16),
+    Capture("stray-proto1", "stray", _PLAIN, 13),
+    Capture("stray-proto4-parallel", "stray", replace(_ALL, two_phase=False, messages=False), 16),
+)
+
+
+def captures(version: int) -> list[Capture]:
+    """The recordings of a version."""
+    messages = capabilities(version * 10000).messages
+    found = [each for each in _CAPTURES if version >= each.since]
+    return [replace(each, options=replace(each.options, messages=each.options.messages and messages)) for each in found]
+
 
 SCHEMA: Final = """
 CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
@@ -59,17 +106,34 @@ CREATE TABLE no_identity (a int);
 ALTER TABLE no_identity REPLICA IDENTITY NOTHING;
 CREATE TABLE parent (id serial PRIMARY KEY);
 CREATE TABLE child (id serial PRIMARY KEY, parent_id int REFERENCES parent);
-CREATE TABLE wide (id int PRIMARY KEY, filler text);
-ALTER TABLE wide ALTER COLUMN filler SET STORAGE PLAIN;
-CREATE PUBLICATION golden FOR TABLE plain, "Größe – 表", types, toasted, full_identity, parent, child, wide (id);
+{wide}
+CREATE PUBLICATION golden FOR TABLE plain, "Größe – 表", types, toasted, full_identity, parent, child, {published};
 CREATE PUBLICATION golden_identities FOR TABLE index_identity, no_identity;
 SELECT pg_replication_origin_create('upstream');
 """
 
+COLUMN_LIST: Final = """
+CREATE TABLE wide (id int PRIMARY KEY, filler text DEFAULT repeat('x', 7000));
+ALTER TABLE wide ALTER COLUMN filler SET STORAGE PLAIN;
+"""
+NO_COLUMN_LIST: Final = """
+CREATE TABLE wide (id int PRIMARY KEY);
+CREATE TABLE filler (filler text DEFAULT repeat('x', 7000));
+ALTER TABLE filler ALTER COLUMN filler SET STORAGE PLAIN;
+CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO filler DEFAULT VALUES; RETURN NEW; END';
+CREATE TRIGGER fill BEFORE INSERT ON wide FOR EACH ROW EXECUTE FUNCTION fill();
+"""
+
+
+def schema(publisher: Capabilities) -> str:
+    """The tables and publications."""
+    wide, published = (COLUMN_LIST, "wide (id)") if publisher.column_lists else (NO_COLUMN_LIST, "wide")
+    return SCHEMA.format(wide=wide, published=published)
+
 
 def large(first: int) -> str:
     """Twelve rows of 7 kB each: more than logical_decoding_work_mem."""
-    return f"INSERT INTO wide SELECT g, repeat('x', 7000) FROM generate_series({first}, {first + 11}) g;"
+    return f"INSERT INTO wide (id) SELECT generate_series({first}, {first + 11});"
 
 
 ORDINARY: Final = (
@@ -192,55 +256,81 @@ def stray_abort(connection: Connection) -> None:
     transaction(connection, "INSERT INTO plain VALUES (501, 'after', NULL, NULL);")
 
 
-def peek(connection: Connection, slot: str, options: Options) -> list[bytes]:
-    """All messages of a slot; it stays where it is."""
-    pairs = [text for pair in {**options, "publication_names": f"{PUBLICATION},golden_identities"}.items() for text in pair]
-    with connection.cursor(row_factory=scalar_row) as cursor:
-        query = "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, VARIADIC %s::text[])"
-        return [bytes(data) for data in cursor.execute(query, (slot, pairs)).fetchall()]
-
-
 def create_slot(connection: Connection, name: str, *, two_phase: bool = False) -> None:
     """Make a slot that sees everything from here on."""
-    connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", (name, two_phase))
+    # 13 has no fourth argument
+    connection.execute(f"SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false{', true' if two_phase else ''})", (name,))
 
 
 def capture(version: int) -> None:
     """Capture one server version."""
     settings = {"timezone": "UTC", "logical_decoding_work_mem": "64kB"}
+    publisher = capabilities(version * 10000)
     with EmbeddedServer.create(version, settings=settings) as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
-        run(connection, SCHEMA)
+        run(connection, schema(publisher))
         create_slot(connection, "plain")
-        create_slot(connection, "two_phase", two_phase=True)
+        if publisher.two_phase:
+            create_slot(connection, "two_phase", two_phase=True)
         scenario(server.dsn())
         create_slot(connection, "stray")
         stray_abort(connection)
-        row = connection.execute("SHOW server_version").fetchone()
-        assert row is not None
-        for name, slot, options in CAPTURES:
-            until = None if slot == "stray" else "the end"
-            write(f"pg{version}-{name}", f"{row[0]}", options, cut(peek(connection, slot, options), until))
+        for each in captures(version):
+            path = recording(version, each.name)
+            path.unlink(missing_ok=True)
+            with contextlib.closing(Recorder(path)) as recorder:
+                asyncio.run(record(server.dsn(), each, recorder))
+            path.chmod(0o644)
 
 
-def cut(messages: list[bytes], until: str | None) -> list[bytes]:
-    """The messages up to the commit of the transaction that inserted this note: later messages belong to another capture."""
-    if until is None:
-        return messages
-    last = next(number for number, message in enumerate(messages) if message[:1] == b"I" and until.encode() in message)
-    return messages[: last + 2]
+async def record(dsn: str, wanted: Capture, recorder: Recorder) -> None:
+    """Follow a slot up to the commit of the last transaction. Later messages belong to another capture."""
+    async with await WalReceiverConnection.connect(dsn, application_name="golden") as connection:
+        identity = await connection.identify_system()
+        source = await connection.start_replication(wanted.slot, INVALID_LSN, wanted.options)
+        recorder.session(
+            RecordedSession(
+                server_version=connection.server_version,
+                system_identifier=identity.system_identifier,
+                timeline=identity.timeline,
+                slot_name=wanted.slot,
+                start_lsn=INVALID_LSN,
+                options=dict(wanted.options.pairs()),
+            )
+        )
+        async with asyncio.timeout(60):
+            end = await received(source, wanted.until, recorder)
+            status = StandbyStatusUpdate(end, INVALID_LSN, INVALID_LSN, 0, reply_requested=False)
+            await RecordedStream(source, recorder).send(encode_frame(status))
+            await source.close()
 
 
-def write(name: str, server_version: str, options: Options, messages: list[bytes]) -> None:
-    """Write one file."""
-    lines = [
-        f"# pgoutput of PostgreSQL {server_version}, captured by tests/golden/capture.py",
-        f"# options: {', '.join(f'{key}={value}' for key, value in options.items())}",
-        "# one message a line",
-        *(message.hex() for message in messages),
-    ]
-    (DIRECTORY / f"{name}.hex").write_text("\n".join(lines) + "\n")
+async def received(source: ReplicationStream, until: bytes, recorder: Recorder) -> Lsn:
+    """Record what comes, up to the commit of the transaction that inserts this note. Return the last LSN."""
+    last = False
+    while True:
+        for frame in await source.receive():
+            recorder.received([frame])
+            message = frame[PAYLOAD:]
+            last |= message[:1] == b"I" and until in message
+            if last and message[:1] == b"C":
+                return decode_frame(frame).end_lsn
+
+
+def recording(version: int, name: str) -> Path:
+    """The file of a capture."""
+    return DIRECTORY / f"pg{version}-{name}.rec"
+
+
+def read(version: int, name: str) -> tuple[RecordedSession, list[bytes]]:
+    """Read a recording: its session, and the payloads of its messages."""
+    with recording(version, name).open("rb") as file:
+        ((session, received),) = ((session, list(received)) for session, received in sessions(read_recording(file)))
+    frames = [decode_frame(each.content) for each in received]
+    return session, [frame.payload for frame in frames if isinstance(frame, XLogData)]
 
 
 if __name__ == "__main__":
-    for server in VERSIONS:
-        capture(server)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", type=int, nargs="*", metavar="VERSION", help=f"default: {VERSIONS}")
+    for given in parser.parse_args().versions or VERSIONS:
+        capture(given)

@@ -16,7 +16,7 @@ from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import LOUD, Ended, environment, has_catalog, slots
 from tests.support.program import subscriber as with_pipes
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "pg18-proto1.hex"
+GOLDEN = Path(__file__).parents[2] / "golden" / "pg18-proto1.rec"
 UNWRITABLE = "could not write to standard output: "
 NAME = "kopie_ä"
 

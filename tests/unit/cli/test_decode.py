@@ -24,11 +24,12 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, encode_frame
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Begin, Column, Commit, Insert, Message, Relation, StreamStart, StreamStop, TupleData
+from subscriber.recording.file import read_recording
 from subscriber.sinks.json_lines import json_line
 from subscriber.sinks.text_lines import text_line
 from tests.unit.protocol.strategies import inside_streams, outside_streams
 
-GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.hex"))
+GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.rec"))
 T = Relation(5, "public", "t", "d", (Column("id", 23, -1, True), Column("note", 25, -1, False)))
 TRANSACTION: list[Message] = [
     Begin(Lsn(16), 0, 7),
@@ -95,11 +96,13 @@ def length_prefixed(records: list[bytes]) -> bytes:
 
 class TestForms:
     @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-    def test_golden_files(self, path: Path, output: Output) -> None:
-        expected = sum(not line.startswith("#") for line in path.read_text().splitlines())
+    def test_recordings_of_servers(self, path: Path, output: Output) -> None:
+        with path.open("rb") as file:
+            expected = len(list(read_recording(file)))
         assert run(path, "--format", "json") == 0
         found = [json.loads(line) for line in output.lines()]
         assert len(found) == expected
+        assert (found[0]["kind"], found[-2]["kind"], found[-1]["kind"]) == ("session", "commit", "standby status update")
         assert not [line for line in found if line["kind"] in {"insert", "update", "delete"} and "relation" not in line]
         assert run(path) == 0
         assert len(output.lines()) == expected

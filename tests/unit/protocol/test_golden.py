@@ -1,9 +1,9 @@
-"""Real bytes of real servers (``tests/golden/capture.py``): decoded, checked, and encoded to the same bytes again."""
+"""Recordings of real servers (``tests/golden/capture.py``): decoded, checked, and encoded to the same bytes again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TypeVar
 
 import pytest
@@ -38,20 +38,29 @@ from subscriber.protocol.messages import (
     Type,
     Update,
 )
-from tests.golden.capture import CAPTURES, DIRECTORY, VERSIONS, Options
+from subscriber.recording.file import RecordedSession
+from tests.golden.capture import DIRECTORY, VERSIONS, Capture, captures, recording
+from tests.golden.capture import read as read_capture
 
 T = TypeVar("T")
 
 ALWAYS = {Begin, Commit, Origin, Relation, Type, Insert, Update, Delete, Truncate}
 STREAMED = {StreamStart, StreamStop, StreamCommit, StreamAbort}
 TWO_PHASE = {BeginPrepare, Prepare, CommitPrepared, RollbackPrepared}
-SCENARIOS = [(version, name, options) for version in VERSIONS for name, slot, options in CAPTURES if slot != "stray"]
-ALL = [(version, name) for version in VERSIONS for name, _, _ in CAPTURES]
+Options = Mapping[str, str]
+CAPTURES = [(version, each) for version in VERSIONS for each in captures(version)]
+ALL = [(version, each.name) for version, each in CAPTURES]
+SCENARIOS = [(version, each.name, dict(each.options.pairs())) for version, each in CAPTURES if each.slot != "stray"]
+STRAY = [(version, each.name) for version, each in CAPTURES if each.slot == "stray"]
+
+
+@cache
+def opened(version: int, name: str) -> tuple[RecordedSession, list[bytes]]:
+    return read_capture(version, name)
 
 
 def read(version: int, name: str) -> list[bytes]:
-    lines = (DIRECTORY / f"pg{version}-{name}.hex").read_text().splitlines()
-    return [bytes.fromhex(line) for line in lines if not line.startswith("#")]
+    return opened(version, name)[1]
 
 
 def decoded(version: int, name: str) -> list[Message]:
@@ -75,9 +84,17 @@ def of_type(kind: type[T], messages: Sequence[object]) -> list[T]:
     return [message for message in messages if isinstance(message, kind)]
 
 
-def test_directory_holds_exactly_these_captures() -> None:
-    assert {path.name for path in Path(DIRECTORY).glob("*.hex")} == {f"pg{version}-{name}.hex" for version, name in ALL}
-    assert sum(path.stat().st_size for path in Path(DIRECTORY).glob("*.hex")) < 1_000_000
+def test_directory_holds_exactly_these_recordings() -> None:
+    files = [path for path in DIRECTORY.iterdir() if path.suffix not in {".py", ""}]
+    assert {*files} == {recording(version, name) for version, name in ALL}
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+
+
+@pytest.mark.parametrize(("version", "capture"), CAPTURES, ids=lambda value: getattr(value, "name", str(value)))
+def test_recorded_sessions(version: int, capture: Capture) -> None:
+    session, _ = opened(version, capture.name)
+    assert session.server_version // 10000 == version
+    assert (session.options, session.slot_name) == (dict(capture.options.pairs()), capture.slot)
 
 
 @pytest.mark.parametrize(("version", "name"), ALL)
@@ -132,7 +149,7 @@ def test_streamed_blocks(version: int, name: str, options: Options) -> None:
         assert any(isinstance(messages[i + 1], Origin) for i in starts)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [version for version, name in STRAY if name == "stray-proto4-parallel"])
 def test_empty_blocks_of_an_aborted_transaction_before_18(version: int) -> None:
     messages = decoded(version, "stray-proto4-parallel")
     empty = [i for i, message in enumerate(messages[:-1]) if isinstance(message, StreamStart) and isinstance(messages[i + 1], StreamStop)]
@@ -229,13 +246,14 @@ def test_positions(version: int, name: str, options: Options) -> None:
     assert ends == sorted(ends)
 
 
-@pytest.mark.parametrize("name", ["stray-proto1", "stray-proto4-parallel"])
-def test_the_stray_abort_of_18(name: str) -> None:
-    first = decoded(18, name)[0]
-    assert isinstance(first, StreamAbort)
-    assert first.xid != first.subxid
-    assert not of_type(StreamStart, decoded(18, name))
+@pytest.mark.parametrize(("version", "name"), [case for case in STRAY if case[0] == 18])
+def test_the_stray_abort_of_18(version: int, name: str) -> None:
+    messages = decoded(version, name)
+    assert isinstance(messages[0], StreamAbort)
+    assert messages[0].xid != messages[0].subxid
+    assert not of_type(StreamStart, messages)
 
 
-def test_no_stray_abort_of_16() -> None:
-    assert not of_type(StreamAbort, decoded(16, "stray-proto1"))
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version < 18])
+def test_no_stray_abort_before_18(version: int) -> None:
+    assert not of_type(StreamAbort, decoded(version, "stray-proto1"))
