@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from subscriber.abc.values import TableName
 
@@ -92,3 +92,14 @@ class SequenceResult:
     place: str | None = None
     next_value: int | None = None
     reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON object."""
+        return {
+            "schema": self.sequence.namespace,
+            "sequence": self.sequence.name,
+            "state": self.state.value,
+            "place": self.place,
+            "next_value": self.next_value,
+            "reason": self.reason,
+        }

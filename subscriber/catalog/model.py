@@ -266,6 +266,7 @@ VERIFICATION: Final = Table(
     Column("publisher_system", Kind.TEXT, length=20),
     Column("target_system", Kind.TEXT, length=20),
     Column("verified_at", Kind.TIME),
+    Column("compared", Kind.TEXT, null=True, length=32, version=5),
     key=("subid", "nspname", "relname"),
     subscription="subid",
 )

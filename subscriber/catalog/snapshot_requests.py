@@ -23,16 +23,28 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from subscriber.catalog.model import SNAPSHOT_REQUEST, known_values
 from subscriber.catalog.store import Store
+from subscriber.errors import (
+    ApplyError,
+    ConfigurationError,
+    PublisherError,
+    PublisherUnavailable,
+    RelationError,
+    SubscriberError,
+    TargetError,
+    TargetUnavailable,
+)
 
 __all__ = [
     "RequestState",
     "SnapshotRequest",
     "StoringSink",
+    "answered_error",
     "change_request",
+    "error_answer",
     "put_request",
     "read_request",
     "remove_request",
@@ -81,6 +93,24 @@ class StoringSink(Protocol):
     def request_store(self) -> Store:
         """The catalog, on a session of its own. Calls may overlap with all others."""
         ...
+
+
+_ERRORS: Final = {
+    each.__name__: each
+    for each in (ApplyError, ConfigurationError, PublisherError, PublisherUnavailable, RelationError, TargetError, TargetUnavailable)
+}
+
+
+def error_answer(error: SubscriberError) -> Mapping[str, Any]:
+    """The answer to a request that failed."""
+    name = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _ERRORS), "TargetError")
+    return {"class": name, "error": str(error), "hint": error.hint, "sqlstate": error.sqlstate}
+
+
+def answered_error(answer: Mapping[str, Any]) -> SubscriberError:
+    """The error of a failed request."""
+    found = _ERRORS.get(str(answer.get("class")), TargetError)
+    return found(str(answer.get("error")), hint=answer.get("hint"), sqlstate=answer.get("sqlstate"))
 
 
 async def read_request(store: Store, oid: int) -> SnapshotRequest | None:

@@ -41,6 +41,8 @@ _VERBS: Final = {
     "spark-apply": "apply landed batches to the tables of a lake",
     "demo": "try it out: replicate an embedded publisher under load, then compare both databases",
 }
+_INTERMIXED: Final = frozenset({"sequences"})
+"""Verbs with an optional NAME, which argparse would otherwise accept only before all options."""
 
 
 async def _execute(args: argparse.Namespace) -> int:
@@ -93,6 +95,8 @@ class _VerbParser(_Parser):
 
     verb = ""
     loaded = False
+    intermixed = False
+    """Whether its optional NAME may follow options."""
 
     def load(self) -> None:
         """Add the verb's arguments."""
@@ -108,7 +112,11 @@ class _VerbParser(_Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse, which calls it for the chosen verb only."""
         self.load()
-        return super().parse_known_args(args, namespace)
+        if not self.intermixed:
+            return super().parse_known_args(args, namespace)
+        # argparse calls this method again, for the options and for the names
+        self.intermixed = False
+        return self.parse_known_intermixed_args(args, namespace)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-q", "--quiet", action="store_true", help="no confirmations and no progress")
     verbs = parser.add_subparsers(metavar="verb", required=True, parser_class=_VerbParser)
     for verb, text in _VERBS.items():
-        verbs.add_parser(verb, help=text).verb = verb
+        of_verb = verbs.add_parser(verb, help=text)
+        of_verb.verb, of_verb.intermixed = verb, verb in _INTERMIXED
     return parser
 
 

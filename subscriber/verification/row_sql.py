@@ -13,7 +13,8 @@ A range of rows has a count and the sum of its hashes. The sum does not depend o
 text have different hashes: NULL changes the seed.
 
 The text of a value is the same in PostgreSQL 13 to 18 under :data:`TEXT_SETTINGS`. If the types of both sides differ, numbers are compared
-without trailing zeros, and ``character(n)`` without trailing blanks.
+without trailing zeros, and ``character(n)`` without trailing blanks. JSON, dates and times, and floats are compared as the type in which
+the target stores them (:func:`stored_sql`), unless it loses a part of the value.
 """
 
 # ruff: noqa: S608
@@ -21,13 +22,13 @@ without trailing zeros, and ``character(n)`` without trailing blanks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
-__all__ = ["TEXT_SETTINGS", "ColumnSql", "TableSql", "client_column_sql", "column_sql"]
+__all__ = ["TEXT_SETTINGS", "ColumnSql", "TableSql", "client_column_sql", "column_sql", "stored_sql"]
 
 TEXT_SETTINGS: Final = (
     "SET search_path = ''",
@@ -47,6 +48,8 @@ TEXT_SETTINGS: Final = (
 
 _INTEGERS: Final = frozenset({"int2", "int4"})
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
+_TEXTS: Final = frozenset({"text", "varchar"})
+_LONG: Final = 2**63
 _NULL_SEED: Final = 7046029254386353131
 
 
@@ -59,12 +62,22 @@ class ColumnSql:
         text: SQL of the value that is hashed, or of its text.
         function: hashes the value: ``int4``, ``int8``, ``numeric``, ``uuid``, ``timestamp`` or ``text``.
         null: whether it may be NULL on either side.
+        integer: whether it holds integers on this side.
+        exact: whether every value that the other side may have is one of this column's type.
     """
 
     name: str
     text: str
     function: str = "text"
     null: bool = True
+    integer: bool = False
+    exact: bool = True
+
+    def has(self, value: str) -> str:
+        """SQL of whether the column has the value with this text, which may be one that only the other side's type has."""
+        if self.integer:
+            return f"{quote_identifier(self.name)} = {quote_literal(value)}::int8" if _is_long(value) else "false"
+        return f"{quote_identifier(self.name) if self.exact else f'({self.text})::text'} = {quote_literal(value)}"
 
     def hashed(self, seed: str) -> str:
         """SQL of the hash of this column with the hash of the columns before it."""
@@ -89,6 +102,11 @@ class ColumnSql:
                 return f'hashtextextended({value} COLLATE "C", {seed})'
 
 
+def _is_long(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdecimal() and str(int(digits)) == digits and -_LONG <= int(text) < _LONG
+
+
 def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool) -> ColumnSql:
     """Return how a column is hashed on one side.
 
@@ -99,6 +117,11 @@ def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bo
         null: whether it may be NULL on either side.
         same_modifier: whether both have the same type modifier.
     """
+    found = _column_sql(name, own, other, null=null, same_modifier=same_modifier)
+    return replace(found, integer=own in _INTEGERS | {"int8"}, exact=own == other or own in _TEXTS)
+
+
+def _column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool) -> ColumnSql:
     quoted = quote_identifier(name)
     if own in _INTEGERS and other in _INTEGERS:
         return ColumnSql(name, f"{quoted}::int4", "int4", null)
@@ -119,6 +142,37 @@ def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bo
     return ColumnSql(name, f"{quoted}::text", null=null)
 
 
+def stored_sql(name: str, own: str, stored: str, *, null: bool, time_zone: str) -> tuple[ColumnSql, ColumnSql] | None:
+    """Return how a column is hashed on the publisher and in the target, if the target stores the same value in another type.
+
+    Args:
+        name: of the column.
+        own: its base type on the publisher.
+        stored: its base type in the target.
+        null: whether it may be NULL on either side.
+        time_zone: in which the target reads a time without zone.
+    """
+    quoted = quote_identifier(name)
+    if {own, stored} == {"json", "jsonb"}:
+        column = ColumnSql(name, f"({quoted}::jsonb)::text", null=null, exact=False)
+        return column, column
+    if (own, stored) == ("float4", "float8"):
+        # from the text: the cast of the number gives other digits
+        return (
+            ColumnSql(name, f"({quoted}::text::float8)::text", null=null, exact=False),
+            ColumnSql(name, f"{quoted}::text", null=null, exact=False),
+        )
+    instant = f"({quoted} AT TIME ZONE 'UTC')"
+    local = f"(({quoted}::timestamp AT TIME ZONE {quote_literal(time_zone)}) AT TIME ZONE 'UTC')"
+    texts = {
+        ("timestamp", "timestamptz"): (local, instant),
+        ("date", "timestamptz"): (local, instant),
+        ("timestamptz", "timestamp"): (instant, f"{quoted}::timestamp"),
+        ("date", "timestamp"): (f"{quoted}::timestamp", f"{quoted}::timestamp"),
+    }.get((own, stored))
+    return texts and (ColumnSql(name, texts[0], "timestamp", null, exact=False), ColumnSql(name, texts[1], "timestamp", null, exact=False))
+
+
 def client_column_sql(name: str, base: str) -> ColumnSql:
     """Return the text of a column that :mod:`subscriber.verification.client_table` gives for the same value of another database.
 
@@ -126,6 +180,10 @@ def client_column_sql(name: str, base: str) -> ColumnSql:
         name: of the column.
         base: its base type, as ``pg_type.typname``.
     """
+    return replace(_client_column_sql(name, base), integer=base in _INTEGERS | {"int8"}, exact=base in _TEXTS | {"bpchar"})
+
+
+def _client_column_sql(name: str, base: str) -> ColumnSql:
     quoted = quote_identifier(name)
     match base:
         case "float4" | "float8":
@@ -244,9 +302,9 @@ class TableSql:
         return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(self._is(keys))}"
 
     def _is(self, keys: Sequence[Sequence[str]]) -> str:
-        names = [quote_identifier(name) for name in self.key]
+        columns = {column.name: column for column in self.columns}
         return " OR ".join(
-            "(" + " AND ".join(f"{name} = {quote_literal(value)}" for name, value in zip(names, each, strict=True)) + ")" for each in keys
+            "(" + " AND ".join(columns[name].has(value) for name, value in zip(self.key, each, strict=True)) + ")" for each in keys
         )
 
     def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> str:

@@ -18,7 +18,7 @@ from typing import Final
 from subscriber.abc import PublishedTable, Query, TableName
 from subscriber.protocol.quoting import quote_literal
 from subscriber.verification.parts import WHOLE, Part
-from subscriber.verification.row_sql import ColumnSql, TableSql, column_sql
+from subscriber.verification.row_sql import ColumnSql, TableSql, column_sql, stored_sql
 
 __all__ = [
     "Blocks",
@@ -32,7 +32,7 @@ __all__ = [
     "key_ranges",
     "pair",
     "row_key",
-    "stored_anew_query",
+    "was_rewritten_query",
 ]
 
 _DESCRIBE: Final = """
@@ -48,6 +48,7 @@ WITH RECURSIVE given AS (
 SELECT given.relkind::text, pg_catalog.pg_relation_size(given.oid)::text, pg_catalog.current_setting('block_size'),
        (am.amname = 'heap')::text, (pg_catalog.current_setting('server_version_num')::int >= 140000)::text,
        pg_catalog.getdatabaseencoding()::text,
+       (SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'TimeZone'),
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
                    CASE WHEN n.nspname = 'pg_catalog' THEN t.typname::text ELSE n.nspname || '.' || t.typname END,
                    a.atttypmod, a.attnotnull))
@@ -62,7 +63,7 @@ SELECT correlation::text, pg_catalog.array_to_json(histogram_bounds::text::text[
  WHERE schemaname = {namespace} AND tablename = {name} AND attname = {column} ORDER BY inherited DESC LIMIT 1
 """
 # relfilenode is that of the snapshot, pg_relation_filenode() the current one
-_STORED_ANEW: Final = """
+_WAS_REWRITTEN: Final = """
 WITH RECURSIVE tree AS (
     SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
      WHERE n.nspname = {namespace} AND c.relname = {name}
@@ -84,12 +85,12 @@ _BUCKETS: Final = 4096
 _BUCKET_ROWS: Final = 200
 
 
-def stored_anew_query(table: TableName) -> str:
-    """Query whether TRUNCATE, VACUUM FULL or ALTER TABLE stored a table, or a partition of it, anew since the snapshot.
+def was_rewritten_query(table: TableName) -> str:
+    """Query whether TRUNCATE, VACUUM FULL or ALTER TABLE rewrote a table, or a partition of it, since the snapshot.
 
     Its rows may then be invisible to the snapshot (manual, Caveats of MVCC). Also true if it does not exist any more.
     """
-    return _STORED_ANEW.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name))
+    return _WAS_REWRITTEN.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class SideTable:
         is_heap: whether it is an ordinary table of PostgreSQL's own kind.
         by_blocks: whether ranges of its blocks can be read.
         encoding: of the database.
+        time_zone: in which a session reads a time without zone, unless it sets another one.
         columns: base type, type modifier and NOT NULL of each column.
     """
 
@@ -112,6 +114,7 @@ class SideTable:
     is_heap: bool
     by_blocks: bool
     encoding: str
+    time_zone: str
     columns: Mapping[str, tuple[str, int, bool]]
 
 
@@ -122,7 +125,7 @@ async def describe(query: Query, table: TableName) -> SideTable | None:
         SubscriberError: the server rejected the query, or the session was lost.
     """
     rows = await query(_DESCRIBE.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name)))
-    for kind, size, block_size, is_heap, by_blocks, encoding, columns in rows:
+    for kind, size, block_size, is_heap, by_blocks, encoding, time_zone, columns in rows:
         return SideTable(
             kind or "",
             int(size or 0),
@@ -130,6 +133,7 @@ async def describe(query: Query, table: TableName) -> SideTable | None:
             is_heap == "true" and kind == "r",
             is_heap == by_blocks == "true" and kind == "r",
             encoding or "",
+            time_zone or "UTC",
             {name: (base, modifier, not_null) for name, base, modifier, not_null in json.loads(columns or "[]")},
         )
     return None
@@ -175,6 +179,10 @@ def pair(published: PublishedTable, here: SideTable, there: SideTable) -> Pair |
     for name in published.columns:
         (base, modifier, not_null), (its_base, its_modifier, its_not_null) = here.columns[name], there.columns[name]
         null, same = not (not_null and its_not_null), modifier == its_modifier
+        if (stored := stored_sql(name, base, its_base, null=null, time_zone=there.time_zone)) is not None:
+            own.append(stored[0])
+            other.append(stored[1])
+            continue
         own.append(column_sql(name, base, its_base, null=null, same_modifier=same))
         other.append(column_sql(name, its_base, base, null=null, same_modifier=same))
     key = row_key(published)

@@ -24,7 +24,7 @@ from subscriber.verification.tables import (
     key_ranges,
     pair,
     row_key,
-    stored_anew_query,
+    was_rewritten_query,
 )
 
 __all__ = ["OtherTarget", "PlannedTable", "PostgresTarget", "TargetSnapshot"]
@@ -100,9 +100,9 @@ class PostgresTarget:
         )
 
     async def is_intact(self, table: PublishedTable) -> bool:
-        """Whether no other session has stored the table anew."""
-        ((anew,),) = await self._side.run(stored_anew_query(table.name))
-        return anew != "true"
+        """Whether no other session has truncated or rewritten the table."""
+        ((rewritten,),) = await self._side.run(was_rewritten_query(table.name))
+        return rewritten != "true"
 
 
 class OpenedRows(Protocol):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from subscriber.abc import PublishedTable
+from subscriber.errors import PublisherError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.session import Row, Session
 
 __all__ = ["rows_by_key"]
 
+_DATA_EXCEPTION: Final = "22"
+
 
 async def rows_by_key(session: Session, table: PublishedTable, key: Sequence[str], keys: Sequence[Sequence[str]]) -> list[Row]:
     """Return the published rows with these keys: all published columns, as text.
 
+    A key may be one that only the target's type can hold. Then the keys are compared as texts, which reads the whole table.
+
     Args:
-        session: to the publisher.
+        session: to the publisher, in a transaction.
         table: as published.
         key: columns of the key.
         keys: values of these columns, as PostgreSQL's texts.
@@ -23,10 +29,21 @@ async def rows_by_key(session: Session, table: PublishedTable, key: Sequence[str
     Raises:
         PublisherError: or a subclass.
     """
+    names = [quote_identifier(name) for name in key]
+    await session.execute("SAVEPOINT keys")
+    try:
+        return await _rows(session, table, names, keys)
+    except PublisherError as error:
+        if (error.sqlstate or "")[:2] != _DATA_EXCEPTION:
+            raise
+    await session.execute("ROLLBACK TO SAVEPOINT keys")
+    return await _rows(session, table, [f"({name})::text" for name in names], keys)
+
+
+async def _rows(session: Session, table: PublishedTable, names: Sequence[str], keys: Sequence[Sequence[str]]) -> list[Row]:
     columns = ", ".join(map(quote_identifier, table.columns))
     wanted = " OR ".join(
-        "(" + " AND ".join(f"{quote_identifier(name)} = {quote_literal(value)}" for name, value in zip(key, values, strict=True)) + ")"
-        for values in keys
+        "(" + " AND ".join(f"{name} = {quote_literal(value)}" for name, value in zip(names, values, strict=True)) + ")" for values in keys
     )
     filters = f" AND ({' OR '.join(f'({each})' for each in table.row_filters)})" if table.row_filters else ""
     relation = f"{quote_identifier(table.name.namespace)}.{quote_identifier(table.name.name)}"

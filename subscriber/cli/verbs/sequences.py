@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 
 from subscriber.abc.sequences import SequenceState
 from subscriber.cli.notices import confirm, counted
 from subscriber.cli.options import add_target_argument
-from subscriber.cli.output import say
+from subscriber.cli.output import emit, say
 from subscriber.printable import printable
 from subscriber.subscription.management.sequences import sync_sequences
 
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="all sequences of the publisher's database")
     parser.add_argument("--force", action="store_true", help="also set a sequence back that is ahead of the publisher")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(execute=_execute)
 
 
@@ -55,14 +57,17 @@ async def _execute(args: argparse.Namespace) -> int:
         force=args.force,
         dry_run=args.dry_run,
     )
+    counts = Counter(result.state for result in results)
+    left = counts[SequenceState.LEFT]
+    if args.json:
+        emit(json.dumps({"dry_run": args.dry_run, "sequences": [result.to_json() for result in results]}) + "\n")
+        return 1 if left else 0
     for result in results:
         place = result.place or f"sequence {result.sequence}"
         if result.state is SequenceState.LEFT:
             say(printable(f"{place}: not set: {result.reason}"))
         elif result.state is SequenceState.SET and args.dry_run:
             say(printable(f"{place}: would be set, next value {result.next_value}"))
-    counts = Counter(result.state for result in results)
-    left = counts[SequenceState.LEFT]
     done = "would be set" if args.dry_run else "set"
     confirm(args, f"{counted(counts[SequenceState.SET], 'sequence')} {done}, {counts[SequenceState.EQUAL]:,} equal, {left:,} left")
     return 1 if left else 0

@@ -68,7 +68,7 @@ __all__ = [
     "catalog_tables",
 ]
 
-VERSION: Final = max(4, *(column.version for column in model.PG_SUBSCRIPTION.columns.values()))
+VERSION: Final = max(column.version for table in (model.PG_SUBSCRIPTION, model.VERIFICATION) for column in table.columns.values())
 """The catalog's version. Version 2 added ``worker.details``, version 4 ``snapshot_request`` and ``verification``. Each version adds the
 columns that have its number."""
 

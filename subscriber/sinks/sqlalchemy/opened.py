@@ -46,6 +46,7 @@ from subscriber.sinks.sqlalchemy.schema.table_creation import create_table, unus
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.locks import Locks
+from subscriber.sinks.sqlalchemy.session.settings import short_waits, usual_waits
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["OpenedSqlAlchemySink", "SqlAlchemyTarget", "leave", "table_names"]
@@ -343,13 +344,20 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         await self._two_phase.rollback(message)
 
     async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
-        """See :meth:`subscriber.abc.RepairingSink.repair`.
+        """See :meth:`subscriber.abc.RepairingSink.repair`. It waits for the lock of a row for a second only: apply is held meanwhile.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
         """
+        kind = self._database.dialect_name
         async with self._transaction() as connection:
-            await repair_rows(connection, table, key=key, keys=keys, rows=rows)
+            try:
+                for statement in short_waits(kind):
+                    await connection.exec_driver_sql(statement)
+                await repair_rows(connection, table, key=key, keys=keys, rows=rows)
+            finally:
+                for statement in usual_waits(kind):
+                    await connection.exec_driver_sql(statement)
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """See :meth:`subscriber.abc.StateStore.report`.

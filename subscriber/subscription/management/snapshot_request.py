@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from subscriber.catalog.snapshot_requests import (
     RequestState,
     SnapshotRequest,
+    answered_error,
     change_request,
     put_request,
     read_request,
@@ -22,7 +23,7 @@ from subscriber.catalog.snapshot_requests import (
     request_key,
 )
 from subscriber.catalog.store import Store, writer_key
-from subscriber.errors import PublisherError, SubscriberError, TargetError, TargetUnavailable
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.walreceiver.snapshot import SnapshotReader
 
@@ -110,7 +111,7 @@ class Asker:
             if request is None or request.number != number:
                 raise TargetError("the request for snapshots was removed from the target's catalog", hint="try again")
             if request.state is RequestState.FAILED:
-                raise _failure(request.answer)
+                raise answered_error(request.answer)
             if request.state is not RequestState.REQUESTED:
                 return request
             if await self.store.held_locks([writer_key(self.oid)]):
@@ -141,11 +142,6 @@ class Asker:
                 return float(request.answer["held_seconds"])
             await asyncio.sleep(_POLL)
         return 0.0
-
-
-def _failure(answer: Mapping[str, Any]) -> SubscriberError:
-    text, hint = str(answer.get("error")), answer.get("hint")
-    return (PublisherError if answer.get("publisher") else TargetError)(text, hint=hint)
 
 
 @contextlib.asynccontextmanager

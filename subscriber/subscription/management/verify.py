@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subscriber.abc import PublishedTable, TableName, TableState
+from subscriber.abc import PublishedTable, TableName
 from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog import Definition
-from subscriber.catalog.model import PG_SUBSCRIPTION_REL, POSITION, VERIFICATION
+from subscriber.catalog.model import POSITION, VERIFICATION
 from subscriber.catalog.snapshot_requests import RequestState
 from subscriber.catalog.store import Rows, Store
-from subscriber.catalog.subscription_rows import entry_of
+from subscriber.catalog.table_readiness import not_ready
 from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
@@ -27,7 +29,7 @@ from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
 from subscriber.verification.row_sql import TEXT_SETTINGS
 from subscriber.verification.sides import Rate, Side
-from subscriber.verification.tables import stored_anew_query
+from subscriber.verification.tables import row_key, was_rewritten_query
 from subscriber.verification.targets import OtherTarget, PostgresTarget, TargetSnapshot
 from subscriber.walreceiver.publication import published_tables
 
@@ -165,8 +167,8 @@ class _Verification:
     async def compare(self, opened: _Opened, wanted: Sequence[TableName], *, changed: bool) -> list[TableReport]:
         """Compare the tables, several at once."""
         tables = _chosen(opened.published, wanted)
-        since = await self._equal_before() if changed and opened.xmins is not None else {}
-        left_out = await self._not_ready(opened.lsn, tables)
+        since = await self._equal_before(tables) if changed and opened.xmins is not None else {}
+        left_out = await not_ready(self._store, self._definition.oid, [table.name for table in tables], opened.lsn)
         rows = sum(table.estimated_rows or 0 for table in tables)
         self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
         # the largest first, so that all sessions end at about the same time
@@ -191,23 +193,6 @@ class _Verification:
             if self._file is not None:
                 self._file.save()
         return sorted(reports, key=lambda report: report.table)
-
-    async def _not_ready(self, lsn: Lsn, tables: Sequence[PublishedTable]) -> dict[TableName, str]:
-        """The tables in which the target has not exactly the transactions up to the LSN, with the reason."""
-        async with self._store.reading() as rows:
-            entries = {
-                TableName(row["srnspname"], row["srrelname"]): entry_of(row)
-                for row in await rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self._definition.oid})
-                if row["srrelname"] is not None
-            }
-        reasons: dict[TableName, str] = {}
-        for table in tables:
-            entry = entries.get(table.name)
-            if entry is None:
-                reasons[table.name] = "it is not part of the subscription"
-            elif entry.state not in {TableState.SYNCDONE, TableState.READY} or (entry.lsn is not None and entry.lsn > lsn):
-                reasons[table.name] = "it is still being synchronized"
-        return reasons
 
     async def _compare(self, opened: _Opened, table: PublishedTable, report: TableReport, since: tuple[int, int] | None) -> None:
         began = time.monotonic()
@@ -245,8 +230,8 @@ class _Verification:
             await comparison.name_keys(keys)
         else:
             await comparison.run(planned.plan)
-        ((anew,),) = await opened.publisher.run(stored_anew_query(table.name))
-        if anew == "true" or not await opened.target.is_intact(table):
+        ((rewritten,),) = await opened.publisher.run(was_rewritten_query(table.name))
+        if rewritten == "true" or not await opened.target.is_intact(table):
             return "it was truncated or rewritten while it was compared: verify it again"
         return None
 
@@ -258,11 +243,16 @@ class _Verification:
             "target_system": await rows.target_identifier(),
         }
 
-    async def _equal_before(self) -> dict[TableName, tuple[int, int]]:
-        """The snapshots in which each table was last found equal."""
+    async def _equal_before(self, tables: Sequence[PublishedTable]) -> dict[TableName, tuple[int, int]]:
+        """The snapshots in which each table was last found equal, if its published columns and rows are still the same."""
         async with self._store.reading() as rows:
             found = await rows.select(VERIFICATION, {"subid": self._definition.oid, **await self._systems(rows)})
-        return {TableName(row["nspname"], row["relname"]): (row["publisher_xmin"], row["target_xmin"]) for row in found}
+        known = {TableName(row["nspname"], row["relname"]): row for row in found}
+        return {
+            table.name: (known[table.name]["publisher_xmin"], known[table.name]["target_xmin"])
+            for table in tables
+            if table.name in known and known[table.name]["compared"] == _compared(table)
+        }
 
     async def remember(self, opened: _Opened, reports: Sequence[TableReport]) -> None:
         """Store for which tables this verification found both sides equal."""
@@ -274,6 +264,7 @@ class _Verification:
             "target_xmin": opened.xmins[1],
             "verified_at": self._store.now(),
         }
+        published = {table.name: table for table in opened.published}
         async with self._store.transaction() as rows:
             values |= await self._systems(rows)
             for report in reports:
@@ -282,7 +273,13 @@ class _Verification:
                 key = {"subid": self._definition.oid, "nspname": report.table.namespace, "relname": report.table.name}
                 await rows.delete(VERIFICATION, key)
                 if report.equal:
-                    await rows.insert(VERIFICATION, [{**key, **values}])
+                    await rows.insert(VERIFICATION, [{**key, **values, "compared": _compared(published[report.table])}])
+
+
+def _compared(table: PublishedTable) -> str:
+    """Identify what a verification of this table compares: after a change of it, old rows may differ without having been written."""
+    what = json.dumps([sorted(table.columns), sorted(table.row_filters), row_key(table)])
+    return hashlib.md5(what.encode(), usedforsecurity=False).hexdigest()
 
 
 def _chosen(published: Sequence[PublishedTable], wanted: Sequence[TableName]) -> Sequence[PublishedTable]:

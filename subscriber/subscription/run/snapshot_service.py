@@ -18,14 +18,23 @@ from typing import Any, Final, TypeVar
 from subscriber.abc import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
 from subscriber.apply.hold import Hold, PublisherSnapshot
 from subscriber.apply.row_filters import copied_rows
-from subscriber.catalog.snapshot_requests import RequestState, SnapshotRequest, StoringSink, change_request, read_request, request_key
+from subscriber.catalog.snapshot_requests import (
+    RequestState,
+    SnapshotRequest,
+    StoringSink,
+    change_request,
+    error_answer,
+    read_request,
+    request_key,
+)
 from subscriber.catalog.store import Store
+from subscriber.catalog.table_readiness import not_ready
 from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.target_session import TargetSession
-from subscriber.verification.tables import stored_anew_query
+from subscriber.verification.tables import was_rewritten_query
 from subscriber.walreceiver.exported_snapshots import SnapshotExporter, TakenSnapshot
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.rows_by_key import rows_by_key
@@ -88,7 +97,7 @@ class SnapshotService:
             async with contextlib.AsyncExitStack() as stack:
                 await self._answer(stack, opened, store, request)
         except SubscriberError as error:
-            answer = {"error": str(error), "hint": error.hint, "publisher": not isinstance(error, TargetUnavailable)}
+            answer = error_answer(error)
             oid, number = opened.state.oid, request.number
             for state in (RequestState.REQUESTED, RequestState.HELD):
                 await change_request(store, oid, number, only_from=state, to=RequestState.FAILED, answer=answer)
@@ -130,7 +139,7 @@ class SnapshotService:
 
         act: _Act
         if request.payload.get("kind") == "repair":
-            repair = await self._repair(opened, exporter, request)
+            repair = await self._repair(opened, store, exporter, request)
             act = lambda _, lsn: repair(answer, lsn)  # noqa: E731
         elif isinstance(opened, ExportingSink):
             export = await stack.enter_async_context(opened.exporting())
@@ -174,7 +183,7 @@ class SnapshotService:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _repair(
-        self, opened: OpenedSink, exporter: SnapshotExporter, request: SnapshotRequest
+        self, opened: OpenedSink, store: Store, exporter: SnapshotExporter, request: SnapshotRequest
     ) -> Callable[[dict[str, Any], Lsn], Awaitable[None]]:
         """Return what repairs rows while apply is held."""
         if not isinstance(opened, RepairingSink):
@@ -186,13 +195,16 @@ class SnapshotService:
         table = copied_rows(found[0], self._spec.options)
 
         async def repair(answer: dict[str, Any], lsn: Lsn) -> None:
+            # a copy may have begun since the verification
+            if (reason := (await not_ready(store, opened.state.oid, [name], lsn)).get(name)) is not None:
+                raise RelationError(f'table "{name}" cannot be repaired: {reason}', hint="verify again when it is ready")
             try:
                 async with asyncio.timeout(_ACT_SECONDS):
                     rows = await rows_by_key(exporter.session, table, key, keys)
-                    ((anew,),) = await exporter.session.execute(stored_anew_query(table.name))
+                    ((rewritten,),) = await exporter.session.execute(was_rewritten_query(table.name))
             except TimeoutError:
                 raise PublisherUnavailable(f"the rows were not read within {_ACT_SECONDS:g} s", hint="try again") from None
-            if anew == "true":
+            if rewritten == "true":
                 # the snapshot does not see its rows any more, although they exist
                 raise RelationError(f'table "{table.name}" was truncated or rewritten while it was repaired', hint="verify again")
             # not cancelled: the sink's session must stay usable

@@ -6,15 +6,15 @@ import asyncio
 import json
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from subscriber import ConfigurationError, PublisherError, TableName, TargetError, repair, verify
+from subscriber import ApplyError, ConfigurationError, RelationError, TableName, TargetError, repair, verify
 from subscriber.catalog.snapshot_requests import put_request, request_key
 from subscriber.subscription.run import snapshot_service
 from subscriber.subscription.targets import open_store
@@ -29,7 +29,27 @@ from tests.support.replica import Replica, replica
 UNREADABLE = {"pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"}
 READABLE = tuple(each for each in SPECIMENS if each.name.removeprefix("c_").removeprefix("a_") not in UNREADABLE)
 """PostgreSQL accepts no text of the others."""
+NUMBERS = "CREATE TABLE t (id int PRIMARY KEY, v int)"
+TEXTS = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 SHOWN = VerificationLimits(show_values=True)
+
+
+Replicated = Callable[..., AbstractAsyncContextManager[Replica]]
+
+
+@pytest.fixture
+def replicated(publisher_db: Database, target_db: Database) -> Replicated:
+    """Subscribe to all tables: ``replicated(TABLES, ROWS)``. ``there``: the target's tables, if they are others."""
+
+    @asynccontextmanager
+    async def start(tables: str, rows: str = "SELECT", *, there: str | None = None, **options: Any) -> AsyncIterator[Replica]:
+        publisher_db.execute(f"{tables}; {rows}; CREATE PUBLICATION pub FOR ALL TABLES")
+        target_db.execute(there or tables)
+        async with replica(publisher_db, target_db, **options) as found:
+            await found.caught_up(60)
+            yield found
+
+    return start
 
 
 async def verified(found: Replica, *tables: str, limits: VerificationLimits | None = None, **more: Any) -> VerificationReport:
@@ -95,12 +115,8 @@ CREATE TABLE entry (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account 
 """
 
 
-async def test_both_sides_are_equal_at_one_lsn_under_load(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute(ACCOUNTS)
-    publisher_db.execute("INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_both_sides_are_equal_at_one_lsn_under_load(replicated: Replicated, publisher_db: Database) -> None:
+    async with replicated(ACCOUNTS, "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i") as found:
         with load(publisher_db, TRANSFER, TRANSFER, TRANSFER, "SET synchronous_commit = off; " + TRANSFER):
             lsns = []
             for _ in range(5):
@@ -112,12 +128,8 @@ async def test_both_sides_are_equal_at_one_lsn_under_load(publisher_db: Database
         assert sorted(set(lsns)) == lsns, "each verification is of a later position"
 
 
-async def test_a_transaction_that_stays_open_does_not_delay_it(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute(ACCOUNTS)
-    publisher_db.execute("INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_a_transaction_that_stays_open_does_not_delay_it(replicated: Replicated, publisher_db: Database) -> None:
+    async with replicated(ACCOUNTS, "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i") as found:
         with publisher_db.connect() as writer:
             writer.execute("BEGIN; UPDATE account SET balance = 0 WHERE id = 1")
             report = await asyncio.wait_for(verified(found, "account"), 30)
@@ -127,24 +139,17 @@ async def test_a_transaction_that_stays_open_does_not_delay_it(publisher_db: Dat
         assert (await verified(found, "account")).equal
 
 
-async def test_a_publisher_that_is_read_only_for_others_can_be_verified(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    publisher_db.execute("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_a_publisher_that_is_read_only_for_others_can_be_verified(replicated: Replicated, publisher_db: Database) -> None:
+    async with replicated("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)") as found:
         # as during a switch
         publisher_db.execute(f"ALTER DATABASE {publisher_db.name} SET default_transaction_read_only = on")
         assert (await verified(found)).equal
 
 
-async def test_names_rows_and_repairs_them(publisher_db: Database, target_db: Database) -> None:
+async def test_names_rows_and_repairs_them(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
     table = "CREATE TABLE t (id int, part text, v text, n numeric(10, 2), PRIMARY KEY (id, part))"
-    publisher_db.execute(table)
-    target_db.execute(f"{table}; ALTER TABLE t ADD own text DEFAULT 'target'")
-    publisher_db.execute("INSERT INTO t SELECT i, 'ä' || i, 'v', i FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+    rows = "INSERT INTO t SELECT i, 'ä' || i, 'v', i FROM generate_series(1, 1000) AS i"
+    async with replicated(table, rows, there=f"{table}; ALTER TABLE t ADD own text DEFAULT 'target'") as found:
         assert (await verified(found)).equal
         target_db.execute("""
             DELETE FROM t WHERE id = 10; UPDATE t SET v = NULL, n = 0.01 WHERE id = 20; UPDATE t SET part = 'other' WHERE id = 30;
@@ -174,12 +179,10 @@ async def test_names_rows_and_repairs_them(publisher_db: Database, target_db: Da
         assert target_db.fetch("SELECT own, v FROM t WHERE id = 20") == [("kept", "later")]
 
 
-async def test_repairs_values_that_two_rows_have_exchanged(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE DEFERRABLE)")
-    publisher_db.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 10) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_repairs_values_that_two_rows_have_exchanged(replicated: Replicated, target_db: Database) -> None:
+    async with replicated(
+        "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE DEFERRABLE)", "INSERT INTO t SELECT i, i FROM generate_series(1, 10) AS i"
+    ) as found:
         target_db.execute("UPDATE t SET u = 11 - u")
         report = await verified(found)
         assert len(only(report).differences) == 10
@@ -187,37 +190,49 @@ async def test_repairs_values_that_two_rows_have_exchanged(publisher_db: Databas
         assert (await verified(found)).equal
 
 
-async def test_repairs_a_table_with_an_identity_column_beside_its_key(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v int)")
-    publisher_db.execute("INSERT INTO t (id, v) VALUES (1, 1), (2, 2), (3, 3); CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_repairs_a_table_with_an_identity_column_beside_its_key(replicated: Replicated, target_db: Database) -> None:
+    async with replicated(
+        "CREATE TABLE t (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v int)",
+        "INSERT INTO t (id, v) VALUES (1, 1), (2, 2), (3, 3)",
+    ) as found:
         target_db.execute("UPDATE t SET v = 0 WHERE id = 1; UPDATE t SET n = DEFAULT WHERE id = 2; DELETE FROM t WHERE id = 3")
         await repair(await verified(found), target=target_db.dsn)
         assert (await verified(found)).equal
 
 
-async def test_an_error_of_a_query_shows_no_value(publisher_db: Database, target_db: Database) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t")
-    target_db.execute("CREATE TABLE t (id text PRIMARY KEY, v int)")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
-        target_db.execute("INSERT INTO t VALUES ('a value', 1)")
+async def test_an_error_of_a_query_shows_no_value(replicated: Replicated, target_db: Database) -> None:
+    there = "CREATE TABLE t (id int PRIMARY KEY, v json)"
+    async with replicated("CREATE TABLE t (id int PRIMARY KEY, v jsonb)", "INSERT INTO t VALUES (1, '[]')", there=there) as found:
+        # JSONB cannot hold it
+        target_db.execute(r"""UPDATE t SET v = '"a value \u0000"'""")
         report = await verified(found)
         reason = only(report).left_out
         assert reason is not None
-        assert "SQLSTATE 22P02" in reason
+        assert "SQLSTATE 22P05" in reason
         assert "a value" not in reason
         assert not report.equal
 
 
-async def test_repair_under_load_undoes_nothing(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute(ACCOUNTS)
-    publisher_db.execute("INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_names_and_repairs_rows_whose_keys_have_another_type(replicated: Replicated, target_db: Database) -> None:
+    there = "CREATE TABLE t (id text PRIMARY KEY, v int)"
+    async with replicated(NUMBERS, "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)", there=there) as found:
+        assert (await verified(found)).equal
+        target_db.execute("INSERT INTO t VALUES ('none', 1), ('01', 1), ('9223372036854775808', 1); DELETE FROM t WHERE id = '3'")
+        target_db.execute("UPDATE t SET v = 0 WHERE id = '2'")
+        report = await verified(found)
+        assert named(only(report)) == [
+            ("different", ("2",), ("v",)),
+            ("extra", ("01",), ()),
+            ("extra", ("9223372036854775808",), ()),
+            ("extra", ("none",), ()),
+            ("missing", ("3",), ()),
+        ]
+        await repair(report, target=target_db.dsn)
+        assert (await verified(found)).equal
+
+
+async def test_repair_under_load_undoes_nothing(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+    async with replicated(ACCOUNTS, "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i") as found:
         with load(publisher_db, TRANSFER, TRANSFER, TRANSFER):
             target_db.execute("SET session_replication_role = replica; UPDATE account SET remark = 'wrong' WHERE id % 2 = 0")
             report = await verified(found, "account")
@@ -245,16 +260,22 @@ async def test_compares_every_type(publisher_db: Database, target_db: Database) 
         assert report.equal, report.to_json()
 
 
-async def test_compares_types_that_the_target_stores_differently(publisher_db: Database, target_db: Database) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, a smallint, b numeric(8, 3), c char(5), d varchar(9), e int, f numeric)")
-    target_db.execute("CREATE TABLE t (id bigint PRIMARY KEY, a int, b numeric, c text, d text, e numeric, f numeric(20, 6))")
-    publisher_db.execute("INSERT INTO t VALUES (1, 2, 1.5, 'ab', 'cd', 7, 1.25), (2, NULL, NULL, NULL, NULL, NULL, NULL)")
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
-        assert (await verified(found)).equal
+async def test_compares_types_that_the_target_stores_differently(replicated: Replicated, target_db: Database) -> None:
+    here = "a smallint, b numeric(8, 3), c char(5), d varchar(9), e int, f numeric, g json, h jsonb,"
+    here += " i timestamp, j timestamptz, k date, l real"
+    there = "a int, b numeric, c text, d text, e numeric, f numeric(20, 6), g jsonb, h json,"
+    there += " i timestamptz, j timestamp, k timestamp, l float8"
+    # a time that does not exist in the target's time zone
+    values = """1, 2, 1.5, 'ab', 'cd', 7, 1.25, '{"b":1, "a" :2,"b":3}', '{"b":1, "a" :2}', '2024-03-31 02:30:00.5',
+        '2024-07-01 12:00:00+05', '2024-01-01', 1e10"""
+    target_db.execute(f"ALTER DATABASE {target_db.name} SET timezone = 'Europe/Berlin'")
+    tables = (f"CREATE TABLE t (id {kind} PRIMARY KEY, {columns})" for kind, columns in (("int", here), ("bigint", there)))
+    async with replicated(next(tables), f"INSERT INTO t VALUES ({values}); INSERT INTO t VALUES (2)", there=next(tables)) as found:
+        report = await verified(found)
+        assert report.equal, report.to_json()
         target_db.execute("UPDATE t SET b = 1.501 WHERE id = 1; UPDATE t SET d = '' WHERE id = 2")
-        assert named(only(await verified(found))) == [("different", ("1",), ("b",)), ("different", ("2",), ("d",))]
+        target_db.execute("""UPDATE t SET g = '{"b": 1}', i = i + interval '1 s', l = 1e10 + 1 WHERE id = 1""")
+        assert named(only(await verified(found))) == [("different", ("1",), ("b", "g", "i", "l")), ("different", ("2",), ("d",))]
 
 
 async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher_db: Database, target_db: Database) -> None:
@@ -280,7 +301,7 @@ async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher_db: Datab
 
 
 @pytest.mark.publisher(min=15, lacks="column lists")
-async def test_compares_partition_roots_and_column_lists(publisher_db: Database, target_db: Database) -> None:
+async def test_compares_partition_roots_and_column_lists(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
     columns = "id int, part int, v text, hidden text"
     publisher_db.execute(f"""
         CREATE TABLE root ({columns}, doubled int GENERATED ALWAYS AS (part * 2) STORED, PRIMARY KEY (id, part)) PARTITION BY LIST (part);
@@ -302,12 +323,11 @@ async def test_compares_partition_roots_and_column_lists(publisher_db: Database,
         assert (await verified(found)).equal
 
 
-async def test_compares_a_table_without_key_as_a_multiset(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (v text, n int); ALTER TABLE t REPLICA IDENTITY FULL")
-    publisher_db.execute("INSERT INTO t VALUES ('a', 1), ('a', 1), ('a', 1), (NULL, 2); CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_compares_a_table_without_key_as_a_multiset(replicated: Replicated, target_db: Database) -> None:
+    async with replicated(
+        "CREATE TABLE t (v text, n int); ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t VALUES ('a', 1), ('a', 1), ('a', 1), (NULL, 2)",
+    ) as found:
         assert (await verified(found)).equal
         target_db.execute("DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t); INSERT INTO t VALUES ('b', NULL), ('b', NULL)")
         report = await verified(found, limits=SHOWN)
@@ -319,24 +339,19 @@ async def test_compares_a_table_without_key_as_a_multiset(publisher_db: Database
             await repair(report, target=target_db.dsn)
 
 
-async def test_refuses_a_subscription_that_does_not_run(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_refuses_a_subscription_that_does_not_run(replicated: Replicated, target_db: Database) -> None:
+    async with replicated("CREATE TABLE t (id int PRIMARY KEY)") as found:
+        pass
     with pytest.raises(Exception, match="is not running") as caught:
         await verified(found)
     assert "subscriber run" in str(getattr(caught.value, "hint", ""))
     assert target_db.value("SELECT count(*) FROM subscriber.snapshot_request") == 0
 
 
-async def test_compares_only_what_changed_since_both_sides_were_equal(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_compares_only_what_changed_since_both_sides_were_equal(
+    replicated: Replicated, publisher_db: Database, target_db: Database
+) -> None:
+    async with replicated(TEXTS, "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i") as found:
         assert not only(await verified(found, changed=True)).changed_only, "there was no verification before"
         publisher_db.execute("UPDATE t SET v = 'new' WHERE id <= 10; DELETE FROM t WHERE id = 500; INSERT INTO t VALUES (2000, 'x')")
         await found.caught_up()
@@ -353,12 +368,8 @@ async def test_compares_only_what_changed_since_both_sides_were_equal(publisher_
         assert len(table.differences) == 1
 
 
-async def test_a_column_that_was_added_is_compared_in_old_rows(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    publisher_db.execute("INSERT INTO t SELECT generate_series(1, 100); CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_a_column_that_was_added_is_compared_in_old_rows(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+    async with replicated("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 100)") as found:
         assert (await verified(found)).equal
         # no row is written
         target_db.execute("ALTER TABLE t ADD v int DEFAULT 1")
@@ -371,12 +382,40 @@ async def test_a_column_that_was_added_is_compared_in_old_rows(publisher_db: Dat
         assert only(await verified(found, changed=True)).changed_only
 
 
-async def test_a_deletion_on_one_side_alone_is_found_without_newer_rows(publisher_db: Database, target_db: Database) -> None:
+@pytest.mark.publisher(min=15, lacks="column lists")
+async def test_a_column_that_is_published_now_is_compared_in_old_rows(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t")
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    publisher_db.execute("INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t (id)")
     async with replica(publisher_db, target_db) as found:
         await found.caught_up()
+        assert (await verified(found)).equal
+        assert only(await verified(found, changed=True)).changed_only
+        publisher_db.execute("ALTER PUBLICATION pub SET TABLE t (id, v)")
+        assert named(only(await verified(found, changed=True))) == [("different", ("1",), ("v",))]
+
+
+async def test_a_table_that_is_copied_again_is_not_repaired(replicated: Replicated, target_db: Database) -> None:
+    async with replicated("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)") as found:
+        target_db.execute("INSERT INTO t VALUES (2)")
+        report = await verified(found)
+        target_db.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 'd'")
+        with pytest.raises(RelationError, match="it is still being synchronized"):
+            await repair(report, target=target_db.dsn)
+        target_db.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 'r'")
+        await repair(report, target=target_db.dsn)
+        assert (await verified(found)).equal
+
+
+async def test_a_row_that_the_target_rejects_is_an_error_of_the_target(replicated: Replicated, target_db: Database) -> None:
+    async with replicated(NUMBERS, "INSERT INTO t VALUES (1, 1)") as found:
+        target_db.execute("DELETE FROM t; ALTER TABLE t ADD CHECK (v <> 1)")
+        with pytest.raises(ApplyError, match="violates check constraint"):
+            await repair(await verified(found), target=target_db.dsn)
+
+
+async def test_a_deletion_on_one_side_alone_is_found_without_newer_rows(replicated: Replicated, target_db: Database) -> None:
+    async with replicated(TEXTS, "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i") as found:
         assert (await verified(found)).equal
         target_db.execute("DELETE FROM t WHERE id = 7")
         assert named(only(await verified(found, changed=True))) == [("missing", ("7",), ())]
@@ -387,12 +426,8 @@ def sessions(name: str) -> str:
     return f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%{name}'"
 
 
-async def test_a_killed_verification_leaves_nothing_behind(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100000) AS i; ANALYZE t; CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_a_killed_verification_leaves_nothing_behind(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+    async with replicated(TEXTS, "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100000) AS i; ANALYZE t") as found:
         arguments = ["verify", found.subscription.name, "--connection", publisher_db.dsn, "--target", target_db.dsn, "--max-rate", "1000"]
         with running(*arguments) as program:
             await asyncio.to_thread(publisher_db.wait, sessions("verify"), 2)
@@ -405,12 +440,8 @@ async def test_a_killed_verification_leaves_nothing_behind(publisher_db: Databas
         assert (await verified(found)).equal
 
 
-async def test_snapshots_of_a_requester_that_ends_are_closed(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_snapshots_of_a_requester_that_ends_are_closed(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+    async with replicated("CREATE TABLE t (id int PRIMARY KEY)") as found:
         async with open_store(target_db.dsn, "test") as (store, find):
             oid = (await find(found.subscription.name)).oid
             await store.take_lock(request_key(oid), "the test")
@@ -424,12 +455,8 @@ async def test_snapshots_of_a_requester_that_ends_are_closed(publisher_db: Datab
         assert (await verified(found)).equal
 
 
-async def test_resumes_after_an_interruption(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 400000) AS i; ANALYZE t; CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up(60)
+async def test_resumes_after_an_interruption(replicated: Replicated, tmp_path: Path) -> None:
+    async with replicated(TEXTS, "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 400000) AS i; ANALYZE t") as found:
         file = tmp_path / "verification.json"
         task = asyncio.create_task(verified(found, limits=VerificationLimits(jobs=1, max_rate=50_000), resume=file))
         while not (file.exists() and json.loads(file.read_text())["tables"]["public.t"]["done"]):
@@ -444,12 +471,8 @@ async def test_resumes_after_an_interruption(publisher_db: Database, target_db: 
         assert not file.exists()
 
 
-async def test_the_command_line_tells_and_repairs(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    publisher_db.execute("INSERT INTO t SELECT i, 'secret' FROM generate_series(1, 10) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+async def test_the_command_line_tells_and_repairs(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+    async with replicated(TEXTS, "INSERT INTO t SELECT i, 'secret' FROM generate_series(1, 10) AS i") as found:
         target_db.execute("UPDATE t SET v = 'wrong' WHERE id = 3")
 
         async def run(*more: str) -> Ended:
@@ -475,12 +498,8 @@ async def test_the_command_line_tells_and_repairs(publisher_db: Database, target
 
 
 @pytest.mark.publisher(min=15, lacks="two-phase commit")
-async def test_prepared_transactions_are_on_neither_side(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    publisher_db.execute("INSERT INTO t VALUES (1, 'v'); CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db, two_phase=True) as found:
-        await found.caught_up()
+async def test_prepared_transactions_are_on_neither_side(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+    async with replicated(TEXTS, "INSERT INTO t VALUES (1, 'v')", two_phase=True) as found:
         await asyncio.to_thread(target_db.wait, "SELECT subtwophasestate FROM subscriber.pg_subscription", "e")
         gid = f"verify_{publisher_db.name}"
         publisher_db.execute("BEGIN; UPDATE t SET v = 'prepared'; INSERT INTO t VALUES (2, 'prepared')")
@@ -494,12 +513,10 @@ async def test_prepared_transactions_are_on_neither_side(publisher_db: Database,
 
 
 @pytest.mark.publisher(min=15, lacks="two-phase commit")
-async def test_repair_of_rows_that_a_prepared_transaction_has_locked_ends(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    publisher_db.execute("INSERT INTO t VALUES (1, 'v'); CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db, two_phase=True) as found:
-        await found.caught_up()
+async def test_repair_of_rows_that_a_prepared_transaction_has_locked_ends(
+    replicated: Replicated, publisher_db: Database, target_db: Database
+) -> None:
+    async with replicated(TEXTS, "INSERT INTO t VALUES (1, 'v')", two_phase=True) as found:
         await asyncio.to_thread(target_db.wait, "SELECT subtwophasestate FROM subscriber.pg_subscription", "e")
         target_db.execute("UPDATE t SET v = 'wrong'")
         report = await verified(found)
@@ -516,24 +533,19 @@ async def test_repair_of_rows_that_a_prepared_transaction_has_locked_ends(publis
 
 
 async def test_repair_does_not_delete_the_rows_of_a_rewritten_table(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+    replicated: Replicated, publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for database in (publisher_db, target_db):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
-    publisher_db.execute("INSERT INTO t VALUES (1, 1), (2, 2); CREATE PUBLICATION pub FOR TABLE t")
-
     async def after_rewriting(*arguments: Any) -> Any:
         # the rows are now newer than the snapshot
         publisher_db.execute("ALTER TABLE t ALTER v TYPE bigint")
         return await rows_by_key(*arguments)
 
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
+    async with replicated(NUMBERS, "INSERT INTO t VALUES (1, 1), (2, 2)") as found:
         target_db.execute("UPDATE t SET v = 0")
         report = await verified(found)
         with monkeypatch.context() as patch:
             patch.setattr(snapshot_service, "rows_by_key", after_rewriting)
-            with pytest.raises(PublisherError, match="truncated or rewritten"):
+            with pytest.raises(RelationError, match="truncated or rewritten"):
                 await repair(report, target=target_db.dsn)
         assert target_db.fetch("SELECT id, v FROM t ORDER BY id") == [(1, 0), (2, 0)]
         await repair(report, target=target_db.dsn)

@@ -206,6 +206,9 @@ _STEPS: Final[Mapping[int, str]] = {
     );
     GRANT SELECT ON subscriber.verification TO PUBLIC;
     """,
+    5: """
+    ALTER TABLE subscriber.verification ADD compared text;
+    """,
 }
 """SQL that upgrades the catalog to a version, without the columns of options (:attr:`Option.catalog_version`). Never change a step."""
 

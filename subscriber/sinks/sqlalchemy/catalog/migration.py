@@ -13,7 +13,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateColumn, CreateTable, DropTable
 
-from subscriber.catalog.model import PG_SUBSCRIPTION
+from subscriber.catalog import model
+from subscriber.catalog.model import PG_SUBSCRIPTION, VERIFICATION
 from subscriber.catalog.store import CATALOG_KEY
 from subscriber.errors import TargetError
 from subscriber.sinks.sqlalchemy.catalog_tables import FIRST_OID, VERSION, CatalogTables
@@ -51,19 +52,24 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
             # the rows of worker are reports that need not be kept
             await connection.execute(DropTable(tables.worker, if_exists=True))
             await connection.execute(CreateTable(tables.worker))
-        table = tables.by_name[PG_SUBSCRIPTION.name]
-        for column in PG_SUBSCRIPTION.columns.values():
-            # versions 1 and 2 have the same columns
-            if column.version > max(version, 2):
-                name = connection.dialect.identifier_preparer.format_table(table)
-                added = CreateColumn(table.c[column.name]).compile(dialect=connection.dialect)
-                await connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {added}"))
+        for described in (PG_SUBSCRIPTION, VERIFICATION):
+            if await connection.run_sync(_has, tables.by_name[described.name]):
+                await _add_columns(connection, described, tables.by_name[described.name], version)
         await _create_missing(connection, tables)
         await connection.execute(update(tables.version).values(version=VERSION))
         return
     await _create_missing(connection, tables)
     identifier = str(secrets.randbits(63))
     await connection.execute(insert(tables.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
+
+
+async def _add_columns(connection: AsyncConnection, described: model.Table, table: Table, version: int) -> None:
+    name = connection.dialect.identifier_preparer.format_table(table)
+    for column in described.columns.values():
+        # versions 1 and 2 have the same columns
+        if column.version > max(version, 2):
+            added = CreateColumn(table.c[column.name]).compile(dialect=connection.dialect)
+            await connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {added}"))
 
 
 async def _create_missing(connection: AsyncConnection, tables: CatalogTables) -> None:

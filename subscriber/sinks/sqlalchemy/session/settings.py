@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["RollingBack", "connect_arguments", "session_statements", "short_waits"]
+__all__ = ["RollingBack", "connect_arguments", "session_statements", "short_waits", "usual_waits"]
 
 _BUSY_SECONDS: Final = 10.0
 _YEAR: Final = 31_536_000
@@ -26,10 +26,10 @@ _MYSQL_MODE: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE,"
     "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'"
 )
+_MYSQL_WAITS: Final = ("SET SESSION innodb_lock_wait_timeout = 10", "SET SESSION lock_wait_timeout = 30")
 _MYSQL: Final = (
     "SET SESSION time_zone = '+00:00'",
-    "SET SESSION innodb_lock_wait_timeout = 10",
-    "SET SESSION lock_wait_timeout = 30",
+    *_MYSQL_WAITS,
     # a session that holds a lock may be idle for a long time
     f"SET SESSION wait_timeout = {_YEAR}",
     "SET SESSION sql_safe_updates = 0",
@@ -87,3 +87,8 @@ def short_waits(dialect_name: str) -> Sequence[str]:
             return ("SET SESSION innodb_lock_wait_timeout = 1", "SET SESSION lock_wait_timeout = 1")
         case _:
             return ()
+
+
+def usual_waits(dialect_name: str) -> Sequence[str]:
+    """What undoes :func:`short_waits`."""
+    return _MYSQL_WAITS if short_waits(dialect_name) else ()
