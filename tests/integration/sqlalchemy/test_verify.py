@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from subscriber import Settings, Subscription, TableName, VerificationLimits, VerificationReport, repair, verify
+from subscriber import Settings, Subscription, TableName, TargetUnavailable, VerificationLimits, VerificationReport, repair, verify
 from subscriber.catalog.snapshot_requests import put_request, request_key
+from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions
 from subscriber.subscription.targets import open_store
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.sqlalchemy_targets import OtherTarget
@@ -91,6 +92,22 @@ async def test_finds_and_repairs_what_differs(publisher_db: Database, other_targ
         await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
         assert (await verified(found, publisher_db, other_target, "t", "words")).equal
         assert other_target.fetch("SELECT v FROM t WHERE id IN (10, 20, 30)") == [("later",), ("later",)]
+
+
+@pytest.mark.parametrize("other_target", ["mariadb"], indirect=True)
+async def test_repair_does_not_wait_for_a_locked_row(publisher_db: Database, other_target: OtherTarget) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t")
+    async with running(publisher_db, other_target) as found:
+        other_target.execute("UPDATE t SET v = 2")
+        report = await verified(found, publisher_db, other_target)
+        async with SnapshotSessions.open(other_target.url, 1) as sessions, sessions.connection() as connection:
+            await connection.exec_driver_sql("SELECT * FROM t FOR UPDATE")
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(TargetUnavailable, match="lock"):
+                await repair(report, target=other_target.url)
+            assert asyncio.get_running_loop().time() - began < 9, "a session that applies waits for ten seconds"
+        await repair(report, target=other_target.url)
+        assert (await verified(found, publisher_db, other_target)).equal
 
 
 async def test_is_equal_at_one_lsn_under_load(publisher_db: Database, other_target: OtherTarget) -> None:

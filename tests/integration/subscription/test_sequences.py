@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from subscriber import SequenceState, TableName, sync_sequences
 from tests.support.database import Database
 from tests.support.program import subscriber
@@ -44,6 +46,13 @@ async def test_values_never_repeat_when_both_sides_insert(publisher_db: Database
             assert (dry.status, dry.errors) == (0, "subscriber: 4 sequences would be set, 1 equal, 0 left\n"), dry
             assert "sequence public.cached_id_seq: would be set, next value 41\n" in dry.output
             assert target_db.value("SELECT last_value FROM pg_sequences WHERE sequencename = 'cached_id_seq'") is None
+            as_json = subscriber(*arguments(publisher_db, target_db), found.subscription.name, "--dry-run", "--json", loud=True)
+            assert (as_json.status, as_json.errors) == (0, "")
+            assert json.loads(as_json.output)["sequences"][2] == {
+                "schema": "public", "sequence": "cached_id_seq", "state": "set", "place": "sequence public.cached_id_seq", "next_value": 41,
+                "reason": None,
+            }  # fmt: skip
+            # the name may be before or after options
             done = subscriber(*arguments(publisher_db, target_db, found.subscription.name), loud=True)
             assert (done.status, done.output, done.errors) == (0, "", "subscriber: 4 sequences set, 1 equal, 0 left\n")
             # sessions of the publisher use up what they have in their caches
