@@ -63,6 +63,7 @@ class Session:
         self.exported: str | None = None
         self.status = "I"
         self.read_tables: set[int] = set()
+        self._savepoints: list[tuple[str, frozenset[int]]] = []
         self.query = ""
         self.cancelled = asyncio.Event()
         self._extended = ExtendedProtocol(self)
@@ -273,6 +274,42 @@ class Session:
         self.status = "I"
         self.snapshot = None
         self.read_tables.clear()
+        self._savepoints.clear()
+
+    def set_savepoint(self, name: str) -> None:
+        """SAVEPOINT.
+
+        Raises:
+            ServerError: there is no transaction.
+        """
+        if self.status != "T":
+            raise ServerError("25P01", "SAVEPOINT can only be used in transaction blocks")
+        self._savepoints.append((name, frozenset(self.read_tables)))
+
+    def release_savepoint(self, name: str) -> None:
+        """RELEASE SAVEPOINT.
+
+        Raises:
+            ServerError: there is no such savepoint.
+        """
+        del self._savepoints[self._savepoint(name) :]
+
+    def rollback_to_savepoint(self, name: str) -> None:
+        """ROLLBACK TO SAVEPOINT: it stays, and locks that were taken since are released.
+
+        Raises:
+            ServerError: there is no such savepoint.
+        """
+        place = self._savepoint(name)
+        del self._savepoints[place + 1 :]
+        self.read_tables = set(self._savepoints[place][1])
+        self.status = "T"
+
+    def _savepoint(self, name: str) -> int:
+        found = [place for place, (known, _) in enumerate(self._savepoints) if known == name]
+        if not found:
+            raise ServerError("3B001", f'savepoint "{name}" does not exist')
+        return found[-1]
 
     def failed(self) -> None:
         """A statement failed."""

@@ -33,6 +33,21 @@ def _rollback(session: Session, values: Mapping[str, str]) -> Result:
     return Result("ROLLBACK")
 
 
+def _set_savepoint(session: Session, values: Mapping[str, str]) -> Result:
+    session.set_savepoint(values["name"])
+    return Result("SAVEPOINT")
+
+
+def _release_savepoint(session: Session, values: Mapping[str, str]) -> Result:
+    session.release_savepoint(values["name"])
+    return Result("RELEASE")
+
+
+def _rollback_to_savepoint(session: Session, values: Mapping[str, str]) -> Result:
+    session.rollback_to_savepoint(values["name"])
+    return Result("ROLLBACK")
+
+
 def _import_snapshot(session: Session, values: Mapping[str, str]) -> Result:
     if session.status != "T":
         raise ServerError("25001", "SET TRANSACTION SNAPSHOT must be called in a transaction")
@@ -97,8 +112,8 @@ def _wal_end(session: Session, values: Mapping[str, str]) -> Result:
     return result({"pg_current_wal_lsn": 3220}, [(session.publisher.wal.end,)])
 
 
-ENDINGS: Final = frozenset({_commit, _rollback})
-"""The handlers of statements that end a transaction."""
+ENDINGS: Final = frozenset({_commit, _rollback, _rollback_to_savepoint})
+"""The handlers of statements that end a failed transaction, or the failed part of one."""
 
 QUERIES: Final = (
     known("BEGIN", _begin),
@@ -109,6 +124,9 @@ QUERIES: Final = (
     known("END", _commit),
     known("ROLLBACK", _rollback),
     known("ABORT", _rollback),
+    known("SAVEPOINT {name}", _set_savepoint),
+    known("RELEASE SAVEPOINT {name}", _release_savepoint),
+    known("ROLLBACK TO SAVEPOINT {name}", _rollback_to_savepoint),
     known("SET TRANSACTION ISOLATION LEVEL {level}", _set_level),
     known("SET TRANSACTION SNAPSHOT '{name}'", _import_snapshot),
     known("SET {name} = {value}", _set),

@@ -216,3 +216,19 @@ async def test_a_test_that_makes_no_sense_ends_in_a_clear_error() -> None:
         other.insert("items", id=1)
         other.commit()
         assert [row["id"] for row in publisher.rows("items")] == ["1"]
+
+
+async def test_savepoints() -> None:
+    async with items() as publisher, await psycopg.AsyncConnection.connect(publisher.dsn()) as session:
+        await session.execute("SAVEPOINT outer_one")
+        await session.execute("SAVEPOINT inner_one")
+        with pytest.raises(psycopg.Error, match="does not know this query"):
+            await session.execute("SELECT nothing()")
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            await session.execute("SELECT 1")
+        await session.execute("ROLLBACK TO SAVEPOINT outer_one")
+        assert await (await session.execute("SELECT 1")).fetchone() == (1,)
+        with pytest.raises(psycopg.errors.InvalidSavepointSpecification, match='savepoint "inner_one" does not exist'):
+            await session.execute("RELEASE SAVEPOINT inner_one")
+        await session.execute("ROLLBACK TO SAVEPOINT outer_one")
+        await session.execute("RELEASE SAVEPOINT outer_one")
