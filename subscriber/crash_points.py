@@ -25,6 +25,8 @@ POINTS: Final[Mapping[str, str]] = {
     "copy.synchronized": "the table is synchronized, and its slot still exists",
     "copy.slot_dropped": "the table's slot is dropped",
     "copy.ready": "the tables that the apply worker has taken over are stored as ready",
+    "group.copied": "the rows of a table of a group were sent, and are not stored",
+    "group.stored": "the rows of a table of a group and its state are stored, and the apply worker does not know it yet",
     "apply.taken": "a batch was received, and nothing of it is applied",
     "apply.applied": "the sink has applied a batch, and the positions do not count it yet",
     "apply.advanced": "the sink has stored a position without changes, and it is not acknowledged",

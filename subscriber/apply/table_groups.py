@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
+from subscriber import crash_points
 from subscriber.abc import CopyFormat, GroupingSink, PublishedTable, TableGroup, TableName
 from subscriber.apply.table_sync import SyncRun
 from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
@@ -143,10 +144,12 @@ class GroupSynchronization:
                 # the publisher rejects most tables before the first row: then the target's session is not used
                 first = await anext(rows, b"")
                 await group.copy(table, self._run.copy_format, _chained(first, rows))
+            crash_points.reached("group.copied")
             lsn = states.covered(table.relation_id, snapshot.consistent_point)
             if states.try_handover(name, lsn):
                 states.storing(name)
                 await group.finish(lsn)
+                crash_points.reached("group.stored")
                 states.complete_handover(name)
                 self._run.progress.finished(name)
                 _log.info('table "%s" is copied as of %s and synchronized up to %s', name, snapshot.consistent_point, lsn)

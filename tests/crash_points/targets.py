@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
 
 from subscriber.abc import Sink
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.sinks.postgres.sink import PostgresSink
+from subscriber.testing.crash_points import CrashTarget
 from tests.sinks.targets import MemoryAdapter, PostgresTarget, SqliteTarget
 from tests.support.database import Database
 
@@ -57,3 +61,21 @@ class CrashMemory(MemoryAdapter):
 
     def cut(self) -> None:
         self._target.sever()
+
+
+_MAKERS: Final[Mapping[str, Callable[[pytest.FixtureRequest], CrashTarget]]] = {
+    "memory": lambda _: CrashMemory(),
+    "postgres": lambda request: CrashPostgres(request.getfixturevalue("target_db")),
+    "sqlite": lambda request: CrashSqlite(_directory(request) / "replica.db"),
+}
+SINKS: Final = tuple(_MAKERS)
+
+
+def _directory(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue("tmp_path")
+    return found
+
+
+def make_target(sink: str, request: pytest.FixtureRequest) -> CrashTarget:
+    """A new, empty target of one of :data:`SINKS`."""
+    return _MAKERS[sink](request)

@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pytest
 
 from subscriber.crash_points import POINTS
-from subscriber.testing.crash_points import CORE_POINTS, CrashCase, CrashTarget, Failure, crash_cases
-from tests.crash_points.targets import CrashMemory, CrashPostgres, CrashSqlite
+from subscriber.testing.crash_points import CORE_POINTS, CrashCase, Failure, crash_cases
+from tests.crash_points.targets import SINKS, make_target
 
-_MAKERS: Final[Mapping[str, Callable[[pytest.FixtureRequest], CrashTarget]]] = {
-    "memory": lambda _: CrashMemory(),
-    "postgres": lambda request: CrashPostgres(request.getfixturevalue("target_db")),
-    "sqlite": lambda request: CrashSqlite(_directory(request) / "replica.db"),
-}
 _OWN: Final[Mapping[str, Sequence[str]]] = {
     "memory": (),
-    "postgres": [point for point in POINTS if point.startswith("postgres.")],
-    "sqlite": [point for point in POINTS if point.startswith("sqlalchemy.")],
+    "postgres": [point for point in POINTS if point.startswith(("group.", "postgres."))],
+    "sqlite": [point for point in POINTS if point.startswith(("group.", "sqlalchemy."))],
 }
-_LATER: Final = frozenset(
-    {"apply.taken", "apply.applied", "acknowledge.sending", "acknowledge.sent", "postgres.committed", "sqlalchemy.committed"}
-)
-"""Points that are also reached much later: their first time is during the copy."""
-
-
-def _directory(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.getfixturevalue("tmp_path")
-    return found
+_LATER: Final[Mapping[str, int]] = {
+    **dict.fromkeys(["apply.taken", "apply.applied", "acknowledge.sending", "acknowledge.sent"], 4),
+    **dict.fromkeys(["postgres.committed", "sqlalchemy.committed"], 6),
+    **dict.fromkeys(["prepare.prepared", "postgres.prepared", "group.copied"], 4),
+    **dict.fromkeys(["prepare.committed", "postgres.commit_prepared", "prepare.rolled_back", "group.stored"], 2),
+}
+"""Points that are also reached later, in another situation: after the copy, or with a large transaction."""
 
 
 def _cases(sink: str) -> list[CrashCase]:
     failures = [Failure.ERROR, Failure.CUT, Failure.DISK_FULL] if sink == "memory" else [Failure.EXIT]
     found = crash_cases((*CORE_POINTS, *_OWN[sink]), failures=failures)
-    return [*found, *(CrashCase(case.point, case.failure, 4) for case in found if case.point in _LATER)]
+    return [*found, *(CrashCase(case.point, case.failure, _LATER[case.point]) for case in found if case.point in _LATER)]
 
 
-_ALL: Final = [(sink, case) for sink in _MAKERS for case in _cases(sink)]
+CASES: Final = [(sink, case) for sink in SINKS for case in _cases(sink)]
 _SAMPLE: Final = [
     ("memory", CrashCase("prepare.prepared", Failure.ERROR)),
     ("memory", CrashCase("acknowledge.sending", Failure.CUT)),
-    ("sqlite", CrashCase("sqlalchemy.committed", Failure.EXIT, 4)),
+    ("sqlite", CrashCase("sqlalchemy.committed", Failure.EXIT, 6)),
     ("sqlite", CrashCase("spool.written", Failure.DISK_FULL)),
     ("postgres", CrashCase("copy.finished", Failure.EXIT)),
     ("postgres", CrashCase("postgres.prepared", Failure.EXIT)),
@@ -56,7 +48,7 @@ def _named(cases: Sequence[tuple[str, CrashCase]]) -> list[object]:
 
 
 async def _run(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> None:
-    await case.run(_MAKERS[sink](request), _directory(request))
+    await case.run(make_target(sink, request), request.getfixturevalue("tmp_path"))
 
 
 @pytest.mark.parametrize(("sink", "case"), _named(_SAMPLE))
@@ -66,6 +58,6 @@ async def test_sample(sink: str, case: CrashCase, request: pytest.FixtureRequest
 
 @pytest.mark.crash
 @pytest.mark.endurance
-@pytest.mark.parametrize(("sink", "case"), _named([case for case in _ALL if case not in _SAMPLE]))
+@pytest.mark.parametrize(("sink", "case"), _named([case for case in CASES if case not in _SAMPLE]))
 async def test_every_point(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> None:
     await _run(sink, case, request)

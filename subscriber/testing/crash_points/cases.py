@@ -30,7 +30,7 @@ CORE_POINTS: Final[Sequence[str]] = tuple(
 """The points that the program reaches with every sink."""
 _WRITES: Final = frozenset({"spool.written"})
 """Where a disk may be full. The error must be one that the step expects, so these are not all points."""
-_STARTS: Final = 6
+_STARTS: Final = 4
 """A case needs two starts, or three if the error ends the first attempt."""
 _TIMEOUT: Final = 60.0
 

@@ -54,7 +54,7 @@ class Start:
 
 
 def make_subscription(start: Start) -> Subscription:
-    """The subscription of a case: it spills and retries soon, and commits are durable at once."""
+    """The subscription of a case: it spills and retries soon, commits are durable at once, and the order of copies does not vary."""
     return Subscription(
         NAME,
         connection=start.conninfo,
@@ -66,6 +66,7 @@ def make_subscription(start: Start) -> Subscription:
             wal_receiver_status_interval=0.5,
             logical_decoding_work_mem=_WORK_MEM,
             max_copy_workers_per_table=1,
+            max_sync_workers_per_subscription=1,
             spool_directory=str(start.directory / "spool"),
         ),
     )

@@ -1,7 +1,7 @@
 """What the publisher does in a case, and how both sides are compared.
 
-The scenario has what makes each step happen: a table that is copied alone and one that is copied in a group, rows that change during the
-copy, small and streamed transactions, savepoints that are rolled back, and prepared transactions. ``history`` has no key, so a row that is
+The scenario has what makes each step happen: a large table, which is copied alone and changes meanwhile, small ones that are copied in a
+group, small and streamed transactions, savepoints that are rolled back, and prepared transactions. ``history`` has no key, so a row that is
 applied twice is found.
 """
 
@@ -20,8 +20,9 @@ __all__ = ["Scenario"]
 
 _ACCOUNTS: Final = Table("accounts", "*id int4", "note")
 _HISTORY: Final = Table("history", "number int4", "note")
-_QUIET: Final = Table("quiet", "*id int4", "note")
-_TABLES: Final = (_ACCOUNTS, _HISTORY, _QUIET)
+_QUIET: Final = [Table(f"quiet_{number}", "*id int4", "note") for number in range(3)]
+"""With the others, enough tables for a group."""
+_TABLES: Final = (_ACCOUNTS, _HISTORY, *_QUIET)
 _NOTE: Final = "x" * 400
 _COPIED: Final = 50
 _LARGE_NOTE: Final = "y" * 100_000
@@ -50,13 +51,15 @@ class Scenario:
         publisher = self.publisher
         publisher.create_table("accounts", {"id": "int4", "note": "text"}, key=["id"])
         publisher.create_table("history", {"number": "int4", "note": "text"})
-        publisher.create_table("quiet", {"id": "int4", "note": "text"}, key=["id"])
+        for table in _QUIET:
+            publisher.create_table(table.name.name, {"id": "int4", "note": "text"}, key=["id"])
         publisher.create_table("private", {"id": "int4"}, key=["id"])
-        publisher.create_publication(PUBLICATION, "accounts", "history", "quiet")
+        publisher.create_publication(PUBLICATION, *[table.name.name for table in _TABLES])
         with_rows = publisher.transaction()
         with_rows.insert("accounts", _rows(1, 20, "id"))
         with_rows.insert("history", _rows(1, _COPIED, "number", _LARGE_NOTE))
-        with_rows.insert("quiet", _rows(1, 20, "id"))
+        for table in _QUIET:
+            with_rows.insert(table.name.name, _rows(1, 20, "id"))
         with_rows.commit()
 
     async def create_tables(self, target: CrashTarget) -> None:
@@ -67,10 +70,9 @@ class Scenario:
     async def steps(self) -> AsyncIterator[None]:
         """Do one thing after another. What is committed by then must be confirmed before the next step."""
         publisher = self.publisher
-        # during the copy: the tables must catch up
-        await publisher.until(lambda: any(name != NAME for name in publisher.slots), _TIMEOUT)
+        # during the copy: the table must catch up. The slot of a group is temporary
+        await publisher.until(lambda: any(name != NAME and not slot.temporary for name, slot in publisher.slots.items()), _TIMEOUT)
         async with publisher.transaction() as t:
-            t.insert("accounts", id=101, note="during the copy")
             t.insert("history", number=1001, note="during the copy")
         yield
         if self._two_phase:
