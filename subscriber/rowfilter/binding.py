@@ -24,6 +24,7 @@ from subscriber.rowfilter.typed import (
     Evaluate,
     Typed,
     alike,
+    any_or_all,
     arithmetic,
     boolean,
     cast,
@@ -312,8 +313,9 @@ class _Binder:
         if len(constants) > 1:
             # the server makes an array of them, and first gives them and the subject one type
             _, (_, *found) = alike([subject, *constants], "IN")
-            given = iter(found)
-            parts = [next(given) if part.constant else part for part in parts]
+            array = any_or_all(subject, found, [self._compare("=", subject, part) for part in found], any_=True)
+            others = [part for part in parts if not part.constant]
+            return connected_truth([array, *(self._compare("=", subject, part) for part in others)], until=True)
         return connected_truth([self._compare("=", subject, part) for part in parts], until=True)
 
     def _array(self, node: exp.Expr, sign: str, array: exp.Expr, *, any_: bool) -> Typed:
@@ -346,7 +348,7 @@ class _Binder:
             raise unsupported("an array that is neither ARRAY[…] nor a constant")
         if subject.type == UNKNOWN:
             raise _quoted_subject()
-        return connected_truth([self._compare(sign, subject, part) for part in parts], until=any_)
+        return any_or_all(subject, parts, [self._compare(sign, subject, part) for part in parts], any_=any_)
 
     def _elements(self, text: str, type_: str) -> list[Any]:
         if type_ == UNKNOWN:

@@ -7,7 +7,7 @@ the server's planner does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from subscriber.rowfilter import operators
@@ -19,6 +19,7 @@ __all__ = [
     "Evaluate",
     "Typed",
     "alike",
+    "any_or_all",
     "arithmetic",
     "boolean",
     "cast",
@@ -89,7 +90,9 @@ def typed_literal(part: Typed, type_: str) -> Typed:
 
 
 def strict(type_: str, function: Callable[..., Any], parts: Sequence[Typed], collation: str = "default") -> Typed:
-    """A function that gives NULL if an argument is NULL."""
+    """A function that gives NULL if an argument is NULL. If that argument has no columns, the others are not evaluated."""
+    if any(part.constant and part.value is None for part in parts):
+        return constant(type_, None, collation)
     evaluate = _on_one(function, parts[0].evaluate) if len(parts) == 1 else _on_several(function, [part.evaluate for part in parts])
     return folded(Typed(type_, evaluate, constant=all(part.constant for part in parts), collation=collation))
 
@@ -200,8 +203,28 @@ def _aligned(part: Typed, type_: str) -> Typed:
     return result if result.type == type_ else Typed(type_, part.evaluate, constant=part.constant, collation=part.collation)
 
 
+def any_or_all(subject: Typed, elements: Sequence[Typed], comparisons: Sequence[Typed], *, any_: bool) -> Typed:
+    """``subject = ANY (array)``, or ALL, from the comparisons with each element. First the subject and all elements are evaluated."""
+    if all(part.constant for part in elements) and (subject.constant or any(part.value is not None for part in elements)):
+        # the comparisons evaluate all that can fail
+        return connected_truth(comparisons, until=any_)
+    given = [part.evaluate for part in (subject, *elements)]
+
+    def evaluated(row: Sequence[Any]) -> bool:
+        for each in given:
+            each(row)
+        return not any_
+
+    return connected_truth([Typed("bool", evaluated), *(replace(each, constant=False) for each in comparisons)], until=any_)
+
+
 def connected_truth(parts: Sequence[Typed], *, until: bool) -> Typed:
-    """OR (``until`` true) or AND of the parts: the first part of that value decides, and otherwise a NULL."""
+    """OR (``until`` true) or AND of the parts: the first part of that value decides, and otherwise a NULL.
+
+    A part without columns decides before the others are evaluated.
+    """
+    if any(part.constant and part.value is until for part in parts):
+        return constant("bool", until)
     evaluates = [part.evaluate for part in parts]
 
     def evaluate(row: Sequence[Any]) -> Any:

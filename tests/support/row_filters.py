@@ -64,6 +64,24 @@ INTEGERS = ("int2", "int4", "int8")
 NUMBERS = (*INTEGERS, "numeric", "float4", "float8")
 TEXTS = ("text", "varchar(40)")
 FAMILIES = (NUMBERS, (*TEXTS, "char(6)"), ("date", "timestamp"), *(((name,)) for name in ("bool", "timestamptz", "time", "uuid", "bytea")))
+EVALUATED = [
+    # a part without columns decides first
+    ("a / b = 1 AND 1 = 2", False),
+    ("1 = 1 OR a / b = 1", False),
+    ("a / b = 1 OR 1 = 2", True),
+    ("(a / b = NULL) IS NULL", False),
+    ("(a / b + NULL::int IS NULL)", False),
+    ("1 IN (a / b, 1)", False),
+    # the constants of a list are an array, which comes first
+    ("a IN (a / b, 6, 7)", False),
+    ("a IN (a / b, 6)", True),
+    # an array is evaluated before it is compared
+    ("a = ANY (ARRAY[6, a / b])", True),
+    ("6 = ANY (ARRAY[6, a / b])", True),
+    ("(a / b = ANY (ARRAY[NULL::int])) IS NULL", True),
+    ("(6 = ANY (ARRAY[NULL::int])) IS NULL", False),
+]
+"""Filters of a row with a = 6 and b = 0, and whether they fail: the server evaluates not every part, and not in the order of the text."""
 SIGNS = ("=", "<>", "!=", "<", "<=", ">", ">=")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import psycopg
 import pytest
@@ -19,7 +20,7 @@ from subscriber.protocol.messages import Insert, Relation
 from subscriber.rowfilter import RowFilter, RowFilterError, parse_filter
 from subscriber.types import TypeRegistry
 from tests.support.database import Database
-from tests.support.row_filters import TYPES, VALUES, Generator
+from tests.support.row_filters import EVALUATED, TYPES, VALUES, Generator
 
 pytestmark = pytest.mark.publisher(min=15, lacks="row filters")
 
@@ -89,6 +90,8 @@ POOL = [
     "c3",
     "c6",
     "c9",
+    "c2 / c1",
+    "c2 / c1",
     "==",
     ".",
     ";",
@@ -114,6 +117,13 @@ async def test_damaged_filters(publisher_db: Database, record_property: Callable
 async def test_many_damaged_filters(publisher_db: Database, record_property: Callable[[str, object], None]) -> None:
     counts = compare(publisher_db, seed=8, filters=200_000)
     record_property("compared", _summary(counts))
+
+
+async def test_server_evaluates_these_parts(publisher_db: Database) -> None:
+    publisher_db.execute("CREATE TABLE t (a int, b int); INSERT INTO t VALUES (6, 0)")
+    for text, fails in EVALUATED:
+        with pytest.raises(psycopg.errors.DivisionByZero) if fails else nullcontext():
+            publisher_db.fetch(f"SELECT ({text}) FROM t")
 
 
 def _summary(counts: Counter[str]) -> str:

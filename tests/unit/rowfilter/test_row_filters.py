@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,7 @@ from subscriber.protocol.messages import (
 from subscriber.rowfilter import PublicationFilter, RowFilter, RowFilterError, combine, parse_filter
 from subscriber.rowfilter.stream import FrameFilter
 from subscriber.types import TypeRegistry
+from tests.support.row_filters import EVALUATED
 
 INT4, TEXT, BOOL, DATE, NUMERIC, BPCHAR, VARCHAR, TIMESTAMPTZ, JSONB = 23, 25, 16, 1082, 1700, 1042, 1043, 1184, 3802
 COLUMNS = (
@@ -206,6 +208,13 @@ def test_error_for_a_row_names_the_table_and_no_value() -> None:
     assert 'evaluating the row filter of table "public.t"' in caught.value.one_line()
     with pytest.raises(RowFilterError, match='column "b": invalid value for type int4'):
         bound("b = 1").matches(tuple_data("6", "secret", *VALUES[2:]))
+
+
+@pytest.mark.parametrize(("text", "fails"), EVALUATED)
+def test_parts_are_evaluated_when_the_server_evaluates_them(text: str, fails: bool) -> None:
+    row = tuple_data("6", "0", *VALUES[2:])
+    with pytest.raises(RowFilterError, match="division by zero") if fails else nullcontext():
+        bound(text).matches(row)
 
 
 THREE = (Column("k", INT4, -1, True), Column("v", TEXT, -1, False), Column("big", TEXT, -1, False))
