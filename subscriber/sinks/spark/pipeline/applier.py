@@ -43,15 +43,15 @@ from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
 from subscriber.sinks.spark.pipeline.engines import COMMITS_AT_ONCE, Engine, TableRound
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
-from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, is_readable, load
+from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, is_readable
 from subscriber.sinks.spark.pipeline.pace import Waiting
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, RoundProgress, as_line
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
-from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, stop_of, stopped_documents, stopping
+from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, last_published, stop_of, stopped_documents, stopping
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
-from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta
-from subscriber.sinks.spark.tables.foreign_commits import TableStopped
+from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped
 
 __all__ = ["Applier", "ApplierSettings"]
 
@@ -195,7 +195,7 @@ class Applier:
             all_of = tables | {name: table for name, table, _ in left}
             for name, table in all_of.items():
                 with stopping(name, stopped):
-                    load(self._tables.of(name, table))
+                    self._tables.load(name, table, last_published(snapshot, name))
             loaded = {name: table for name, table in all_of.items() if name not in stopped}
             first = kept[0].previous if kept else None
             if snapshot is not None and not kept and snapshot.needed < snapshot.landed:
@@ -213,7 +213,7 @@ class Applier:
                 began = time.monotonic()
                 with stopping(name, stopped):
                     theirs = [manifest for manifest in (*kept, *taken) if manifest.end <= until]
-                    work = self._planner.plan(lake, name, table, theirs, min(end, until))
+                    work = self._planner.plan(lake, name, table, theirs, min(end, until), published=last_published(snapshot, name))
                     if work is not None:
                         waiting.append(work)
                         done.of(name).seconds += time.monotonic() - began
@@ -361,7 +361,15 @@ class Applier:
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
             list(pool.map(self._planner.prepare, works))
         before = [work.delta.version for work in works]
-        for work, version, done in zip(works, before, self._engine.apply(works), strict=True):
+        try:
+            results = self._engine.apply(works)
+        except (CommitConflict, TableStopped):
+            raise
+        except TargetError:
+            for work in works:
+                self._planner.require_files(work)
+            raise
+        for work, version, done in zip(works, before, results, strict=True):
             self._planner.remember(work, done)
             self.missing.add(done.missing)
             table = progress.of(work.name)

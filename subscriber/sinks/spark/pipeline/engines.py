@@ -31,7 +31,7 @@ from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
-from subscriber.sinks.spark.tables.foreign_commits import TableStopped
+from subscriber.sinks.spark.tables.table_errors import TableStopped
 
 __all__ = ["COMMITS_AT_ONCE", "Engine", "LocalEngine", "TableResult", "TableRound"]
 

@@ -35,14 +35,15 @@ from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.versions import history_schema
 from subscriber.sinks.spark.pipeline.engines import Engine
-from subscriber.sinks.spark.pipeline.open_tables import application, load
+from subscriber.sinks.spark.pipeline.open_tables import application
 from subscriber.sinks.spark.pipeline.plan import BaseFile, TableWork, plan_columns, plan_table
 from subscriber.sinks.spark.pipeline.stopped_tables import stopping
 from subscriber.sinks.spark.schema.evolution import Stretch, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, LakeColumn, TableSchema, folded_name
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta, commit_note, with_added
-from subscriber.sinks.spark.tables.foreign_commits import TableStopped, require_no_foreign_log_changes
+from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
+from subscriber.sinks.spark.tables.table_errors import TableStopped
 
 __all__ = ["HistoryTables", "history_documents"]
 
@@ -155,7 +156,7 @@ class HistoryTables:
         directory = table_directory("history", name, table.id)
         delta = self.opened.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
         app = f"subscriber-{lake.target_identifier}-{table.id}-history"
-        if load(delta):
+        if delta.load():
             self._require_usable(lake, delta, kind)
             delta.make_durable()
         while (after := delta.applied(app) or INVALID_LSN) < reached:
@@ -236,7 +237,7 @@ class HistoryTables:
         directory = table_directory("tables", name, table.id)
         delta = LakeDelta(self._storage, directory)
         app = application(lake, table)
-        known = ColumnDeclarations(self._storage).find(directory, app, delta.applied(app)) if load(delta) else None
+        known = ColumnDeclarations(self._storage).find(directory, app, delta.applied(app)) if delta.load() else None
         if known is None:
             raise TableStopped(
                 f'the change log of table "{name}" does not state which columns identify a row',

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Final
 
 from subscriber.abc import TableName
-from subscriber.errors import TargetError
-from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
+from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
+from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from subscriber.sinks.spark.tables.foreign_commits import TableStopped
+from subscriber.sinks.spark.tables.table_errors import DamagedTable, TableStopped
 
-__all__ = ["OpenTables", "application", "is_readable", "load"]
-
-_UNREADABLE: Final = re.compile("feature|protocol|unsupported", re.IGNORECASE)
-"""In delta-rs' errors about tables that it cannot read."""
-_PATH: Final = re.compile(r"\S*/\S*")
+__all__ = ["OpenTables", "application", "is_readable"]
 
 
 @dataclass(slots=True)
@@ -40,11 +35,37 @@ class OpenTables:
         directory = table_directory("tables", name, table.id)
         return self.opened.setdefault(directory, LakeDelta(self.storage, directory, self.retain_hours))
 
+    def load(self, name: TableName, table: LakeTable, published: SnapshotTable | None) -> None:
+        """Load the newest version of a table. A damaged one may begin again.
+
+        Args:
+            name: of the table.
+            table: its entry.
+            published: the table in the last snapshot that had it.
+
+        Raises:
+            TableStopped: it cannot be read.
+            TargetError: its file system cannot be read.
+        """
+        try:
+            self.of(name, table).load()
+        except DamagedTable:
+            if not self.begins_again(name, table, published):
+                raise
+
+    def begins_again(self, name: TableName, table: LakeTable, published: SnapshotTable | None) -> bool:
+        """Let a damaged table begin again, if its copy replaces all that was published. False if it does not. As :meth:`load`."""
+        copied = read_copy(self.storage, copy_directory(table)) if table.generation and table.until is None else None
+        if copied is None or (published is not None and (published.applied is None or published.applied >= copied.lsn)):
+            return False
+        self.of(name, table).begin_again()
+        return True
+
     def is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool | None:
         """Whether the table has been committed since its last copy. False if it cannot be read. None if there is no Delta table."""
         delta = self.of(name, table)
         try:
-            return delta.applied(application(lake, table)) is not None if load(delta) else None
+            return delta.applied(application(lake, table)) is not None if delta.load() else None
         except TableStopped:
             return False
 
@@ -54,26 +75,9 @@ def application(lake: Lake, table: LakeTable) -> str:
     return f"subscriber-{lake.target_identifier}-{table.id}-{table.generation}"
 
 
-def load(delta: LakeDelta) -> bool:
-    """Load the newest version of a table. False if there is none.
-
-    Raises:
-        TableStopped: delta-rs cannot read this kind of table.
-        TargetError: another error.
-    """
+def is_readable(delta: LakeDelta) -> bool:
+    """Load a table. False if there is none, or if it cannot be read."""
     try:
         return delta.load()
-    except TargetError as error:
-        # paths in delta-rs' text may have these words too, and so may the lines of a stack trace below it
-        told = str(error.__cause__).partition("\n")[0].replace(delta.uri, "")
-        if _UNREADABLE.search(_PATH.sub("", told)):
-            raise TableStopped(f"{error}", hint="remove the feature from the table: ALTER TABLE … DROP FEATURE") from error
-        raise
-
-
-def is_readable(delta: LakeDelta) -> bool:
-    """Load a table. False if there is none, or if delta-rs cannot read it."""
-    try:
-        return load(delta)
     except TableStopped:
         return False

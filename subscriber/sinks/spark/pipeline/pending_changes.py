@@ -18,7 +18,7 @@ from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.pipeline.plan import TableWork, plan_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
-from subscriber.sinks.spark.tables.foreign_commits import COPY_AGAIN, TableStopped
+from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped
 
 __all__ = ["PendingChanges", "copied_changes", "read_work"]
 

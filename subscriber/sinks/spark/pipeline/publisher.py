@@ -17,7 +17,8 @@ from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS, Publication, Snapshot, Snapshots, snapshot_rows
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
-from subscriber.sinks.spark.tables.delta import CommitConflict, LakeDelta
+from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.table_errors import CommitConflict
 
 __all__ = ["SnapshotPublisher"]
 

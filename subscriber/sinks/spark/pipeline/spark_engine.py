@@ -35,7 +35,7 @@ from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
 from subscriber.sinks.spark.session.spark_session import has_delta, refuse_connect, require_delta_jar
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
-from subscriber.sinks.spark.tables.delta import CommitConflict
+from subscriber.sinks.spark.tables.table_errors import CommitConflict
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -19,14 +19,13 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, St
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.foreign_commits import (
-    COPY_AGAIN,
-    TableStopped,
     first_version,
     require_no_foreign_changes,
     require_published_version,
 )
+from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped
 
-__all__ = ["StopChecks", "stop_of", "stopped_documents", "stopping"]
+__all__ = ["StopChecks", "last_published", "stop_of", "stopped_documents", "stopping"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +43,14 @@ def stop_of(snapshot: Snapshot | None, name: TableName, table: LakeTable) -> Sto
     """The stop of a table in a snapshot. A stop of an earlier copy of the table has ended."""
     stop = snapshot.stopped.get(name) if snapshot is not None else None
     return stop if stop is not None and stop.generation == table.generation else None
+
+
+def last_published(snapshot: Snapshot | None, name: TableName) -> SnapshotTable | None:
+    """A table in the last snapshot that had it."""
+    if snapshot is None:
+        return None
+    stop = snapshot.stopped.get(name)
+    return stop.last if stop is not None else snapshot.tables.get(name)
 
 
 @dataclass(slots=True)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import pyarrow.compute as pc
 
 from subscriber.abc import TableName
+from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
@@ -26,7 +28,9 @@ from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note, with_added
-from subscriber.sinks.spark.tables.foreign_commits import COPY_AGAIN, TableStopped, copy_application
+from subscriber.sinks.spark.tables.file_check import require_files
+from subscriber.sinks.spark.tables.foreign_commits import copy_application
+from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
 
 __all__ = ["TablePlanner"]
 
@@ -64,7 +68,9 @@ class TablePlanner:
         self._refused[error.refused] = error
         return True
 
-    def plan(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> TableRound | None:
+    def plan(
+        self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn, *, published: SnapshotTable | None
+    ) -> TableRound | None:
         """Plan the work of one table. None: nothing waits.
 
         Args:
@@ -73,21 +79,38 @@ class TablePlanner:
             table: the table.
             taken: the manifests of the round.
             end: the LSN of the table after the round, unless it is already further.
+            published: the table in the last snapshot that had it.
 
         Raises:
             TableStopped: the table cannot be continued.
             TargetError: a file cannot be read or written.
         """
-        with arrow_errors(self._storage.what(self._tables.of(name, table).directory)):
-            return self._planned(lake, name, table, taken, end)
+        delta = self._tables.of(name, table)
+        try:
+            with arrow_errors(self._storage.what(delta.directory)):
+                return self._planned(lake, name, table, taken, end, published=published)
+        except TableStopped:
+            raise
+        except TargetError:
+            if delta.is_there:
+                require_files(self._storage, delta)
+            raise
 
-    def _planned(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> TableRound | None:
+    def _planned(
+        self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn, *, published: SnapshotTable | None
+    ) -> TableRound | None:
         delta, app = self._tables.of(name, table), application(lake, table)
         if delta.is_there and (refused := self._refused.get((delta.directory, app, delta.version))) is not None:
             raise refused
         applied = delta.applied(app)
         # a copy replaces the rows of the table; a table that is not copied keeps them
         replaced = applied is None and table.generation > 0 and not self._registered(lake, table, delta)
+        if replaced and delta.is_there:
+            try:
+                delta.table_files()
+            except DamagedTable:
+                if not self._tables.begins_again(name, table, published):
+                    raise
         source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
         source.reached = max(source.reached, end)
@@ -203,6 +226,20 @@ class TablePlanner:
         if work.overwrite is None:
             work.delta.mark_added(work.task.added)
         self._declarations.keep(work.delta.directory, work.application, *work.declared)
+
+    def require_files(self, work: TableRound) -> None:
+        """Find out whether a file of the table made a round fail.
+
+        Raises:
+            TableStopped: a file is missing or damaged.
+        """
+        if not work.delta.is_there:
+            return
+        try:
+            require_files(self._storage, work.delta)
+        except TableStopped as error:
+            error.refused = work.delta.directory, work.application, work.delta.version
+            raise
 
     def remember(self, work: TableRound, done: TableResult) -> None:
         """Remember the ranges of new files, which need not be read from them then."""

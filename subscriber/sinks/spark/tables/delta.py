@@ -32,10 +32,11 @@ from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector
 from subscriber.sinks.spark.tables.lake_columns import ADDED, ADDED_KEY, is_without_zone, lake_schema, with_added
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, read_error, write_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED, ENABLE_VECTORS, unwritable, violated
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
 
-__all__ = ["CommitConflict", "FileRanges", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
+__all__ = ["FileRanges", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
 
 _CHECKPOINT_VERSIONS: Final = 100
 _PROPERTIES: Final[Mapping[str, str]] = {
@@ -51,13 +52,6 @@ _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscribe
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LAST_COMMITS: Final = 10
 """How many of the last commits of a newly opened table may not be durable yet."""
-
-
-class CommitConflict(TargetError):
-    """Another writer changed the table after it was loaded. The work must be planned again."""
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(f"Delta table {uri} was changed by another writer at the same time", hint="let other writers commit less often")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +93,10 @@ class LakeDelta:
         """Read the newest version. False if there is no table yet.
 
         Raises:
-            TargetError: it cannot be read.
+            TableStopped: the table is damaged, or delta-rs cannot read this kind of table.
+            TargetError: its file system cannot be read.
         """
-        with self._translated():
+        with self._reading():
             if not DeltaTable.is_deltatable(self.uri):
                 self._table = None
             elif self._table is not None:
@@ -109,6 +104,11 @@ class LakeDelta:
             else:
                 self._table, self._durable, self._log = DeltaTable(self.uri), -1, TableLog(self._storage, self.directory)
         return self._table is not None
+
+    def begin_again(self) -> None:
+        """Forget all versions of a damaged table. Its files are removed once they are old enough."""
+        self._storage.remove_directory(f"{self.directory}/{LOG}")
+        self._table = None
 
     def create(self, schema: pa.Schema) -> None:
         """Create the table, empty.
@@ -181,7 +181,7 @@ class LakeDelta:
         return {path: self.row_count(file) for path, file in self.table_files().items()}
 
     def _actions(self) -> pa.Table:
-        with self._translated():
+        with self._reading():
             return pa.table(self._there.get_add_actions(flatten=True))
 
     def at(self, version: int) -> DeltaTable:
@@ -190,7 +190,7 @@ class LakeDelta:
         Raises:
             TargetError: the log does not reach back that far.
         """
-        with self._translated():
+        with self._reading():
             return DeltaTable(self.uri, version=version)
 
     def files_at(self, version: int) -> dict[str, TableFile]:
@@ -259,7 +259,7 @@ class LakeDelta:
 
     def applied(self, application: str) -> Lsn | None:
         """The LSN of an application's last commit. None if it never committed."""
-        with self._translated():
+        with self._reading():
             found = self._table.transaction_version(application) if self._table is not None else None
         return None if found is None else Lsn(found)
 
@@ -269,7 +269,7 @@ class LakeDelta:
         Raises:
             TargetError: the log does not reach back that far.
         """
-        with self._translated():
+        with self._reading():
             found = self.at(version).transaction_version(application)
         return None if found is None else Lsn(found)
 
@@ -499,8 +499,15 @@ class LakeDelta:
             yield
         except (DeltaError, OSError) as error:
             self._table = None
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise TargetError(f"Delta table {self.uri}: {first}", hint="check that all its files exist and are writable") from error
+            raise write_error(self.uri, error) from error
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            self._table = None
+            raise read_error(self.uri, self.directory, error) from error
 
 
 def commit_note(operation: str, lsn: Lsn, after: Lsn | None = None) -> str:

@@ -16,37 +16,22 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.tables.delta import LakeDelta, changes_rows, has, lake_schema
+from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped
 from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
 
 __all__ = [
-    "COPY_AGAIN",
-    "TableStopped",
     "copy_application",
     "first_version",
     "require_no_foreign_changes",
     "require_no_foreign_log_changes",
     "require_published_version",
 ]
-
-COPY_AGAIN: Final = "copy it again: subscriber alter … --copy-again; or remove it from the publication and add it again"
-"""A hint for error messages."""
-
-
-class TableStopped(TargetError):
-    """One table cannot be continued. The others can.
-
-    Attributes:
-        refused: directory, application and version of the table, if this was found when it was committed.
-    """
-
-    refused: tuple[str, str, int] | None = None
 
 
 def copy_application(application: str) -> str:

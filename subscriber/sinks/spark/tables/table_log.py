@@ -5,6 +5,7 @@ Source: Delta protocol, Delta Log Entries, Checkpoints, and Action Reconciliatio
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
+from subscriber.sinks.spark.tables.table_errors import DamagedTable, TableStopped
 
 __all__ = ["LOG", "TableFile", "TableLog"]
 
@@ -85,20 +87,36 @@ class TableLog:
         self.removed: dict[str, int] = {}
 
     def actions(self, version: int) -> list[dict[str, Any]] | None:
-        """The actions of a commit. None: the log no longer has it."""
+        """The actions of a commit. None: the log no longer has it.
+
+        Raises:
+            DamagedTable: the commit is damaged.
+        """
         content = self._storage.read(f"{self._directory}/{LOG}/{version:020d}.json")
-        return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
+        if content is None:
+            return None
+        with self._intact(f"version {version}"):
+            if not content.strip():
+                raise ValueError
+            return [json.loads(line) for line in content.splitlines() if line.strip()]
+
+    @contextlib.contextmanager
+    def _intact(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, pa.ArrowException):
+            raise DamagedTable(self._storage.what(self._directory), self._directory, f"{what} of its log is damaged") from None
 
     def read(self, version: int) -> None:
         """Move to a version.
 
         Raises:
-            TargetError: the log does not have it.
+            TableStopped: the log does not have it, or is damaged.
         """
         if version < self.version or self.version < 0 or not self._follow(version):
             self._begin(version)
             if not self._follow(version):
-                raise TargetError(
+                raise TableStopped(
                     f"the log of Delta table {self._storage.what(self._directory)} does not reach back to version {version}",
                     hint="its commits were removed; use a newer version",
                 )
@@ -108,7 +126,8 @@ class TableLog:
             actions = self.actions(number)
             if actions is None:
                 return False
-            self._take(actions)
+            with self._intact(f"version {number}"):
+                self._take(actions)
             self.version = number
         return True
 
@@ -126,7 +145,8 @@ class TableLog:
             if names:
                 for name in names:
                     # it may have the removal of a file with its earlier vector beside the file
-                    self._take(self._checkpoint(f"{self._directory}/{LOG}/{name}"), removals=False)
+                    with self._intact(f"checkpoint {name}"):
+                        self._take(self._checkpoint(f"{self._directory}/{LOG}/{name}"), removals=False)
                 self.version = number
                 return
 

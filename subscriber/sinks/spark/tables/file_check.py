@@ -1,0 +1,35 @@
+"""Finds out whether an error of reading a table is one of its files. Then only that table is stopped."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.table_errors import DamagedTable
+
+__all__ = ["require_files"]
+
+
+def require_files(storage: Storage, delta: LakeDelta) -> None:
+    """Check that all files of the loaded version of a table exist, and that Parquet can read their footers.
+
+    Raises:
+        DamagedTable: a file is missing or damaged.
+        TargetError: the file system cannot be read.
+    """
+    files = delta.table_files()
+    vectors = {file.vector.file for file in files.values() if file.vector is not None} - {None}
+    names = [f"{delta.directory}/{path}" for path in (*files, *vectors)]
+    with storage.reading(delta.directory):
+        missing = next((info.path for info in storage.filesystem.get_file_info(names) if info.type is not fs.FileType.File), None)
+    if missing is not None:
+        raise DamagedTable(delta.uri, delta.directory, f"file {storage.what(missing)} is missing")
+    for name in names[: len(files)]:
+        with storage.reading(name):
+            try:
+                pq.read_metadata(name, filesystem=storage.filesystem)
+            except pa.ArrowInvalid:
+                raise DamagedTable(delta.uri, delta.directory, f"file {storage.what(name)} is not a Parquet file") from None

@@ -1,0 +1,78 @@
+"""Errors that concern one Delta table: the round is planned again, or the table is stopped while the others continue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from deltalake.exceptions import DeltaError
+
+from subscriber.errors import TargetError
+
+__all__ = ["COPY_AGAIN", "CommitConflict", "DamagedTable", "TableStopped", "read_error", "write_error"]
+
+COPY_AGAIN: Final = "copy it again: subscriber alter … --copy-again; or remove it from the publication and add it again"
+"""A hint for error messages."""
+_REMEDIES: Final[Mapping[str, str]] = {
+    "tables": COPY_AGAIN,
+    "log": "remove its directory: the log begins again, with the changes that are still landed",
+    "history": "remove its directory: the applier builds it again from the change log",
+    "snapshots": "start over in a new directory",
+}
+"""What repairs a damaged table, by the directory of the lake that it is in."""
+_UNREADABLE: Final = re.compile("feature|protocol|unsupported", re.IGNORECASE)
+"""In delta-rs' errors about tables that it cannot read."""
+_INCOMPLETE: Final = "No table metadata or protocol"
+_STORE: Final = re.compile(r"Generic \w+ error")
+"""In delta-rs' errors about file systems and object stores."""
+_PATH: Final = re.compile(r"\S*/\S*")
+
+
+class CommitConflict(TargetError):
+    """Another writer changed the table after it was loaded. The work must be planned again."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(f"Delta table {uri} was changed by another writer at the same time", hint="let other writers commit less often")
+
+
+class TableStopped(TargetError):
+    """One table cannot be continued. The others can.
+
+    Attributes:
+        refused: directory, application and version of the table, if this was found when it was committed.
+    """
+
+    refused: tuple[str, str, int] | None = None
+
+
+class DamagedTable(TableStopped):
+    """Files of a table are damaged or missing, although its file system can be read.
+
+    Args:
+        uri: of the table.
+        directory: of the table, relative to the lake.
+        what: is wrong.
+    """
+
+    def __init__(self, uri: str, directory: str, what: str) -> None:
+        remedy = _REMEDIES.get(directory.partition("/")[0], COPY_AGAIN)
+        super().__init__(f"Delta table {uri} is damaged: {what}", hint=f"restore it from a backup, or {remedy}")
+
+
+def read_error(uri: str, directory: str, error: Exception) -> TargetError:
+    """The error for one of delta-rs that was raised when a table was read: is it the table, or its file system?"""
+    text = str(error)
+    first = text.partition("\n")[0]
+    if not isinstance(error, DeltaError) or _STORE.search(text):
+        return write_error(uri, error)
+    # paths in the text may have these words too, and so may the lines of a stack trace below it
+    if _INCOMPLETE not in first and _UNREADABLE.search(_PATH.sub("", first.replace(uri, ""))):
+        return TableStopped(f"Delta table {uri}: {first}", hint="remove the feature from the table: ALTER TABLE … DROP FEATURE")
+    return DamagedTable(uri, directory, first)
+
+
+def write_error(uri: str, error: Exception) -> TargetError:
+    """The error for any other one of delta-rs."""
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return TargetError(f"Delta table {uri}: {first}", hint="check that all its files exist and are writable")

@@ -1,0 +1,115 @@
+"""Damaged and missing files of one Delta table: only that table leaves the snapshot, and copying it again repairs it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.abc import TableEntry, TableState
+from subscriber.errors import TargetError
+from subscriber.protocol.messages import Insert, Update
+from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
+from tests.unit.sinks.spark.stream import TABLE, begun, make, row
+from tests.unit.sinks.spark.tables.test_other_writers import OTHER, OTHER_NAME
+
+LOG = "_delta_log"
+
+
+def commit(table: Path, number: int) -> Path:
+    return table / LOG / f"{number:020d}.json"
+
+
+def checkpointed(table: Path) -> Path:
+    DeltaTable(str(table)).create_checkpoint()
+    (found,) = (table / LOG).glob("*.checkpoint.parquet")
+    return found
+
+
+def remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "garbage": (lambda table: commit(table, 1).write_bytes(b"\0garbage"), "Json error"),
+    "cut off": (lambda table: commit(table, 1).write_bytes(commit(table, 1).read_bytes()[:-30]), "Truncated record"),
+    "empty": (lambda table: commit(table, 1).write_bytes(b""), "version 1 of its log is damaged"),
+    "gap": (lambda table: commit(table, 1).unlink(), "is damaged|has lost version"),
+    "first": (lambda table: commit(table, 0).unlink(), "is damaged"),
+    "checkpoint": (lambda table: checkpointed(table).write_bytes(b"garbage" * 100), "Parquet"),
+    "log": (lambda table: shutil.rmtree(table / LOG), "has lost version 2, which was published: it is gone"),
+    "file": (lambda table: remove(table.glob("*.parquet")), r"file .*\.parquet is missing"),
+    "moved": (lambda table: commit(table, 2).rename(table.parents[2] / "kept"), ""),
+    "content": (lambda table: [file.write_bytes(b"garbage") for file in table.glob("*.parquet")], "is not a Parquet file"),
+}
+
+
+async def damaged(path: Path, damage: str) -> OpenedSparkSink:
+    """Two tables with two rows each, at 300. Then one is damaged, and both get changes at 400."""
+    sink = await begun(make(path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    work = applier(path)
+    all_rounds(work)
+    await land(sink, 300, Update(5, None, None, row("1", "b")), Update(6, None, None, row("1", "b")))
+    all_rounds(work)
+    work.tidy(now=True)
+    DAMAGES[damage][0](path / "tables/public/t")
+    await land(sink, 400, Update(5, None, None, row("1", "c")), Update(6, None, None, row("1", "c")))
+    return sink
+
+
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage != "moved"])
+async def test_damaged_table_leaves_the_snapshot_alone_and_a_new_copy_repairs_it(tmp_path: Path, damage: str) -> None:
+    sink = await damaged(tmp_path, damage)
+    reason = stop_of(applier(tmp_path), DAMAGES[damage][1])
+    assert "--copy-again" in reason
+    work = applier(tmp_path)
+    snapshot = all_rounds(work)
+    assert snapshot.lsn == 400
+    assert DeltaTable(str(tmp_path / snapshot.tables[OTHER_NAME].path)).to_pyarrow_table()["note"].to_pylist() == ["c"]
+    work.tidy(now=True)
+    # alter --copy-again
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\tc\n7\tseven\n", 500)
+    await land(sink, 600, Insert(5, row("8", "eight")))
+    await sink.close()
+    snapshot = all_rounds(work)
+    assert not snapshot.stopped
+    assert rows(tmp_path) == [(1, "c"), (7, "seven"), (8, "eight")]
+    work.tidy(now=True)
+    assert len(list((tmp_path / "landing").glob("*.json"))) == 1
+
+
+async def test_damaged_table_continues_once_its_log_is_restored(tmp_path: Path) -> None:
+    path, kept = commit(tmp_path / "tables/public/t", 2), tmp_path / "kept"
+    sink = await damaged(tmp_path, "moved")
+    stop_of(applier(tmp_path), "has lost version 2|is damaged")
+    await land(sink, 500, Insert(5, row("2", "d")))
+    await sink.close()
+    work = applier(tmp_path)
+    all_rounds(work)
+    kept.rename(path)
+    work._next_look = 0.0
+    assert not all_rounds(work).stopped
+    assert rows(tmp_path) == [(1, "c"), (2, "d")]
+
+
+async def test_store_that_cannot_be_read_stops_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await damaged(tmp_path, "empty")
+    await sink.close()
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("Generic S3 error: error sending request")
+
+    monkeypatch.setattr("subscriber.sinks.spark.tables.delta.DeltaTable.is_deltatable", unreachable)
+    with pytest.raises(TargetError, match="Generic S3 error") as told:
+        LakeDelta(storage(tmp_path), "tables/public/t").load()
+    assert type(told.value) is TargetError
