@@ -16,6 +16,8 @@ Tables and columns have the same names as in PostgreSQL's system catalogs, where
     what a verb asks the process that runs a subscription to do at one LSN (:mod:`subscriber.catalog.snapshot_requests`).
 ``verification``
     for each table, the snapshots in which both sides were last found equal.
+``cutover``
+    the steps of a cutover that were begun (:mod:`subscriber.subscription.cutover`).
 
 A kind of target can add columns and tables that only it needs (:meth:`Table.extended`).
 """
@@ -33,6 +35,7 @@ from subscriber.errors import TargetError
 
 __all__ = [
     "COUNTERS",
+    "CUTOVER",
     "PG_SUBSCRIPTION",
     "PG_SUBSCRIPTION_REL",
     "POSITION",
@@ -268,5 +271,16 @@ VERIFICATION: Final = Table(
     Column("verified_at", Kind.TIME),
     Column("compared", Kind.TEXT, null=True, length=32, version=5),
     key=("subid", "nspname", "relname"),
+    subscription="subid",
+)
+
+CUTOVER: Final = Table(
+    "cutover",
+    Column("subid", Kind.OID),
+    Column("step", Kind.TEXT, length=40),
+    Column("began_at", Kind.TIME),
+    Column("ended_at", Kind.TIME, null=True),
+    Column("details", Kind.LONG_TEXT),
+    key=("subid", "step"),
     subscription="subid",
 )

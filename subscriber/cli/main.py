@@ -33,6 +33,7 @@ _VERBS: Final = {
     "status": "show the status of subscriptions",
     "verify": "compare the rows of both sides at one position",
     "schema": "copy the publisher's schema to the target, or compare both",
+    "cutover": "move the application to the target, and back",
     "sequences": "set the target's sequences to those of the publisher",
     "check": "find problems before the first run",
     "tail": "print committed changes",

@@ -68,9 +68,9 @@ __all__ = [
     "catalog_tables",
 ]
 
-VERSION: Final = max(column.version for table in (model.PG_SUBSCRIPTION, model.VERIFICATION) for column in table.columns.values())
-"""The catalog's version. Version 2 added ``worker.details``, version 4 ``snapshot_request`` and ``verification``. Each version adds the
-columns that have its number."""
+VERSION: Final = max(6, *(column.version for table in (model.PG_SUBSCRIPTION, model.VERIFICATION) for column in table.columns.values()))
+"""The catalog's version. Version 2 added ``worker.details``, version 4 ``snapshot_request`` and ``verification``, version 6 ``cutover``.
+Each version adds the columns that have its number."""
 
 PREFIX: Final = "subscriber_"
 FIRST_OID: Final = 16384
@@ -127,6 +127,7 @@ OF_SUBSCRIPTION: Final = (
     ),
     model.SNAPSHOT_REQUEST,
     model.VERIFICATION,
+    model.CUTOVER,
     model.SUBSCRIPTION_STATS,
     FENCE,
     model.PG_SUBSCRIPTION,

@@ -20,7 +20,7 @@ that all kinds of targets share.
     What each worker of a process reports, about once a second; unlogged. A row is valid only while the worker's lock is held.
 ``subscription_stats``
     Counters, and the last error.
-``snapshot_request``, ``verification``
+``snapshot_request``, ``verification``, ``cutover``
     See :mod:`subscriber.catalog.model`.
 ``pg_stat_subscription``, ``pg_stat_subscription_stats``, ``pg_stat_reset_subscription_stats(oid)``
     As in PostgreSQL. ``pid`` is the process of the worker's session in the target.
@@ -208,6 +208,16 @@ _STEPS: Final[Mapping[int, str]] = {
     """,
     5: """
     ALTER TABLE subscriber.verification ADD compared text;
+    """,
+    6: """
+    CREATE TABLE subscriber.cutover (
+        subid oid NOT NULL,
+        step text NOT NULL,
+        began_at timestamptz NOT NULL,
+        ended_at timestamptz,
+        details text NOT NULL,
+        PRIMARY KEY (subid, step)
+    );
     """,
 }
 """SQL that upgrades the catalog to a version, without the columns of options (:attr:`Option.catalog_version`). Never change a step."""

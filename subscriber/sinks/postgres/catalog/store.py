@@ -32,6 +32,7 @@ _TABLES: Final = (
     model.WORKER,
     model.SNAPSHOT_REQUEST,
     model.VERIFICATION,
+    model.CUTOVER,
     model.SUBSCRIPTION_STATS,
     model.PG_SUBSCRIPTION,
 )

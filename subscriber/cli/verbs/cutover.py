@@ -1,0 +1,105 @@
+"""``subscriber cutover``: move the application from the publisher to the target, and back."""
+
+from __future__ import annotations
+
+import argparse
+
+from subscriber.cli.notices import confirm
+from subscriber.cli.options import add_name_argument, add_target_argument
+from subscriber.cli.output import say
+from subscriber.errors import ConfigurationError
+from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, plan_cutover, roll_back
+from subscriber.subscription.cutover.options import CutoverOptions
+
+__all__ = ["add_arguments"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the verb's arguments."""
+    parser.description = (
+        "Moves the writers from the publisher (the old database) to the target (the new database) of a running subscription: keeps"
+        " writers out of both, waits until the target has everything, sets the sequences, compares rows, makes a way back, runs your switch command,"
+        " and lets writers into the target. After an error everything is undone. An interrupted cutover continues when it is started again."
+    )
+    add_name_argument(parser)
+    add_target_argument(parser)
+    act = parser.add_mutually_exclusive_group()
+    act.add_argument("--dry-run", action="store_true", help="print the plan and what would make it fail; change nothing")
+    act.add_argument("--abort", action="store_true", help="undo an interrupted cutover or rollback")
+    act.add_argument("--rollback", action="store_true", help="move the writers back to the publisher, with everything written since")
+    act.add_argument("--complete", action="store_true", help="remove the way back, the slots and the catalogs; the publisher stays closed")
+    parser.add_argument(
+        "--fence",
+        metavar="KIND",
+        help="how writers are kept out: read-only (default_transaction_read_only), revoke (CONNECT), or command:COMMAND, which gets"
+        " SUBSCRIBER_FENCE=close or open and SUBSCRIBER_DATABASE=old or new; default: read-only, for a rollback that of the cutover",
+    )
+    parser.add_argument(
+        "--verify",
+        choices=["full", "changed", "none"],
+        help="which rows are compared without writers; default: changed, for a rollback none",
+    )
+    parser.add_argument(
+        "--sequences", choices=["published", "all", "none"], help="which sequences are set: of the published tables (default), all, none"
+    )
+    parser.add_argument(
+        "--switch",
+        metavar="COMMAND",
+        help="leads the application to the other database; gets SUBSCRIBER_DIRECTION=forward or back. It may run again after a crash",
+    )
+    parser.add_argument("--switch-timeout", type=float, metavar="S", help="seconds that it may take; default: 60")
+    parser.add_argument(
+        "--max-downtime",
+        type=float,
+        metavar="S",
+        help="seconds without writers after which everything is undone; default: 300; 0: no limit",
+    )
+    parser.add_argument("--max-lag", type=float, metavar="S", help="seconds that the target may be behind at the start; default: 10")
+    parser.add_argument("--no-way-back", action="store_true", help="make no subscription in the opposite direction")
+    parser.add_argument("--publisher-admin", metavar="CONNINFO", help="role that may close the publisher's database and end its sessions")
+    parser.add_argument("--target-admin", metavar="CONNINFO", help="the same for the target")
+    parser.set_defaults(execute=_execute)
+
+
+def _options(args: argparse.Namespace) -> CutoverOptions | None:
+    given = {name: getattr(args, name) for name in ("fence", "verify", "sequences", "switch", "switch_timeout", "max_lag")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if args.max_downtime is not None:
+        given["max_downtime"] = args.max_downtime or None
+    if args.no_way_back:
+        given["way_back"] = False
+    if args.rollback and given:
+        given.setdefault("verify", "none")
+    return CutoverOptions(**given) if given else None
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    options = _options(args)
+    admins = {"publisher_admin": args.publisher_admin, "target_admin": args.target_admin}
+
+    def tell(text: str) -> None:
+        confirm(args, text)
+
+    if (args.abort or args.complete) and options is not None:
+        raise ConfigurationError("--abort and --complete take no options of a cutover", hint="omit them")
+    if args.dry_run:
+        lines = await plan_cutover(args.name, target=args.target, options=options, **admins)
+        say("\n".join(lines))
+        return int(any(line.startswith("error: ") for line in lines))
+    if args.abort:
+        await abort_cutover(args.name, target=args.target, tell=tell, **admins)
+        confirm(args, "undone")
+    elif args.complete:
+        opens = await complete_cutover(args.name, target=args.target, tell=tell, **admins)
+        confirm(args, f"completed; the old database stays closed to writers, and this SQL opens it: {opens}" if opens else "completed")
+    elif args.rollback:
+        seconds = await roll_back(args.name, target=args.target, options=options, tell=tell, **admins)
+        confirm(args, f"rolled back{_time(seconds)}; the new database stays closed to writers, and --abort opens it")
+    else:
+        seconds = await cutover(args.name, target=args.target, options=options, tell=tell, **admins)
+        confirm(args, f"cut over{_time(seconds)}; keep the way back running with `subscriber run --target` for the old database")
+    return 0
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else f"; no writer could write for {seconds:.2f} s"

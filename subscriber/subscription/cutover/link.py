@@ -1,0 +1,259 @@
+"""The two subscriptions of a cutover: forward, from the old database to the new one, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from subscriber.abc import Position, TableName, TwoPhaseState
+from subscriber.catalog import Definition
+from subscriber.catalog.store import LAUNCHER_KEY, writer_key
+from subscriber.catalog.subscriptions import StoredCatalog
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError, SubscriptionInUse
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.session_name import session_name
+from subscriber.subscription.management.create import create_subscription
+from subscriber.subscription.management.drop import drop_subscription
+from subscriber.subscription.subscription import Subscription
+from subscriber.subscription.targets import observe_target, open_catalog, open_target
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.session import Session
+
+__all__ = ["BackLink", "ForwardLink", "Link", "drop_unused_catalog", "opened_catalog"]
+
+_log = logging.getLogger(__name__)
+
+_POLL: Final = 0.02
+_LOOK: Final = 0.25
+_UNATTENDED: Final = 3.0
+"""A worker that is between two connections has no lock for a moment."""
+
+
+@contextlib.asynccontextmanager
+async def opened_catalog(target: str) -> AsyncIterator[StoredCatalog]:  # type: ignore[type-arg]
+    """Open a catalog that stores rows."""
+    catalog = await open_catalog(target, "subscriber cutover")
+    try:
+        assert isinstance(catalog, StoredCatalog), "a lake was refused before"
+        yield catalog
+    finally:
+        await catalog.close()
+
+
+class Link:
+    """One subscription.
+
+    Args:
+        name: of the subscription.
+        publisher: connection string of its publisher.
+        target: URL of its target.
+        admin: connection string of a role that may create publications in the publisher.
+    """
+
+    def __init__(self, name: str, *, publisher: str, target: str, admin: str) -> None:
+        self.name = name
+        self.publisher = publisher
+        self.target = target
+        self._admin = admin
+
+    async def find(self) -> Definition | None:
+        """Its definition, or None if it does not exist."""
+        found = await observe_target(self.target)
+        return next((each.definition for each in found if each.definition.name == self.name), None)
+
+    async def is_running(self) -> bool:
+        """Whether a process applies its changes."""
+        async with opened_catalog(self.target) as catalog:
+            oid = (await catalog.find(self.name)).oid
+            return bool(await catalog.store.held_locks([writer_key(oid)]))
+
+    async def has_launcher(self) -> bool:
+        """Whether a process runs the subscriptions of its target."""
+        async with opened_catalog(self.target) as catalog:
+            return bool(await catalog.store.held_locks([LAUNCHER_KEY]))
+
+    async def wait(self, lsn: Lsn) -> None:
+        """Wait until everything up to ``lsn`` is durable in the target. If no process runs the subscription, run it here meanwhile.
+
+        Raises:
+            SubscriberError: the subscription was run here, and ended with an error.
+        """
+        found = await self.find()
+        if found is None or found.slot_name is None:
+            raise ConfigurationError(f'subscription "{self.name}" has no replication slot', hint="`subscriber status` shows it")
+        running = asyncio.create_task(self._keep_running(found))
+        waiting = asyncio.create_task(self._confirmed(found.slot_name, lsn))
+        try:
+            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                running.result()
+            await waiting
+        finally:
+            for task in (running, waiting):
+                task.cancel()
+            await asyncio.gather(running, waiting, return_exceptions=True)
+
+    async def _confirmed(self, slot: str, lsn: Lsn) -> None:
+        async with await Session.connect(self.publisher, application_name=session_name(self.name, "cutover")) as session:
+            while await self.confirmed(session, slot) < lsn:  # noqa: ASYNC110 (another server)
+                await asyncio.sleep(_POLL)
+
+    @staticmethod
+    async def confirmed(session: Session, slot: str) -> Lsn:
+        """Up to where the slot's changes are durable in the target."""
+        rows = await session.execute(
+            f"SELECT confirmed_flush_lsn FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(slot)}"  # noqa: S608
+        )
+        return Lsn.parse(rows[0][0] or "0/0") if rows else Lsn.parse("0/0")
+
+    async def _keep_running(self, definition: Definition) -> None:
+        """Run the subscription here while no other process does."""
+        await asyncio.sleep(_UNATTENDED)
+        async with opened_catalog(self.target) as catalog:
+            now = asyncio.get_running_loop().time
+            seen = now()
+            while now() - seen < _UNATTENDED:
+                if await catalog.store.held_locks([writer_key(definition.oid)]):
+                    seen = now()
+                await asyncio.sleep(_LOOK)
+            definition = await catalog.find(self.name)
+        _log.info('no process runs subscription "%s": it is run here', self.name)
+        subscription = Subscription.of_definition(definition, self.target, Settings())
+        running = asyncio.create_task(subscription.run())
+        try:
+            await asyncio.shield(running)
+        except SubscriptionInUse:
+            # its launcher was faster
+            await asyncio.Event().wait()
+        finally:
+            subscription.stop()
+            await asyncio.wait([running])
+
+    async def stop(self) -> None:
+        """Let no process run it. Idempotent."""
+        async with opened_catalog(self.target) as catalog, catalog.claim(self.name) as definition:
+            await catalog.update(definition.oid, {"enabled": False})
+
+    async def enable(self) -> None:
+        """Let a launcher run it. Idempotent."""
+        async with opened_catalog(self.target) as catalog:
+            found = await catalog.find(self.name)
+            if not found.enabled:
+                await catalog.update(found.oid, {"enabled": True})
+
+    async def establish(self) -> None:
+        """Make its slot, while both databases are closed and hold the same rows. It stays disabled. May be repeated."""
+        raise NotImplementedError
+
+    async def remove(self) -> None:
+        """Remove what :meth:`establish` makes. May be repeated."""
+        raise NotImplementedError
+
+
+class ForwardLink(Link):
+    """The subscription that is cut over. A rollback makes a new slot for it.
+
+    Args:
+        name, publisher, target, admin: as :class:`Link`.
+        slot: name of its slot.
+    """
+
+    def __init__(self, name: str, *, publisher: str, target: str, admin: str, slot: str) -> None:
+        super().__init__(name, publisher=publisher, target=target, admin=admin)
+        self.slot = slot
+
+    async def establish(self) -> None:
+        """Make a new slot, and let the subscription continue there."""
+        async with opened_catalog(self.target) as catalog, catalog.claim(self.name) as definition:
+            slot = self.slot
+            async with await WalReceiverConnection.connect(self.publisher, application_name=session_name(self.name, "cutover")) as session:
+                await session.drop_slot(slot, wait=True, missing_ok=True)
+                identity = await session.identify_system()
+                await catalog.update(definition.oid, {"slot_name": slot, "enabled": False})
+                created = await session.create_slot(
+                    slot,
+                    two_phase=definition.two_phase is TwoPhaseState.ENABLED,
+                    failover=definition.options.failover and session.capabilities.failover_slots,
+                )
+            position = Position(slot, identity.system_identifier, identity.timeline, created.consistent_point)
+            sink = await open_target(self.target, definition.options, Settings(), defined=True).open(self.name, _nothing)
+            try:
+                await sink.set_position(position)
+            finally:
+                await sink.close()
+
+    async def remove(self) -> None:
+        """Drop the slot, so that the publisher keeps no WAL for it. The subscription stays, disabled."""
+        async with opened_catalog(self.target) as catalog, catalog.claim(self.name) as definition:
+            async with await WalReceiverConnection.connect(self.publisher, application_name=session_name(self.name, "cutover")) as session:
+                await session.drop_slot(self.slot, wait=True, missing_ok=True)
+            await catalog.update(definition.oid, {"slot_name": None, "enabled": False})
+
+
+class BackLink(Link):
+    """The way back: a subscription and a publication of the same name.
+
+    Args:
+        name, publisher, target, admin: as :class:`Link`.
+        target_admin: connection string of a role that may drop the catalog in the target.
+        tables: the tables that it replicates.
+    """
+
+    def __init__(self, name: str, *, publisher: str, target: str, admin: str, target_admin: str, tables: Sequence[TableName]) -> None:
+        super().__init__(name, publisher=publisher, target=target, admin=admin)
+        self._target_admin = target_admin
+        self._tables = tables
+
+    async def establish(self) -> None:
+        """Make the publication, and the subscription with its slot. What an interrupted attempt has left is removed first."""
+        await self.remove()
+        async with await self._session() as session:
+            listed = ", ".join(f"{quote_identifier(each.namespace)}.{quote_identifier(each.name)}" for each in self._tables)
+            await session.execute(
+                f"CREATE PUBLICATION {quote_identifier(self.name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+            )
+            options = SubscriptionOptions(copy_data=False, enabled=False, origin="none" if session.capabilities.origin else "any")
+        await create_subscription(
+            self.name, connection=self.publisher, publications=[self.name], target=self.target, options=options, settings=Settings()
+        )
+
+    async def remove(self) -> None:
+        """Drop the subscription with its slot, the publication, and the catalog if it was only for them and the database is open."""
+        if await self.find() is not None:
+            await drop_subscription(self.name, target=self.target)
+        async with await self._session() as session:
+            await session.execute(f"DROP PUBLICATION IF EXISTS {quote_identifier(self.name)}")
+        await drop_unused_catalog(self._target_admin, closed=False)
+
+    async def _session(self) -> Session:
+        session = await Session.connect(self._admin, application_name=session_name(self.name, "cutover"))
+        await session.execute("SET default_transaction_read_only = off; SET client_min_messages = warning")
+        return session
+
+
+def _nothing(_: Lsn) -> None:
+    """Ignore what is durable."""
+
+
+async def drop_unused_catalog(admin: str, *, closed: bool) -> None:
+    """Drop the catalog in a database if it has no subscription.
+
+    Args:
+        admin: connection string of a role that may drop it.
+        closed: drop it also if the database is closed: the fence's table is in the same schema.
+    """
+    async with await Session.connect(admin, application_name="subscriber cutover") as session:
+        await session.execute("SET default_transaction_read_only = off; SET client_min_messages = warning")
+        found = await session.execute(
+            "SELECT pg_catalog.to_regclass('subscriber.pg_subscription'), pg_catalog.to_regclass('subscriber.fence')"
+        )
+        catalog, fence = found[0]
+        if catalog is None or (fence is not None and not closed):
+            return
+        if await session.execute("SELECT count(*) FROM subscriber.pg_subscription") == [("0",)]:
+            await session.execute("DROP SCHEMA subscriber CASCADE")

@@ -1,0 +1,53 @@
+"""What the user wants of a cutover."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from subscriber.errors import ConfigurationError
+from subscriber.walreceiver.fence import FenceKind
+
+__all__ = ["CutoverOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutoverOptions:
+    """How :func:`subscriber.cutover` and :func:`subscriber.roll_back` work.
+
+    Attributes:
+        fence: how writers are kept out of a database: ``read-only``, ``revoke``, or ``command:`` with a command of your own.
+        verify: which rows are compared while there are no writers: ``full``: all; ``changed``: those that changed since a verification
+            found their table equal; ``none``.
+        sequences: which sequences are set: those of the ``published`` tables, ``all`` of the database, or ``none``.
+        switch: a command that leads the application to the other database. None: nothing.
+        switch_timeout: how many seconds the command may take.
+        max_downtime: how many seconds the source may be closed before everything is undone. None: no limit.
+        max_lag: how many seconds the target may take to reach the publisher before writers are stopped.
+        way_back: whether the subscription of the opposite direction is made.
+    """
+
+    fence: str = FenceKind.READ_ONLY
+    verify: Literal["full", "changed", "none"] = "changed"
+    sequences: Literal["published", "all", "none"] = "published"
+    switch: str | None = None
+    switch_timeout: float = 60.0
+    max_downtime: float | None = 300.0
+    max_lag: float = 10.0
+    way_back: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fence not in {FenceKind.READ_ONLY, FenceKind.REVOKE} and not self.fence.removeprefix(FenceKind.COMMAND).strip():
+            raise ConfigurationError("--fence command: has no command", hint="for example --fence 'command:./fence.sh'")
+        if self.fence not in {FenceKind.READ_ONLY, FenceKind.REVOKE} and not self.fence.startswith(FenceKind.COMMAND):
+            raise ConfigurationError(f'unknown fence "{self.fence}"', hint="use read-only, revoke or command:COMMAND")
+
+    def to_json(self) -> dict[str, Any]:
+        """As values of JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """From :meth:`to_json`."""
+        return cls(**values)

@@ -1,0 +1,219 @@
+"""What must be true before writers are stopped. Nothing is changed here.
+
+Everything that is wrong is reported at once, each with what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from subscriber.abc import PublishedTable, TableName, TableState
+from subscriber.abc.sequences import SequenceState
+from subscriber.catalog import Observation
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.protocol.quoting import quote_literal
+from subscriber.subscription.cutover.link import Link
+from subscriber.subscription.cutover.move import Place, sequence_left
+from subscriber.subscription.cutover.options import CutoverOptions
+from subscriber.subscription.management.sequences import sync_sequences
+from subscriber.subscription.targets import open_target
+from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.session import Session
+
+__all__ = ["find_cutover_problems", "lag", "raise_all"]
+
+# by qualified name: table, its columns' types, whether it has a usable replica identity, what is switched off
+_DESCRIBE: Final = """
+SELECT n.nspname, c.relname,
+       (SELECT pg_catalog.json_object_agg(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod))
+          FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+       CASE c.relreplident WHEN 'n' THEN false WHEN 'f' THEN true
+            ELSE EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid
+                         AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END) END,
+       ARRAY(SELECT 'trigger "' || t.tgname || '" is disabled' FROM pg_catalog.pg_trigger t
+              WHERE t.tgrelid = c.oid AND t.tgenabled = 'D' AND NOT t.tgisinternal
+             UNION ALL
+             SELECT 'constraint "' || k.conname || '" is ' || CASE WHEN k.convalidated THEN 'disabled' ELSE 'not valid' END
+               FROM pg_catalog.pg_constraint k
+              WHERE k.conrelid = c.oid AND (NOT k.convalidated OR EXISTS (
+                    SELECT FROM pg_catalog.pg_trigger t WHERE t.tgconstraint = k.oid AND t.tgenabled = 'D' AND t.tgrelid = c.oid))
+             UNION ALL
+             SELECT 'index "' || x.relname || '" is not valid' FROM pg_catalog.pg_index i
+               JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = c.oid AND NOT i.indisvalid
+             ORDER BY 1)::text
+FROM (VALUES {names}) AS wanted (nspname, relname)
+JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
+ORDER BY 1, 2
+"""
+
+
+def raise_all(errors: Sequence[SubscriberError]) -> None:
+    """Raise the first error with the others.
+
+    Raises:
+        SubscriberError: there is an error.
+    """
+    if errors:
+        first, *others = errors
+        first.also = [*first.also, *others]
+        raise first
+
+
+async def find_cutover_problems(
+    found: Observation, source: Place, destination: Place, link: Link, *, options: CutoverOptions, back: str | None
+) -> tuple[list[SubscriberError], list[str]]:
+    """Look for everything that would make a cutover fail.
+
+    Args:
+        found: the subscription.
+        source: the old database.
+        destination: the new one.
+        link: the subscription.
+        options: of the cutover.
+        back: name of the way back; None: there will be none.
+
+    Returns:
+        Errors, and notes for people.
+
+    Raises:
+        SubscriberError: one of the two databases cannot be queried.
+    """
+    errors, notes = list[SubscriberError](), list[str]()
+
+    def error(message: str, hint: str) -> None:
+        errors.append(ConfigurationError(message, hint=hint))
+
+    name = found.definition.name
+    async with await Session.connect(source.conninfo, application_name=f"{name} cutover") as session:
+        tables = await published_tables(session, found.definition.publications)
+        prepared = await session.execute(
+            "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
+        )
+    notes += [f'prepared transaction "{gid}" must end while writers are stopped: commit it or roll it back before' for (gid,) in prepared]
+    for place in (source, destination):
+        if place.fence is not None:
+            for message, hint in await place.fence.problems(options.fence):
+                error(message, hint)
+    for message in _not_ready(found, tables):
+        error(message, "`subscriber status` shows the tables; try again when all of them are ready")
+    if not found.tables:
+        error(f'subscription "{name}" has no tables', "add tables to the publication, and use `subscriber alter --refresh`")
+    elif destination.fence is not None:
+        for message, hint in await _compared(source, destination, [each.table for each in found.tables], back=back is not None):
+            error(message, hint)
+    if back is not None:
+        for message, hint in await _way_back(source, destination, tables, back):
+            error(message, hint)
+    if options.sequences != "none":
+        results = await sync_sequences(
+            target=destination.conninfo,
+            connection=source.conninfo,
+            publications=found.definition.publications,
+            everything=options.sequences == "all",
+            dry_run=True,
+        )
+        errors += [
+            sequence_left(each.place or f"sequence {each.sequence}", each.reason) for each in results if each.state is SequenceState.LEFT
+        ]
+    if not errors and (behind := await lag(source, link, options.max_lag)) is not None:
+        error(behind, "wait until the lag is small (`subscriber status`), or find out what slows the target down")
+    return errors, notes
+
+
+async def lag(source: Place, link: Link, seconds: float) -> str | None:
+    """Why the target is too far behind the publisher; None: it is not."""
+    found = await link.find()
+    assert found is not None
+    if not await link.is_running():
+        return f'subscription "{link.name}" is not running: start `subscriber run --target` for its target'
+    async with await Session.connect(source.conninfo, application_name=f"{link.name} cutover") as session:
+        end = await session.current_wal_lsn()
+        try:
+            async with asyncio.timeout(seconds):
+                while await link.confirmed(session, found.slot_name or "") < end:  # noqa: ASYNC110 (another server)
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            behind = await session.current_wal_lsn() - await link.confirmed(session, found.slot_name or "")
+            return f"the target is {behind:,} bytes of WAL behind, and did not reach {end} within {seconds:g} s (--max-lag)"
+    return None
+
+
+def _not_ready(found: Observation, tables: Sequence[PublishedTable]) -> list[str]:
+    known = {each.table: each.entry.state for each in found.tables}
+    missing = [f"table {table.name} is published, and not part of the subscription" for table in tables if table.name not in known]
+    return missing + [
+        f"table {table} is still being synchronized"
+        for table, state in known.items()
+        if state not in {TableState.READY, TableState.SYNCDONE}
+    ]
+
+
+async def _compared(source: Place, destination: Place, tables: Sequence[TableName], *, back: bool) -> list[tuple[str, str]]:
+    names = ", ".join(f"({quote_literal(each.namespace)}, {quote_literal(each.name)})" for each in tables)
+    described = []
+    for place in (source, destination):
+        async with await Session.connect(place.conninfo, application_name="subscriber cutover") as session:
+            rows = await session.execute(_DESCRIBE.format(names=names))
+        described.append({(row[0], row[1]): (json.loads(row[2] or "{}"), row[3] == "t", row[4] or "{}") for row in rows})
+    problems = []
+    for key, (columns, identity, off) in described[1].items():
+        table = f"{key[0]}.{key[1]}"
+        before = described[0].get(key)
+        if off != "{}" and (before is None or off != before[2]):
+            what = off.strip("{}").replace('\\"', '"').strip('"').replace('","', ", ")
+            hint = f"enable or validate it there, or do the same in {source.title}"
+            problems.append((f"table {table} of {destination.title}: {what}", hint))
+        if not back:
+            continue
+        if not identity:
+            hint = "give it a primary key there, use ALTER TABLE … REPLICA IDENTITY FULL, or use --no-way-back"
+            problems.append((f"table {table} of {destination.title} has no key: the way back cannot replicate updates and deletes", hint))
+        if before is None:
+            problems.append((f"table {table} does not exist in {source.title}", "use --no-way-back"))
+            continue
+        for column, kind in columns.items():
+            other = before[0].get(column)
+            if other is None:
+                problems.append((f"{source.title} has no column {column} of table {table}", "drop it, add it there, or use --no-way-back"))
+            elif other != kind:
+                problems.append(
+                    (
+                        f"column {column} of table {table} is {kind} in {destination.title}, and {other} in {source.title}:"
+                        " the way back may not be able to store new values",
+                        "make the types equal, or use --no-way-back",
+                    )
+                )
+    return problems
+
+
+async def _way_back(source: Place, destination: Place, tables: Sequence[PublishedTable], name: str) -> list[tuple[str, str]]:
+    """What keeps the destination from being a publisher, and the source from being a target."""
+    problems = []
+    async with await Session.connect(destination.conninfo, application_name="subscriber cutover") as session:
+        ((level, free, may, exists),) = await session.execute(
+            "SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('max_replication_slots')::int"
+            " - (SELECT count(*) FROM pg_catalog.pg_replication_slots), rolreplication OR rolsuper,"
+            f" EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = {quote_literal(name)})"
+            " FROM pg_catalog.pg_roles WHERE rolname = current_user"
+        )
+    if level != "logical":
+        problems.append((f"{destination.title} has wal_level = {level}", "set wal_level = logical and restart it, or use --no-way-back"))
+    if int(free or 0) < 1:
+        problems.append((f"{destination.title} has no free replication slot", "increase max_replication_slots, or use --no-way-back"))
+    if may != "t":
+        problems.append((f"the role may not replicate from {destination.title}", "ALTER ROLE … REPLICATION there, or use --no-way-back"))
+    if exists == "t":
+        problems.append((f'publication "{name}" already exists in {destination.title}', "drop it: the way back needs this name"))
+    sink = open_target(source.conninfo, SubscriptionOptions(copy_data=False), Settings())
+    if await sink.exists(name):
+        problems.append((f'subscription "{name}" already exists in {source.title}', "drop it: the way back needs this name"))
+    return problems + [
+        (f"the way back cannot use {source.title}: {finding.message}", f"{finding.hint}; or use --no-way-back")
+        for finding in await sink.check(tables, two_phase=False)
+        if finding.severity == "error"
+    ]
