@@ -34,6 +34,8 @@ if _typing.TYPE_CHECKING:
         TargetUnavailable,
     )
     from subscriber.protocol.lsn import Lsn
+    from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, plan_cutover, roll_back
+    from subscriber.subscription.cutover.options import CutoverOptions
     from subscriber.subscription.launcher import Launcher
     from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
     from subscriber.subscription.management.create import create_subscription
@@ -66,6 +68,7 @@ __all__ = [
     "Change",
     "ConfigurationError",
     "CopyOutdated",
+    "CutoverOptions",
     "DataLossError",
     "DeleteChange",
     "Finding",
@@ -113,13 +116,18 @@ __all__ = [
     "VerificationLimits",
     "VerificationReport",
     "__version__",
+    "abort_cutover",
     "alter_subscription",
     "check",
+    "complete_cutover",
     "copy_schema",
     "create_subscription",
+    "cutover",
     "drop_subscription",
+    "plan_cutover",
     "repair",
     "reset_subscription_stats",
+    "roll_back",
     "subscription_status",
     "sync_sequences",
     "transactions",
@@ -152,6 +160,8 @@ _MODULES = {
         "TargetUnavailable",
     ),
     "subscriber.protocol.lsn": ("Lsn",),
+    "subscriber.subscription.cutover.cutover": ("abort_cutover", "complete_cutover", "cutover", "plan_cutover", "roll_back"),
+    "subscriber.subscription.cutover.options": ("CutoverOptions",),
     "subscriber.subscription.launcher": ("Launcher",),
     "subscriber.subscription.management.alter": ("SubscriptionAlteration", "alter_subscription"),
     "subscriber.subscription.management.create": ("create_subscription",),

@@ -80,6 +80,8 @@ def test_verbs_of_a_subscription(streams: Streams, publisher18_db: Database, tar
         assert (found["name"], found["enabled"], found["tables"][0]["name"]) == (NAME, False, "tä")
     # nothing runs it
     assert run(streams, "verify", NAME, target).status == 1
+    assert run(streams, "cutover", NAME, target, "--dry-run").status == 1
+    assert run(streams, "cutover", NAME, target).status == 1
     works(streams, "drop", NAME, target, prints=False)
     assert (slots(publisher18_db), target_db.value("SELECT count(*) FROM subscriber.pg_subscription")) == ([], 0)
 

@@ -79,6 +79,7 @@ class PageSetup:
             ("app.rec", f"{self.directory}/app.rec"),
             ("/var/lib/lake", f"{self.directory}/lake"),
             ("/mnt/lake", f"{self.directory}/lake"),
+            ("./switch.sh", "true"),
             ("127.0.0.1:9187", f"127.0.0.1:{self.port}"),
         ):
             text = text.replace(name, real)
@@ -121,6 +122,8 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
         return  # tests/integration/sqlalchemy/test_run.py starts a MariaDB
     elif "plugin:" in getattr(parsed, "target", ""):
         return  # tests/integration/cli/test_run_plugin.py starts a server for it
+    elif verb == "cutover":
+        run_cutover(words, page_setup)
     elif verb == "verify":
         definition = [f"--connection={page_setup.publisher.dsn}", "--publication=app", f"--target={parsed.target}"]
         if not page_setup.defined:
@@ -156,6 +159,22 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
         # a monitoring plugin: CRITICAL, because no process runs the subscription here
         assert main(["--quiet", *words, *more]) == (2 if "--check" in words else 0)
         page_setup.defined |= verb in {"create", "run"}
+
+
+def run_cutover(words: list[str], page_setup: PageSetup) -> None:
+    target = f"--target={page_setup.target.dsn}"
+    if not page_setup.defined:
+        run_subscriber(["subscriber", "create", "move", f"--connection={page_setup.publisher.dsn}", "--publication=app", target], page_setup)
+    with running("run", target, loud=True) as launcher:
+        page_setup.target.wait("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)
+        if {"--rollback", "--complete"} & set(words):
+            assert main(["--quiet", "cutover", "move", target]) == 0
+        assert main(["--quiet", *words]) == 0
+        launcher.send(15)
+        assert launcher.ended().status == 0
+    # a cutover ends the sessions
+    page_setup.publisher.reconnect()
+    page_setup.target.reconnect()
 
 
 def run_psql(words: list[str], page_setup: PageSetup) -> None:
