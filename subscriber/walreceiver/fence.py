@@ -200,7 +200,7 @@ class Fence:
         roles = ", ".join(map(quote_identifier, self._roles))
         values = ", ".join(map(quote_literal, (str(uuid.uuid4()), kind, json.dumps(grants))))
         await session.execute(
-            "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"
+            "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"  # noqa: S608
             f" GRANT USAGE, CREATE ON SCHEMA subscriber TO {roles};"
             ' CREATE TABLE subscriber.fence ("number" text PRIMARY KEY, kind text NOT NULL, grants text NOT NULL);'
             f" INSERT INTO subscriber.fence VALUES ({values}); {'; '.join([*commands, 'COMMIT'])}"
@@ -311,7 +311,7 @@ class Fence:
                     )
             if others:
                 pids = ", ".join(f"({each.pid})" for each in others)
-                await session.execute(f"SELECT pg_catalog.pg_terminate_backend(pid) FROM (VALUES {pids}) AS v (pid)")
+                await session.execute(f"SELECT pg_catalog.pg_terminate_backend(pid) FROM (VALUES {pids}) AS v (pid)")  # noqa: S608 (numbers)
             return [each.text for each in others]
 
         if wait:

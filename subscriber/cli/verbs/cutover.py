@@ -18,8 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = (
         "Moves the writers from the publisher (the old database) to the target (the new database) of a running subscription: keeps"
-        " writers out of both, waits until the target has everything, sets the sequences, compares rows, makes a way back, runs your switch command,"
-        " and lets writers into the target. After an error everything is undone. An interrupted cutover continues when it is started again."
+        " writers out of both, waits until the target has everything, compares rows, makes a way back, sets the sequences, runs your"
+        " switch command, and lets writers into the target. After an error everything is undone. An interrupted cutover continues when"
+        " it is started again."
     )
     add_name_argument(parser)
     add_target_argument(parser)

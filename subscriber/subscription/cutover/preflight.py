@@ -196,7 +196,7 @@ async def _way_back(source: Place, destination: Place, tables: Sequence[Publishe
     problems = []
     async with await Session.connect(destination.conninfo, application_name="subscriber cutover") as session:
         ((level, free, may, exists),) = await session.execute(
-            "SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('max_replication_slots')::int"
+            "SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('max_replication_slots')::int"  # noqa: S608
             " - (SELECT count(*) FROM pg_catalog.pg_replication_slots), rolreplication OR rolsuper,"
             f" EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = {quote_literal(name)})"
             " FROM pg_catalog.pg_roles WHERE rolname = current_user"

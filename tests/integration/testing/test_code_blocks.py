@@ -164,7 +164,9 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
 def run_cutover(words: list[str], page_setup: PageSetup) -> None:
     target = f"--target={page_setup.target.dsn}"
     if not page_setup.defined:
-        run_subscriber(["subscriber", "create", "move", f"--connection={page_setup.publisher.dsn}", "--publication=app", target], page_setup)
+        run_subscriber(
+            ["subscriber", "create", "move", f"--connection={page_setup.publisher.dsn}", "--publication=app", target], page_setup
+        )
     with running("run", target, loud=True) as launcher:
         page_setup.target.wait("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)
         if {"--rollback", "--complete"} & set(words):
