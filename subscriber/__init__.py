@@ -12,6 +12,7 @@ if _typing.TYPE_CHECKING:
     from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
     from subscriber.abc.schema import SchemaStep, Section, StepState
     from subscriber.abc.sequences import SequenceResult, SequenceState
+    from subscriber.abc.table_schema import SchemaDifference
     from subscriber.config import Settings, SubscriptionOptions
     from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
     from subscriber.consumer.transactions import TransactionStream, transactions
@@ -41,7 +42,7 @@ if _typing.TYPE_CHECKING:
     from subscriber.subscription.management.create import create_subscription
     from subscriber.subscription.management.drop import drop_subscription
     from subscriber.subscription.management.repair import repair
-    from subscriber.subscription.management.schema import SchemaOptions, copy_schema
+    from subscriber.subscription.management.schema import SchemaOptions, copy_schema, diff_schema
     from subscriber.subscription.management.sequences import sync_sequences
     from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
     from subscriber.subscription.management.verify import verify
@@ -85,6 +86,7 @@ __all__ = [
     "RelationError",
     "RowDifference",
     "RowKind",
+    "SchemaDifference",
     "SchemaOptions",
     "SchemaStep",
     "Section",
@@ -123,6 +125,7 @@ __all__ = [
     "copy_schema",
     "create_subscription",
     "cutover",
+    "diff_schema",
     "drop_subscription",
     "plan_cutover",
     "repair",
@@ -138,6 +141,7 @@ _MODULES = {
     "subscriber.abc": ("ApplyStatistics", "Finding", "Sink", "TableEntry", "TableName", "TableState"),
     "subscriber.abc.schema": ("SchemaStep", "Section", "StepState"),
     "subscriber.abc.sequences": ("SequenceResult", "SequenceState"),
+    "subscriber.abc.table_schema": ("SchemaDifference",),
     "subscriber.config": ("Settings", "SubscriptionOptions"),
     "subscriber.consumer.received": ("ReceivedMessage", "ReceivedTransaction"),
     "subscriber.consumer.transactions": ("TransactionStream", "transactions"),
@@ -168,7 +172,7 @@ _MODULES = {
     "subscriber.subscription.management.drop": ("drop_subscription",),
     "subscriber.subscription.management.status": ("SubscriptionStatus", "reset_subscription_stats", "subscription_status"),
     "subscriber.subscription.management.repair": ("repair",),
-    "subscriber.subscription.management.schema": ("SchemaOptions", "copy_schema"),
+    "subscriber.subscription.management.schema": ("SchemaOptions", "copy_schema", "diff_schema"),
     "subscriber.subscription.management.sequences": ("sync_sequences",),
     "subscriber.subscription.management.verify": ("verify",),
     "subscriber.subscription.run_status": ("Status", "Until"),

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
+from subscriber.abc.table_schema import DatabaseSchema
 from subscriber.apply.tasks import task_group
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.schema.archive import Entry, Selection, read_archive
 from subscriber.schema.client_programs import find_client_programs
+from subscriber.schema.inspection import SchemaScope, inspect
 from subscriber.schema.restore import restore, section
 from subscriber.schema.roles import Roles
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.walreceiver.session import Session
 
-__all__ = ["SchemaOrder", "copy_to_postgres"]
+__all__ = ["SchemaOrder", "copy_to_postgres", "inspect_target"]
 
 _APPLICATION: Final = "subscriber schema"
 _ROLES: Final = "SELECT rolname::text FROM pg_catalog.pg_roles"
@@ -122,3 +124,14 @@ async def _run(steps: Sequence[tuple[str, str]], sessions: Sequence[ScriptSessio
     async with task_group() as group:
         for session in sessions:
             group.create_task(work(session))
+
+
+async def inspect_target(target: str, scope: SchemaScope) -> DatabaseSchema:
+    """Read the schema of a PostgreSQL target.
+
+    Raises:
+        ConfigurationError: ``target`` is neither a URL nor a conninfo.
+        TargetUnavailable, TargetError: the target cannot be read.
+    """
+    async with await ScriptSession.open(target, _APPLICATION) as session:
+        return await inspect(session.query, scope)

@@ -47,6 +47,7 @@ def test_nothing_else_looks_public() -> None:
         "protocol",
         "rowfilter",
         "recording",
+        "schema",
         "sinks",
         "spark",
         "stream_session",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 
 from subscriber.abc.schema import SchemaStep, Section, StepState
+from subscriber.abc.table_schema import SchemaDifference
 from subscriber.cli.notices import confirm, counted
 from subscriber.cli.options import add_target_argument
-from subscriber.cli.output import complain
+from subscriber.cli.output import complain, say
 from subscriber.printable import printable
-from subscriber.subscription.management.schema import SchemaOptions, copy_schema
+from subscriber.subscription.management.schema import SchemaOptions, copy_schema, diff_schema
 
 __all__ = ["SchemaNarrator", "add_arguments", "add_copy_options", "schema_options"]
 
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Copies the publisher's schema to the target, or compares both."
     actions = parser.add_subparsers(metavar="action", required=True)
     _add_copy(actions.add_parser("copy", help="create what the target lacks"))
+    _add_diff(actions.add_parser("diff", help="compare both"))
 
 
 def _add_copy(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,27 @@ def _add_copy(parser: argparse.ArgumentParser) -> None:
     )
     add_copy_options(parser)
     parser.set_defaults(execute=_copy)
+
+
+def _add_diff(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Compares the schema of the published tables on both sides: columns, types, nullability, defaults, keys, indexes, constraints and"
+        " sequences. Exit status 1 if there is a difference. It changes nothing."
+    )
+    _add_sides(parser)
+    parser.add_argument(
+        "--publication",
+        action="append",
+        default=[],
+        metavar="P",
+        help="compare the tables of this publication; may be repeated; default: those of the subscription",
+    )
+    parser.add_argument("--schema", action="append", default=[], metavar="S", help="all tables of this schema, too; may be repeated")
+    parser.add_argument("--all", action="store_true", help="all tables of the publisher's database")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    shown.add_argument("--ddl", action="store_true", help="print statements that remove the differences from the target")
+    parser.set_defaults(execute=_diff)
 
 
 def _add_sides(parser: argparse.ArgumentParser) -> None:
@@ -141,3 +165,30 @@ async def _copy(args: argparse.Namespace) -> int:
         complain(printable(f'role "{role}" does not exist in the target: its ownership and privileges were left out'))
     narrator.conclude()
     return 0
+
+
+async def _diff(args: argparse.Namespace) -> int:
+    found = await diff_schema(
+        args.name,
+        target=args.target,
+        connection=args.connection,
+        publications=args.publication,
+        schemas=args.schema,
+        everything=args.all,
+    )
+    if args.json:
+        say(json.dumps({"differences": [_as_json(each) for each in found]}, indent=2))
+    elif args.ddl:
+        for each in found:
+            say(printable("\n".join(each.ddl or (f"-- {each.message}: subscriber schema copy creates it",)), keep="\n\t"))
+    else:
+        for each in found:
+            say(printable(each.message))
+        if not found:
+            confirm(args, "no differences")
+    return 1 if found else 0
+
+
+def _as_json(each: SchemaDifference) -> dict[str, object]:
+    names = {"schema": each.name.namespace, "name": each.name.name}
+    return {"kind": each.kind, **names, "message": each.message, "extra": each.extra, "ddl": list(each.ddl)}

@@ -1,4 +1,4 @@
-"""``schema copy``: bring the publisher's schema to the target."""
+"""``schema copy`` and ``schema diff``: bring the publisher's schema to the target, and compare both."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from subscriber.abc.schema import SchemaProgress, Section
+from subscriber.abc.table_schema import SchemaDifference
 from subscriber.errors import ConfigurationError
 from subscriber.subscription.management.publisher import find_publisher
+from subscriber.subscription.setup.schema_differences import find_differences
 from subscriber.subscription.targets import is_lake, uses_sqlalchemy
+from subscriber.walreceiver.session import Session
 
-__all__ = ["SchemaOptions", "copy_schema"]
+__all__ = ["SchemaOptions", "copy_schema", "diff_schema"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +91,41 @@ async def copy_schema(
         selection=selection, sections=options.sections, renamed_roles=options.map_roles or {}, jobs=options.jobs, bindir=options.bindir
     )
     return await copy_to_postgres(conninfo, target, order, progress)
+
+
+async def diff_schema(
+    name: str | None = None,
+    *,
+    target: str,
+    connection: str | None = None,
+    publications: Sequence[str] = (),
+    schemas: Sequence[str] = (),
+    everything: bool = False,
+) -> list[SchemaDifference]:
+    """Compare the schema of tables and sequences on both sides. Changes nothing.
+
+    Columns, indexes and constraints that only the target has are reported as ``extra``; tables are not reported.
+
+    Args:
+        name: of a subscription of the target; its publisher and publications are used. None: ``connection`` is given.
+        target: URL or conninfo of the target.
+        connection: connection string of the publisher.
+        publications: their tables are compared, with the sequences that these own; with ``name``, instead of those of the subscription.
+        schemas: all tables and sequences of these schemas, too.
+        everything: all tables and sequences of the publisher's database, without those of extensions.
+
+    Returns:
+        The differences, in an order in which their DDL can be executed.
+
+    Raises:
+        ConfigurationError: the publisher is not known, nothing was chosen, or the target is a lake.
+        PublisherError: the publisher cannot be read, or a publication does not exist.
+        TargetError: the target cannot be read.
+    """
+    if is_lake(target):
+        raise ConfigurationError("a lake has no keys, indexes and constraints", hint="`subscriber check` finds tables that do not fit")
+    conninfo, published = await find_publisher(name, target, connection, publications)
+    if not (published or schemas or everything):
+        raise ConfigurationError("no tables are chosen", hint="give the name of a subscription, --publication, --schema or --all")
+    async with await Session.connect(conninfo, application_name="subscriber schema") as session:
+        return await find_differences(session, target, published, schemas=schemas, everything=everything)

@@ -13,11 +13,13 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.row_filters import find_filter_problems
 from subscriber.subscription.setup.same_database import find_same_database
+from subscriber.subscription.setup.schema_differences import difference_findings, find_differences
 from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.targets import is_lake
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.large_rows import find_large_rows
-from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.publication import missing_publications, published_tables
 
 __all__ = ["check", "find_problems", "tell"]
 
@@ -145,4 +147,6 @@ async def check(
     async with await spec.connect("check") as session:
         same = await find_same_database(session, spec.sink)
         publisher, found = await find_problems(session, spec, known=await _is_known(spec.sink, name))
+        if isinstance(target, str) and not is_lake(target) and not same and not await missing_publications(session, publications):
+            found += difference_findings(await find_differences(session, target, publications))
     return [*same, *publisher, *found]

@@ -73,6 +73,9 @@ def test_verbs_of_a_subscription(streams: Streams, publisher18_db: Database, tar
     assert slots(publisher18_db) == ["s"]
     works(streams, "alter", NAME, target, "--disable", prints=False)
     works(streams, "status", target, prints=True)
+    works(streams, "schema", "diff", NAME, target, prints=False)
+    target_db.execute('CREATE INDEX i ON "tä" (id)')
+    assert run(streams, "schema", "diff", NAME, target).status == 1
     assert run(streams, "status", "--check", target).status == (2 if streams.writable else 3)
     status = works(streams, "status", "--json", target, prints=True)
     if streams.writable:

@@ -134,8 +134,10 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             launcher.send(15)
             assert launcher.ended().status == 0
     elif verb == "schema":
+        if words[1] == "diff" and not page_setup.defined:
+            run_subscriber(["subscriber", "create", "move", *words[words.index("--target") :]], page_setup)
         # `pg_dump` of this machine may be too old
-        assert main(["--quiet", *words, "--bindir", str(find_binaries(18))]) == 0
+        assert main(["--quiet", *words, *(["--bindir", str(find_binaries(18))] if words[1] == "copy" else [])]) == 0
     elif verb in {"alter", "drop", "sequences", "status"} and not page_setup.defined:
         run_subscriber(
             [

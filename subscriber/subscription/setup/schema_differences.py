@@ -1,0 +1,50 @@
+"""Differences between the schemas of publisher and target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subscriber.abc import Finding
+from subscriber.abc.table_schema import SchemaDifference
+from subscriber.errors import PublisherError
+from subscriber.schema.differences import differences
+from subscriber.schema.inspection import SchemaScope, inspect
+from subscriber.subscription.targets import uses_sqlalchemy
+from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names
+from subscriber.walreceiver.session import Session
+
+__all__ = ["difference_findings", "find_differences"]
+
+_SHOWN = 3
+
+
+async def find_differences(
+    session: Session, target: str, publications: Sequence[str], *, schemas: Sequence[str] = (), everything: bool = False
+) -> list[SchemaDifference]:
+    """See :func:`subscriber.diff_schema`.
+
+    Raises:
+        PublisherError: the publisher cannot be read, or a publication does not exist.
+        TargetError: the target cannot be read.
+    """
+    if missing := await missing_publications(session, publications):
+        raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
+    tables = await published_names(session, publications) if publications else {}
+    scope = SchemaScope(tables=tables.keys(), schemas=schemas, everything=everything)
+    publisher = await inspect(session.execute, scope)
+    if uses_sqlalchemy(target):
+        return []
+    from subscriber.schema.postgres import inspect_target  # noqa: PLC0415 -- its drivers come with an extra
+
+    return differences(publisher, await inspect_target(target, scope))
+
+
+def difference_findings(found: Sequence[SchemaDifference]) -> list[Finding]:
+    """The differences as one warning of ``check``. Tables and columns are left out: the target's own checks report them."""
+    telling = [each for each in found if not each.extra and each.kind not in {"table", "column", "owner", "comment"}]
+    if not telling:
+        return []
+    shown = "; ".join(each.message for each in telling[:_SHOWN])
+    more = f"; and {len(telling) - _SHOWN:,} more" if len(telling) > _SHOWN else ""
+    hint = "subscriber schema diff shows all differences, and with --ddl the statements that remove them"
+    return [Finding("warning", f"the schema of the target differs from the publisher's: {shown}{more}", hint)]
