@@ -51,6 +51,7 @@ class ApplierObservation:
         landed_bytes: size of the landed files that this or the last process applied.
         written_bytes: bytes that it wrote to Delta tables and change logs.
         progress: the events of the last rounds, in the form of Structured Streaming's.
+        stopped: change logs and histories that it cannot continue, with the reasons. Those of tables are with the tables.
     """
 
     pid: int | None = None
@@ -66,6 +67,7 @@ class ApplierObservation:
     landed_bytes: int | None = None
     written_bytes: int | None = None
     progress: Sequence[Mapping[str, Any]] = ()
+    stopped: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

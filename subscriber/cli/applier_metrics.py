@@ -56,6 +56,7 @@ class ApplierCollector:
         slowest = gauge("table_seconds", "Seconds of work for the slowest tables in the last 100 rounds.", "table")
         stopped = gauge("tables_stopped", "Tables that the applier cannot continue.")
         stop = gauge("table_stopped", "1 for each table that the applier cannot continue.", "table")
+        log = gauge("change_log_stopped", "1 for each table whose change log the applier cannot continue.", "table")
         if self._progress is not None:
             progress = self._progress
             totals, last, waits = progress.totals, progress.last, progress.waiting
@@ -83,5 +84,7 @@ class ApplierCollector:
             stopped.add_metric([], len(progress.stopped))
             for name in list(progress.stopped):
                 stop.add_metric([printable(str(name))], 1)
+            for name in list(progress.stopped_logs):
+                log.add_metric([printable(str(name))], 1)
         yield from (lag, target, waiting, waiting_bytes, held, lsn, rounds, late, rows, landed, written, files, amplification)
-        yield from (phases, slowest, stopped, stop)
+        yield from (phases, slowest, stopped, stop, log)

@@ -108,7 +108,8 @@ def _verdicts(status: SubscriptionStatus, limit: MaxLag) -> Iterator[tuple[Sever
         yield Severity.CRITICAL, observation.last_error or ""
     elif failing := [str(table.table) for table in observation.tables if table.retry is not None]:
         yield Severity.WARNING, f"synchronization fails: {', '.join(failing)}"
-    if stopped := [str(table.table) for table in observation.tables if table.stopped]:
+    stopped = [str(table.table) for table in observation.tables if table.stopped]
+    if stopped := [*stopped, *(observation.applier.stopped if observation.applier is not None else ())]:
         yield Severity.WARNING, f"stopped: {', '.join(stopped)}"
     if observation.left_out:
         yield Severity.WARNING, f"not replicated: {', '.join(map(str, observation.left_out))}"

@@ -72,6 +72,7 @@ def _applier(applier: ApplierObservation) -> list[str]:
     lines = [f"  applier       {runs}, published {applier.lsn or 'nothing'}, {waits}"]
     if applier.freshness is not None and applier.freshness.get("last") is not None:
         lines.append(f"    freshness   {_freshness(applier)}")
+    lines += [f"    {name}: stopped: {error}" for name, error in applier.stopped.items()]
     if applier.last_error:
         when = f"{applier.last_error_time:%Y-%m-%d %H:%M:%S%z} " if applier.last_error_time else ""
         lines.append(f"    last error  {when}{applier.last_error}")

@@ -81,6 +81,7 @@ def _applier(applier: ApplierObservation) -> dict[str, Any]:
         "landed_bytes": applier.landed_bytes,
         "written_bytes": applier.written_bytes,
         "progress": [dict(event) for event in applier.progress],
+        "stopped": [{"name": _text(name), "reason": _text(error)} for name, error in applier.stopped.items()],
         "last_error": _text(applier.last_error),
         "last_error_time": _time(applier.last_error_time),
     }

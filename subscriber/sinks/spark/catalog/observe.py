@@ -11,9 +11,9 @@ from subscriber.abc import Retry, TableName, WorkerActivity, WorkerDetails
 from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.catalog.lake import LANDING, Lake
-from subscriber.sinks.spark.catalog.snapshots import read_snapshot
-from subscriber.sinks.spark.catalog.status_files import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
+from subscriber.sinks.spark.catalog.snapshots import StoppedTable, read_snapshot
+from subscriber.sinks.spark.catalog.status_files import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly, stopped_logs
 from subscriber.sinks.spark.catalog.subscriptions import defined, locks
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
@@ -53,11 +53,11 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     workers = {worker.table: worker for worker in told} if running else {}
     reset = read_quietly(storage, RESET)
     definition = defined(storage, lake)
-    stopped = _stopped(storage, lake)
+    stopped = _stopped(storage)
+    ours = {name: stop.error for name, stop in stopped.items() if _is_of(lake.state.tables.get(name), stop)}
+    others = {str(name): stop.error for name, stop in stopped.items() if name not in lake.state.tables}
     tables = tuple(
-        TableObservation(
-            table=name, entry=table.entry, worker=workers.get(name), retry=_retry(workers.get(name)), stopped=stopped.get(name)
-        )
+        TableObservation(table=name, entry=table.entry, worker=workers.get(name), retry=_retry(workers.get(name)), stopped=ours.get(name))
         for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
     )
     return [
@@ -70,7 +70,7 @@ def _observe(storage: Storage) -> Sequence[Observation]:
             stats_reset=_time(reset.get("stats_reset")),
             last_error=error.get("last_error"),
             last_error_time=_time(error.get("last_error_time")),
-            applier=_applier(storage, applier),
+            applier=_applier(storage, applier, others),
             details=WorkerDetails.from_json(next((worker.details for worker in told if worker.table is None), None)),
             by_command_line=definition.conninfo is None,
         )
@@ -81,17 +81,19 @@ def _retry(worker: WorkerActivity | None) -> Retry | None:
     return None if worker is None else WorkerDetails.from_json(worker.details).retry
 
 
-def _stopped(storage: Storage, lake: Lake) -> Mapping[TableName, str]:
+def _stopped(storage: Storage) -> Mapping[TableName, StoppedTable]:
     try:
         snapshot = read_snapshot(storage)
     except TargetError:
         return {}  # the applier's error says that
-    stops = {} if snapshot is None else snapshot.stopped
-    tables = lake.state.tables
-    return {name: stop.error for name, stop in stops.items() if name in tables and tables[name].generation == stop.generation}
+    return {} if snapshot is None else snapshot.stopped
 
 
-def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:
+def _is_of(table: LakeTable | None, stop: StoppedTable) -> bool:
+    return table is not None and table.generation == stop.generation
+
+
+def _applier(storage: Storage, told: Mapping[str, Any], stopped: Mapping[str, str]) -> ApplierObservation:
     running = storage.root is not None and is_held(storage.root / "applier.lock")
     who = ApplierObservation(
         pid=told.get("pid") if running else None,
@@ -103,6 +105,7 @@ def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:
         landed_bytes=told.get("landed_bytes"),
         written_bytes=sum(told["written_bytes"].values()) if "written_bytes" in told else None,
         progress=told.get("progress", ()),
+        stopped={**stopped, **{f"change log of {name}": error for name, error in stopped_logs(told).items()}},
     )
     try:
         snapshot = read_snapshot(storage)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from subscriber.abc import ApplyStatistics, WorkerActivity
+from subscriber.abc import ApplyStatistics, TableName, WorkerActivity
 from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
@@ -27,6 +27,7 @@ __all__ = [
     "read_counters",
     "read_landed_counters",
     "read_quietly",
+    "stopped_logs",
     "write_error",
     "write_reset",
     "write_status",
@@ -57,6 +58,11 @@ def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
         if type(error) is not TargetError:
             raise
         return {}
+
+
+def stopped_logs(applier: Mapping[str, Any]) -> dict[TableName, str]:
+    """The change logs that the applier cannot continue, with the reasons. From ``applier.json``."""
+    return {TableName(namespace, name): error for namespace, name, error in applier.get("stopped_logs", ())}
 
 
 def read_counters(storage: Storage) -> dict[str, int]:

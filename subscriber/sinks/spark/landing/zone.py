@@ -30,7 +30,7 @@ from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, LandedFile, Ma
 from subscriber.sinks.spark.landing.row_buffer import RowBuffer, Stamp
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
-__all__ = ["SPILL_BYTES", "LandingZone", "OpenBatch", "ParquetFile", "batch_end", "write_file"]
+__all__ = ["SPILL_BYTES", "LandingZone", "OpenBatch", "ParquetFile", "batch_end", "batch_table", "write_file"]
 
 _BATCH: Final = re.compile(r"\d+[-.].*parquet$")
 """Names of a batch's files. A table's copy is in the same directory, and does not match."""
@@ -326,3 +326,8 @@ def batch_end(name: str) -> int | None:
     """The end of the batch that a file belongs to. None: it belongs to no batch, or, in an object store, to an unfinished one."""
     digits = name.split("-", 1)[0]
     return int(digits) if _BATCH.match(name) and digits.isdecimal() and len(digits) == 20 else None
+
+
+def batch_table(name: str) -> int:
+    """The number of the table that a file of a batch belongs to."""
+    return int(name.split("-")[1])

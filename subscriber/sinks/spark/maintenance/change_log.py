@@ -4,11 +4,15 @@ Its rows are those of the landing files (see ``table_schema.py``). Rows of a cop
 a copy begins with a ``t``, because it replaces all rows of the table. Each append states in Delta's ``txn`` up to which LSN the log is
 complete. ``log_files.py`` writes its files, in threads or on executors; this module decides which, and commits.
 
+A log that cannot be continued gets nothing more, for example because another writer changed its rows. The landed files of its table, and
+the manifests that name them, are kept until it can; the other logs continue.
+
 The last manifest always remains, because the chain of manifests continues from it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,7 +28,7 @@ from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
-from subscriber.sinks.spark.landing.zone import batch_end
+from subscriber.sinks.spark.landing.zone import batch_end, batch_table
 from subscriber.sinks.spark.maintenance.log_files import (
     Copied,
     Identity,
@@ -42,8 +46,11 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_na
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
+from subscriber.sinks.spark.tables.table_errors import TableStopped
 
-__all__ = ["ChangeLog", "identified_schema", "log_order"]
+__all__ = ["ChangeLog", "StoppedLog", "identified_schema", "log_order"]
+
+_logger = logging.getLogger(__name__)
 
 _SMALL_FILES: Final = 64
 """Compaction starts at this number of files with less than a quarter of the target."""
@@ -59,6 +66,14 @@ class _Source:
     copied: Copied | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoppedLog:
+    """A log that cannot be continued: the reason, and the log's version when this was found. None: it could not be read, or is gone."""
+
+    error: str
+    version: int | None = None
+
+
 class ChangeLog:
     """Writes the change logs of a lake, see the module.
 
@@ -68,6 +83,7 @@ class ChangeLog:
         workers: write the files.
         logs: a cache of open Delta tables, by directory. The caller keeps it.
         read: a cache of manifests. The caller keeps it.
+        stopped: the logs that cannot be continued, by table. The caller keeps it.
         target_rows: rows that a file should have.
         retain_hours: how long versions that were replaced can be read.
 
@@ -83,6 +99,7 @@ class ChangeLog:
         logs: dict[str, LakeDelta],
         *,
         read: ManifestsRead,
+        stopped: dict[TableName, StoppedLog],
         target_rows: int,
         retain_hours: int = 24,
     ) -> None:
@@ -91,6 +108,7 @@ class ChangeLog:
         self._workers = workers
         self._logs = logs
         self._manifests = read
+        self._stopped = stopped
         self._target_rows = target_rows
         self._retain_hours = retain_hours
         self.written = 0
@@ -116,30 +134,67 @@ class ChangeLog:
         state = self._lake.state
         tables = {name: table for name, table in state.tables.items() if _has_copy(snapshot, name, table, is_applied)}
         # a copy that a later copy replaced before it was applied is no longer needed either
-        left = [table for name, table in state.removed.items() if table.until is not None and (name in tables or is_applied(name, table))]
-        copies = [table for table in (*tables.values(), *left) if table.generation and self._storage.files(copy_directory(table))]
-        if waiting <= enough and not copies:
+        left = [
+            (name, table)
+            for name, table in state.removed.items()
+            if table.until is not None and (name in tables or is_applied(name, table))
+        ]
+        copies = [
+            (name, table) for name, table in (*tables.items(), *left) if table.generation and self._storage.files(copy_directory(table))
+        ]
+        for name in self._stopped.keys() - state.tables.keys() - state.removed.keys():
+            del self._stopped[name]
+        retried = any(self._has_changed(name, stop) for name, stop in self._stopped.items())
+        if waiting <= enough and not retried and all(name in self._stopped for name, _ in copies):
             return since
-        for name in state.removed:
-            self._append_removed(name, manifests, snapshot.landed)
-        for name, table in tables.items():
-            self._append_since_removed(name, table, manifests, snapshot.landed)
-        for table in copies:
-            self._storage.remove_directory(copy_directory(table))
-        # the last one remains, and those that a stopped table still needs
-        first = next(
-            (manifest.end for manifest in manifests if manifest.end > snapshot.needed), manifests[-1].end if manifests else INVALID_LSN
-        )
-        removable = [manifest for manifest in manifests if manifest.end < first]
-        for manifest in removable:
-            # the manifest first: files that no manifest names are ignored
-            self._storage.delete([manifest_name(LANDING, manifest.end)])
-            self._storage.delete([file.path for file in manifest.files])
-        if manifests:
-            # files of an applier that was killed between the two deletions
-            ends = [(file.name, batch_end(file.name)) for file in self._storage.files(LANDING)]
-            self._storage.delete(f"{LANDING}/{name}" for name, end in ends if end is not None and end < first)
+        for name in sorted({*state.removed, *tables}):
+            self._append_all(name, tables.get(name), manifests, snapshot.landed)
+        for name, table in copies:
+            if name not in self._stopped:
+                self._storage.remove_directory(copy_directory(table))
+        self._remove_landed(manifests, snapshot.needed)
         return snapshot.landed
+
+    def _append_all(self, name: TableName, table: LakeTable | None, manifests: Sequence[Manifest], landed: Lsn) -> None:
+        try:
+            self._append_removed(name, manifests, landed)
+            if table is not None:
+                self._append_since_removed(name, table, manifests, landed)
+        except TableStopped as error:
+            log, known = self._log(name, table or self._lake.state.removed[name]), self._stopped.get(name)
+            self._stopped[name] = StoppedLog(error.one_line(), log.version if log.is_there else None)
+            if known is None or known.error != error.one_line():
+                _logger.error('the change log of table "%s" gets nothing more: %s', name, error.one_line())
+        else:
+            self._stopped.pop(name, None)
+
+    def _has_changed(self, name: TableName, stop: StoppedLog) -> bool:
+        log = self._log(name, self._lake.state.tables.get(name) or self._lake.state.removed[name])
+        try:
+            return not log.load() or log.version != stop.version
+        except TableStopped:
+            return False
+
+    def _remove_landed(self, manifests: Sequence[Manifest], needed: Lsn) -> None:
+        """Remove landed files that are in the tables and in the logs. A file of an applier that was killed amid this goes, too.
+
+        Args:
+            manifests: up to the snapshot.
+            needed: stopped tables need the files after this LSN.
+        """
+        if not manifests:
+            return
+        state = self._lake.state
+        stopped = {table.id for name in self._stopped for table in (state.tables.get(name), state.removed.get(name)) if table is not None}
+        last = manifests[-1].end
+        first = next((manifest.end for manifest in manifests if manifest.end > needed), last)
+        kept = next((one.end for one in manifests if any(file.table_id in stopped for file in one.files)), last)
+        # manifests first: files that no manifest names are ignored
+        self._storage.delete(manifest_name(LANDING, one.end) for one in manifests if one.end < min(first, kept))
+        for file in self._storage.files(LANDING):
+            end = batch_end(file.name)
+            if end is not None and end < first and (end < kept or batch_table(file.name) not in stopped):
+                self._storage.delete([f"{LANDING}/{file.name}"])
 
     def append(self, name: TableName, table: LakeTable, landed: Lsn) -> tuple[LakeDelta, Lsn] | None:
         """Append the changes of one table up to an LSN. Return its log, and the LSN that the log has reached. None: it has no log yet.

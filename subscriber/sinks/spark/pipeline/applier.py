@@ -34,9 +34,10 @@ from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_d
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, read_snapshot
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.file_lock import FileLock
+from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
-from subscriber.sinks.spark.maintenance.change_log import ChangeLog
+from subscriber.sinks.spark.maintenance.change_log import ChangeLog, StoppedLog
 from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
@@ -94,6 +95,7 @@ class Applier:
         self._publisher = SnapshotPublisher(storage, self._settings.retain_hours)
         self._history = HistoryTables(storage, engine, self._settings.target_rows, self._settings.retain_hours)
         self._logs: dict[str, LakeDelta] = {}
+        self._stopped_logs: dict[TableName, StoppedLog] = {}
         self._read = ManifestsRead()
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._next_look = 0.0
@@ -118,6 +120,8 @@ class Applier:
         self._publisher.forget()
         self._storage.remove_directory(ROUND_DIRECTORY)
         self.progress.begin(lake.target_identifier, self._status.begin())
+        self._stopped_logs.update((name, StoppedLog(error)) for name, error in self._status.stopped_logs.items())
+        self.progress.stopped_logs = self._status.stopped_logs
         self._status.tell(MissingRows(), self.progress)
 
     def failed(self, error: SubscriberError) -> None:
@@ -271,11 +275,14 @@ class Applier:
         with arrow_errors(self._storage.what("log")):
             enough = 0 if now else self._settings.log_files
             self._logged = log.compact(snapshot, self._logged, enough, lambda name, table: self._tables.is_applied(lake, name, table))
+        self.progress.stopped_logs = {name: stop.error for name, stop in self._stopped_logs.items()}
+        self._status.tell(self.missing, self.progress)
         if time.monotonic() >= self._next_sweep:
             # if the published version of a table is the newest one, its files are not removed
             published = {table.path: table.version for table in snapshot.tables.values()}
             names = [*lake.state.tables.items(), *lake.state.removed.items()]
             stopped = {self._tables.of(name, table).directory for name, table in names if name in snapshot.stopped}
+            stopped |= {table_directory("log", name, table.id) for name, table in names if name in self._stopped_logs}
             opened = (*self._tables.opened.values(), *self._logs.values(), *self._history.opened.values(), self._publisher.delta)
             known = [delta for delta in opened if delta.directory not in stopped and is_readable(delta)]
             tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
@@ -296,6 +303,7 @@ class Applier:
             self._engine,
             self._logs,
             read=self._read,
+            stopped=self._stopped_logs,
             target_rows=settings.target_rows,
             retain_hours=settings.retain_hours,
         )

@@ -7,7 +7,9 @@ import socket
 import time
 from typing import Final
 
+from subscriber.abc import TableName
 from subscriber.errors import TargetError
+from subscriber.sinks.spark.catalog.status_files import stopped_logs
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.row_matching import MissingRows
@@ -21,6 +23,9 @@ _NAME: Final = "applier.json"
 class ApplierStatus:
     """The status of the applier, see the module. Counters and the last error are taken over from an earlier applier of the lake.
 
+    Attributes:
+        stopped_logs: the change logs that the earlier applier could not continue, with the reasons.
+
     Args:
         storage: of the lake.
         engine: name of the engine.
@@ -33,6 +38,7 @@ class ApplierStatus:
         self._error: str | None = None
         self._error_time: float | None = None
         self._written: dict[str, object] | None = None
+        self.stopped_logs: dict[TableName, str] = {}
 
     def begin(self) -> int:
         """Take over the counters of an earlier applier. Return the number of its rounds and those before."""
@@ -43,6 +49,7 @@ class ApplierStatus:
             self._before = MissingRows(int(counters.get("confl_update_missing", 0)), int(counters.get("confl_delete_missing", 0)))
             self._error, self._error_time = found.get("last_error"), found.get("last_error_time")
             batches = int(found.get("batches", 0))
+            self.stopped_logs = stopped_logs(found)
         except (TargetError, ValueError, TypeError, AttributeError):
             pass  # nothing depends on it
         return batches
@@ -74,6 +81,7 @@ class ApplierStatus:
                 "rounds": totals.rounds,
                 "late": totals.late,
             },
+            "stopped_logs": [[name.namespace, name.name, error] for name, error in sorted(progress.stopped_logs.items())],
             "landed_bytes": totals.size,
             "written_bytes": dict(totals.written),
             "progress": list(progress.recent),

@@ -43,7 +43,7 @@ from subscriber.sinks.spark.schema.table_schema import META_NAMES, LakeColumn, T
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta, commit_note, with_added
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
-from subscriber.sinks.spark.tables.table_errors import TableStopped
+from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, TableStopped
 
 __all__ = ["HistoryTables", "history_documents"]
 
@@ -53,7 +53,6 @@ _STEP_FILES: Final = 8
 """Rows of the log that one commit applies, in files of the target size. A transaction is never divided."""
 _SMALL_FILES: Final = 64
 """Compaction starts at this number of small files with ended versions."""
-_REBUILD: Final = "remove its directory: the applier builds it again from the change log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +169,9 @@ class HistoryTables:
     def _require_usable(self, lake: Lake, delta: LakeDelta, kind: HistoryKind) -> None:
         require_no_foreign_log_changes(delta, f"subscriber-{lake.target_identifier}-", "history table")
         if not set(HISTORY_COLUMNS[kind].names) <= set(delta.schema.names):
-            raise TableStopped(f"history table {delta.uri} is not of the form {kind}", hint=_REBUILD)
+            raise TableStopped(f"history table {delta.uri} is not of the form {kind}", hint=BEGIN_AGAIN["history table"])
         if (reason := delta.unwritable(columns=True)) is not None:
-            raise TableStopped(f"history table {delta.uri} has what cannot be written: {reason}", hint=_REBUILD)
+            raise TableStopped(f"history table {delta.uri} has what cannot be written: {reason}", hint=BEGIN_AGAIN["history table"])
 
     def _step(self, log: LakeDelta, after: Lsn, reached: Lsn) -> _Step:
         rows_of = log.files()

@@ -172,6 +172,7 @@ class ApplierProgress:
         waiting: what waits for the next round. None: nothing.
         held: whether the write rate makes the next round wait beyond the target.
         stopped: the tables that are stopped, with the reason.
+        stopped_logs: the tables whose change logs are, likewise.
     """
 
     def __init__(self, lake: str, engine: str, freshness: float) -> None:
@@ -182,6 +183,7 @@ class ApplierProgress:
         self.waiting: Waiting | None = None
         self.held = False
         self.stopped: dict[TableName, str] = {}
+        self.stopped_logs: dict[TableName, str] = {}
         self.engine = engine
         self._lake = lake
         self._id = ""

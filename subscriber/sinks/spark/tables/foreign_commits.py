@@ -22,7 +22,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.tables.delta import LakeDelta, changes_rows, has, lake_schema
-from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped
+from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, COPY_AGAIN, TableStopped
 from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
 
 __all__ = [
@@ -162,7 +162,7 @@ def require_no_foreign_log_changes(log: LakeDelta, prefix: str, what: str = "cha
         if changes_rows(commit):
             foreign.append(version)
     if foreign and (not foreign[-1] or log.rows_at(foreign[0]) != log.rows_at(foreign[-1] - 1)):
-        hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}" if foreign[-1] else "remove its directory"
+        hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}; or {BEGIN_AGAIN[what]}" if foreign[-1] else BEGIN_AGAIN[what]
         raise TableStopped(f"{what} {log.uri} was changed by another writer, in version {foreign[-1]}", hint=hint)
 
 

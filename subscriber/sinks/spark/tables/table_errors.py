@@ -10,14 +10,19 @@ from deltalake.exceptions import DeltaError
 
 from subscriber.errors import TargetError
 
-__all__ = ["COPY_AGAIN", "CommitConflict", "DamagedTable", "TableStopped", "read_error", "write_error"]
+__all__ = ["BEGIN_AGAIN", "COPY_AGAIN", "CommitConflict", "DamagedTable", "TableStopped", "read_error", "write_error"]
 
 COPY_AGAIN: Final = "copy it again: subscriber alter … --copy-again; or remove it from the publication and add it again"
 """A hint for error messages."""
+BEGIN_AGAIN: Final[Mapping[str, str]] = {
+    "change log": "remove its directory: it begins again with the changes that it lacks",
+    "history table": "remove its directory: the applier builds it again from the change log",
+}
+"""Hints for tables that are derived from others."""
 _REMEDIES: Final[Mapping[str, str]] = {
     "tables": COPY_AGAIN,
-    "log": "remove its directory: the log begins again, with the changes that are still landed",
-    "history": "remove its directory: the applier builds it again from the change log",
+    "log": BEGIN_AGAIN["change log"],
+    "history": BEGIN_AGAIN["history table"],
     "snapshots": "start over in a new directory",
 }
 """What repairs a damaged table, by the directory of the lake that it is in."""

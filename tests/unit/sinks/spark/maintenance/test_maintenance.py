@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,9 +16,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from subscriber.abc import TableEntry, TableName, TableState
-from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.sinks.spark.catalog.observe import observe
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance import change_log as changelog_module
@@ -259,7 +260,7 @@ async def test_landed_files_whose_manifest_went_before_a_kill_go(tmp_path: Path,
         await sink.close()
         sink = await make(tmp_path).open("replica", lambda _: None)
         assert not list(landing.glob(f"{200:020d}*"))
-        assert len(list(landing.iterdir())) == 4
+        assert len(list(landing.iterdir())) == 2
     await sink.close()
 
 
@@ -284,44 +285,72 @@ async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monke
     assert not any(action["dataChange"] for action in removed)
 
 
+OTHER = Relation(6, "public", "other", "d", RELATION.columns)
+
+
+@pytest.mark.parametrize("remedy", ["restored", "removed"])
 @pytest.mark.parametrize("whole", [False, True])
-async def test_change_log_changed_by_another_writer_is_reported_and_gets_nothing(tmp_path: Path, whole: bool) -> None:
-    sink = await begun(make(tmp_path))
+async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_continue(tmp_path: Path, whole: bool, remedy: str) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, TableName("public", "other")))
     work = sweeping(tmp_path, 24)
     uri = str(tmp_path / "log/public/t")
 
     async def land(end: int, relation: Relation = RELATION, *more: str) -> None:
-        await sink.apply(batch(transaction(end, relation, Insert(5, row(str(end), "x", None, *more)))))
+        changes: list[Any] = [relation, Insert(5, row(str(end), "x", None, *more)), OTHER, Insert(6, row(str(end), "x", None))]
+        await sink.apply(batch(transaction(end, *changes)))
         await sink.advance(Lsn(end))
         all_rounds(work)
 
-    def lsns() -> list[int]:
-        return sorted(DeltaTable(uri).to_pyarrow_table()["_lsn"].to_pylist())
+    def lsns(name: str = "t") -> list[int]:
+        return sorted(DeltaTable(str(tmp_path / "log/public" / name)).to_pyarrow_table()["_lsn"].to_pylist())
+
+    async def stops() -> Mapping[str, str]:
+        (found,) = await observe(f"spark://{tmp_path}")
+        assert found.applier is not None
+        return found.applier.stopped
+
+    def landed() -> set[str]:
+        return {file.name for file in (tmp_path / "landing").iterdir()}
 
     await land(200)
     work.tidy(now=True)
     version = DeltaTable(uri).version()
+    assert not await stops()
     await land(300)
+    await land(400)
     if whole:
         DeltaTable(uri).delete()
     else:
         rows = DeltaTable(uri).to_pyarrow_table()
         write_deltalake(uri, rows.set_column(rows.schema.get_field_index("_lsn"), "_lsn", [[201]]), mode="append")
-    left = set((tmp_path / "landing").iterdir())
+    changed = DeltaTable(uri).version()
+    left = {file.name for file in (tmp_path / "landing").glob("*-1-*.parquet")}
     for attempt in range(3):
-        # a new process knows only the log's files
+        # a new process knows only the lake's files
         work = sweeping(tmp_path, 24) if attempt == 1 else work
-        with pytest.raises(TargetError, match=rf"log .*log/public/t was changed by another writer, in version {version + 1}") as told:
-            work.tidy(now=True)
-        assert told.value.hint == f"RESTORE TABLE … TO VERSION AS OF {version}"
-        assert set((tmp_path / "landing").iterdir()) == left
-    DeltaTable(uri).restore(version)
-    work.tidy(now=True)
-    assert lsns() == [200, 300]
+        work.open()
+        work.tidy(now=True)
+        work.close()
+        error = (await stops())["change log of public.t"]
+        assert f"log/public/t was changed by another writer, in version {version + 1}" in error
+        assert f"RESTORE TABLE … TO VERSION AS OF {version}; or remove its directory" in error
+        assert DeltaTable(uri).version() == changed
+        # only what its log lacks is kept, and the last batch
+        assert lsns("other") == [200, 300, 400]
+        assert {name for name in landed() if "-2-" in name} == {f"{400:020d}-2-1.parquet"}
+        assert left - {f"{200:020d}-1-0.parquet"} <= landed()
+    if remedy == "restored":
+        DeltaTable(uri).restore(version)
+    else:
+        shutil.rmtree(uri)
+    work.tidy()
+    assert lsns() == [200, 300, 400] if remedy == "restored" else [300, 400]
+    assert not await stops()
+    assert len(landed()) == 3
     wider = Relation(5, "public", "t", "d", (*RELATION.columns, Column("more", 25, -1, False)))
-    await land(400, wider, "y")
+    await land(500, wider, "y")
     work.tidy(now=True)
-    assert lsns() == [200, 300, 400]
+    assert lsns()[-3:] == [300, 400, 500]
     await sink.close()
 
 
@@ -345,8 +374,8 @@ async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path
         all_rounds(work)
         if not versions:
             work.tidy(now=True)
-    with pytest.raises(TargetError, match=f"another writer, in version {versions[0] + 1}"):
-        work.tidy(now=True)
+    work.tidy(now=True)
+    assert f"another writer, in version {versions[0] + 1}" in work.progress.stopped_logs[TABLE]
     DeltaTable(str(tmp_path / "log/public/t")).restore(versions[0])
     work.tidy(now=True)
     await sink.close()

@@ -46,6 +46,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "checkpoint": (lambda table: checkpointed(table).write_bytes(b"garbage" * 100), "Parquet"),
     "log": (lambda table: shutil.rmtree(table / LOG), "has lost version 2, which was published: it is gone"),
     "file": (lambda table: remove(table.glob("*.parquet")), r"file .*\.parquet is missing"),
+    "none": (lambda table: None, ""),
     "moved": (lambda table: commit(table, 2).rename(table.parents[2] / "kept"), ""),
     "content": (lambda table: [file.write_bytes(b"garbage") for file in table.glob("*.parquet")], "is not a Parquet file"),
 }
@@ -65,7 +66,7 @@ async def damaged(path: Path, damage: str) -> OpenedSparkSink:
     return sink
 
 
-@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage != "moved"])
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage not in {"moved", "none"}])
 async def test_damaged_table_leaves_the_snapshot_alone_and_a_new_copy_repairs_it(tmp_path: Path, damage: str) -> None:
     sink = await damaged(tmp_path, damage)
     reason = stop_of(applier(tmp_path), DAMAGES[damage][1])
@@ -113,3 +114,21 @@ async def test_store_that_cannot_be_read_stops_no_table(tmp_path: Path, monkeypa
     with pytest.raises(TargetError, match="Generic S3 error") as told:
         LakeDelta(storage(tmp_path), "tables/public/t").load()
     assert type(told.value) is TargetError
+
+
+async def test_damaged_change_log_gets_nothing_until_its_directory_is_removed(tmp_path: Path) -> None:
+    sink = await damaged(tmp_path, "none")
+    await sink.close()
+    log = tmp_path / "log/public/t"
+    commit(log, 1).write_bytes(b"garbage")
+    work = applier(tmp_path)
+    assert not all_rounds(work).stopped
+    for _ in range(2):
+        work.tidy(now=True)
+        assert "is damaged" in work.progress.stopped_logs[TABLE]
+        assert "remove its directory" in work.progress.stopped_logs[TABLE]
+    assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 3
+    shutil.rmtree(log)
+    work.tidy()
+    assert not work.progress.stopped_logs
+    assert DeltaTable(str(log)).to_pyarrow_table()["_lsn"].to_pylist() == [300, 400]
