@@ -19,6 +19,7 @@ __all__ = [
     "ExportSnapshot",
     "ExportingSink",
     "GroupingSink",
+    "KeyedRowSource",
     "ParallelSink",
     "ParallelTransaction",
     "PingedSink",
@@ -196,8 +197,8 @@ class PostgresDatabase(Protocol):
         ...
 
 
-ExportSnapshot = Callable[[], Awaitable[tuple[str, str]]]
-"""Takes a snapshot of the target. Returns its name, for other sessions, and the text of its ``pg_snapshot``."""
+ExportSnapshot = Callable[[], Awaitable[tuple[str, int]]]
+"""Takes a snapshot of the target. Returns its name, for other processes, and its ``xmin``; 0: the target has no transaction ids."""
 
 
 @runtime_checkable
@@ -206,6 +207,8 @@ class ExportingSink(Protocol):
 
     def exporting(self) -> AbstractAsyncContextManager[ExportSnapshot]:
         """Open a session that can take a snapshot at once. The snapshot can be imported until the block ends. May overlap with any call.
+
+        The function that it yields is called like the sink's other methods, by the one caller.
 
         Raises:
             TargetUnavailable, TargetError: also from the function that it yields.
@@ -239,6 +242,10 @@ class RepairingSink(Protocol):
 class RowSource(Protocol):
     """A table of a target, in a snapshot. Values are those of the driver. Several calls may run at once."""
 
+    def is_integer(self, number: int) -> bool:
+        """Whether a column, by its number, holds integers, and ranges of it can be read without reading all rows."""
+        ...
+
     def rows(self, column: str | None, low: int | None, high: int | None) -> AsyncIterator[Sequence[Sequence[object]]]:
         """Read all rows, or those of a range of an integer column, some thousand at a time.
 
@@ -251,6 +258,11 @@ class RowSource(Protocol):
             TargetUnavailable, TargetError
         """
         ...
+
+
+@runtime_checkable
+class KeyedRowSource(RowSource, Protocol):
+    """Such a table that finds rows by their keys."""
 
     async def rows_by_key(self, keys: Sequence[Sequence[str]]) -> Sequence[Sequence[object]]:
         """Read the rows with these keys, given as PostgreSQL's texts.

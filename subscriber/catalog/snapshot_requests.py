@@ -20,13 +20,15 @@ Each change names the state that it expects, so that of a verb that says OPENED 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Protocol, runtime_checkable
 
-from subscriber.catalog.model import SNAPSHOT_REQUEST, known_values
-from subscriber.catalog.store import Store
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.catalog.model import PG_SUBSCRIPTION_REL, SNAPSHOT_REQUEST, known_values
+from subscriber.catalog.store import Store, writer_key
+from subscriber.catalog.subscription_rows import entry_of
 from subscriber.errors import (
     ApplyError,
     ConfigurationError,
@@ -37,24 +39,18 @@ from subscriber.errors import (
     TargetError,
     TargetUnavailable,
 )
+from subscriber.protocol.lsn import Lsn
 
 __all__ = [
     "RequestState",
+    "RequestedSink",
+    "Requests",
     "SnapshotRequest",
-    "StoringSink",
+    "StoredRequests",
     "answered_error",
-    "change_request",
     "error_answer",
-    "put_request",
-    "read_request",
-    "remove_request",
-    "request_key",
+    "not_ready",
 ]
-
-
-def request_key(oid: int) -> str:
-    """Key of the lock that a verb holds from its request until it has the answer."""
-    return f"snapshot-{oid}"
 
 
 class RequestState(StrEnum):
@@ -85,13 +81,57 @@ class SnapshotRequest:
     answer: Mapping[str, Any]
 
 
+class Requests(Protocol):
+    """The requests of one subscription, as both sides see them. All methods raise TargetUnavailable or TargetError."""
+
+    async def read(self) -> SnapshotRequest | None:
+        """Return the request, if there is one."""
+        ...
+
+    async def put(self, number: str, payload: Mapping[str, Any]) -> None:
+        """Write a request, in place of one that an earlier verb has left. Call it under the lock."""
+        ...
+
+    async def change(self, number: str, *, only_from: RequestState, to: RequestState, answer: Mapping[str, Any] | None = None) -> bool:
+        """Change the state of a request. Return False if it is not in the state ``only_from``: then nothing was changed."""
+        ...
+
+    async def remove(self, number: str) -> None:
+        """Remove a request."""
+        ...
+
+    async def take_lock(self) -> None:
+        """Take the lock that a verb holds from its request until it has the answer.
+
+        Raises:
+            SubscriptionInUse: another verb still has it after ten seconds.
+        """
+        ...
+
+    async def release_lock(self) -> None:
+        """Release that lock."""
+        ...
+
+    async def has_verb(self) -> bool:
+        """Whether a verb has that lock."""
+        ...
+
+    async def has_worker(self) -> bool:
+        """Whether a process runs the subscription."""
+        ...
+
+    async def entries(self) -> Mapping[TableName, TableEntry]:
+        """The states of the subscription's tables."""
+        ...
+
+
 @runtime_checkable
-class StoringSink(Protocol):
-    """An opened sink whose catalog can be reached while it applies."""
+class RequestedSink(Protocol):
+    """An opened sink that can be asked by other processes."""
 
     @property
-    def request_store(self) -> Store:
-        """The catalog, on a session of its own. Calls may overlap with all others."""
+    def requests(self) -> Requests | None:
+        """The requests, on a session of their own: calls may overlap with all others. None: this target has none."""
         ...
 
 
@@ -113,55 +153,88 @@ def answered_error(answer: Mapping[str, Any]) -> SubscriberError:
     return found(str(answer.get("error")), hint=answer.get("hint"), sqlstate=answer.get("sqlstate"))
 
 
-async def read_request(store: Store, oid: int) -> SnapshotRequest | None:
-    """Return the request of a subscription, if there is one.
+class StoredRequests:
+    """Requests in a catalog of rows.
 
-    Raises:
-        TargetUnavailable, TargetError
+    Args:
+        store: the target's catalog.
+        oid: the subscription's.
+        name: its name.
     """
-    async with store.reading() as rows:
-        found = await rows.select(SNAPSHOT_REQUEST, {"subid": oid})
-    for row in found:
-        with known_values(SNAPSHOT_REQUEST):
-            return SnapshotRequest(
-                row["request"], RequestState(row["state"]), json.loads(row["payload"] or "{}"), json.loads(row["answer"] or "{}")
-            )
-    return None
+
+    def __init__(self, store: Store, oid: int, name: str) -> None:
+        self._store = store
+        self._oid = oid
+        self._name = name
+
+    async def read(self) -> SnapshotRequest | None:
+        """Return the request, if there is one."""
+        async with self._store.reading() as rows:
+            found = await rows.select(SNAPSHOT_REQUEST, {"subid": self._oid})
+        for row in found:
+            with known_values(SNAPSHOT_REQUEST):
+                return SnapshotRequest(
+                    row["request"], RequestState(row["state"]), json.loads(row["payload"] or "{}"), json.loads(row["answer"] or "{}")
+                )
+        return None
+
+    async def put(self, number: str, payload: Mapping[str, Any]) -> None:
+        """Write a request."""
+        state = RequestState.REQUESTED.value
+        row = {"subid": self._oid, "request": number, "state": state, "payload": json.dumps(payload), "answer": None}
+        async with self._store.transaction() as rows:
+            await rows.delete(SNAPSHOT_REQUEST, {"subid": self._oid})
+            await rows.insert(SNAPSHOT_REQUEST, [row])
+        await self._store.notify()
+
+    async def change(self, number: str, *, only_from: RequestState, to: RequestState, answer: Mapping[str, Any] | None = None) -> bool:
+        """Change the state of a request."""
+        values: dict[str, Any] = {"state": to.value}
+        if answer is not None:
+            values["answer"] = json.dumps(answer)
+        async with self._store.transaction() as rows:
+            where = {"subid": self._oid, "request": number, "state": only_from.value}
+            return await rows.update(SNAPSHOT_REQUEST, where, values) == 1
+
+    async def remove(self, number: str) -> None:
+        """Remove a request."""
+        async with self._store.transaction() as rows:
+            await rows.delete(SNAPSHOT_REQUEST, {"subid": self._oid, "request": number})
+
+    async def take_lock(self) -> None:
+        """Take the lock of the verb."""
+        await self._store.take_lock(self._key, f'verification of subscription "{self._name}"')
+
+    async def release_lock(self) -> None:
+        """Release it."""
+        await self._store.release_lock(self._key)
+
+    async def has_verb(self) -> bool:
+        """Whether a verb has it."""
+        return bool(await self._store.held_locks([self._key]))
+
+    async def has_worker(self) -> bool:
+        """Whether a process runs the subscription."""
+        return bool(await self._store.held_locks([writer_key(self._oid)]))
+
+    @property
+    def _key(self) -> str:
+        return f"snapshot-{self._oid}"
+
+    async def entries(self) -> Mapping[TableName, TableEntry]:
+        """The states of the tables."""
+        async with self._store.reading() as rows:
+            found = await rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self._oid})
+        return {TableName(row["srnspname"], row["srrelname"]): entry_of(row) for row in found if row["srrelname"] is not None}
 
 
-async def put_request(store: Store, oid: int, number: str, payload: Mapping[str, Any]) -> None:
-    """Write a request, in place of one that an earlier verb has left. Call it under the lock.
-
-    Raises:
-        TargetUnavailable, TargetError
-    """
-    row = {"subid": oid, "request": number, "state": RequestState.REQUESTED.value, "payload": json.dumps(payload), "answer": None}
-    async with store.transaction() as rows:
-        await rows.delete(SNAPSHOT_REQUEST, {"subid": oid})
-        await rows.insert(SNAPSHOT_REQUEST, [row])
-    await store.notify()
-
-
-async def change_request(
-    store: Store, oid: int, number: str, *, only_from: RequestState, to: RequestState, answer: Mapping[str, Any] | None = None
-) -> bool:
-    """Change the state of a request. Return False if it is not in the state ``only_from``: then nothing was changed.
-
-    Raises:
-        TargetUnavailable, TargetError
-    """
-    values: dict[str, Any] = {"state": to.value}
-    if answer is not None:
-        values["answer"] = json.dumps(answer)
-    async with store.transaction() as rows:
-        return await rows.update(SNAPSHOT_REQUEST, {"subid": oid, "request": number, "state": only_from.value}, values) == 1
-
-
-async def remove_request(store: Store, oid: int, number: str) -> None:
-    """Remove a request.
-
-    Raises:
-        TargetUnavailable, TargetError
-    """
-    async with store.transaction() as rows:
-        await rows.delete(SNAPSHOT_REQUEST, {"subid": oid, "request": number})
+def not_ready(entries: Mapping[TableName, TableEntry], tables: Iterable[TableName], lsn: Lsn) -> dict[TableName, str]:
+    """Return the tables that have not exactly the transactions up to an LSN to which the target was brought, each with the reason."""
+    reasons: dict[TableName, str] = {}
+    for table in tables:
+        entry = entries.get(table)
+        if entry is None:
+            reasons[table] = "it is not part of the subscription"
+        elif entry.state not in {TableState.SYNCDONE, TableState.READY} or (entry.lsn is not None and entry.lsn > lsn):
+            reasons[table] = "it is still being synchronized"
+    return reasons

@@ -23,6 +23,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from subscriber.sinks.spark.reading.compared_lake import ComparedLake
     from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "is_plugin",
     "observe_target",
     "open_catalog",
+    "open_compared_lake",
     "open_snapshot_sessions",
     "open_target",
     "set_sequences",
@@ -135,7 +137,7 @@ async def open_store(target: str, application_name: str) -> AsyncIterator[tuple[
 
     if is_lake(target):
         # before its catalog is opened, which may create it
-        raise ConfigurationError("a lake cannot be verified", hint="compare it with a query of your own")
+        raise ConfigurationError("the rows of a lake cannot be repaired one by one", hint="copy the table again")
     catalog = await open_catalog(target, application_name)
     try:
         assert isinstance(catalog, StoredCatalog), "all others store rows"
@@ -190,6 +192,17 @@ def open_snapshot_sessions(target: str, jobs: int) -> AbstractAsyncContextManage
     with _sqlalchemy(target):
         from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions  # noqa: PLC0415 -- as above
     return SnapshotSessions.open(target, jobs)
+
+
+def open_compared_lake(target: str) -> ComparedLake:
+    """Open a lake to compare its tables.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`; or it is not in a directory.
+    """
+    with _lake():
+        from subscriber.sinks.spark.reading.compared_lake import ComparedLake  # noqa: PLC0415 -- as above
+    return ComparedLake.open(target)
 
 
 async def set_sequences(target: str, sequences: Sequence[PublishedSequence], *, force: bool, dry_run: bool) -> list[SequenceResult]:

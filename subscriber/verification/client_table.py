@@ -7,13 +7,15 @@ bits and without the sign of a zero, numbers without trailing zeros, and ``chara
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from subscriber.abc import RowSource
+from subscriber.abc import KeyedRowSource, RowSource
+from subscriber.types.numerics import float4_text, float8_text
 from subscriber.verification.parts import Key, Part, Sums
-from subscriber.verification.values import normalizer
+from subscriber.verification.values import array_literal, normalizer
 
 __all__ = ["ClientTable"]
 
@@ -98,10 +100,16 @@ class ClientTable:
     async def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> Mapping[Key, Sequence[Row]]:
         """Read the rows with these keys."""
         found: dict[Key, list[Row]] = {}
-        for row in await self._source.rows_by_key(keys):
-            texts = [text(value) for text, value in zip(self._texts, row, strict=True)]
-            digests = [None if text is None else hashlib.md5(_encoded(text), usedforsecurity=False).hexdigest() for text in texts]
-            found.setdefault(self._key(texts), []).append([*digests, *(map(_shown, row) if values else ())])
+        if not isinstance(self._source, KeyedRowSource):
+            wanted = {tuple(key) for key in keys}
+            async for rows in self._rows([Part()]):
+                for _, row in rows:
+                    if (key := self._key(row)) in wanted:
+                        found.setdefault(key, []).append(_cells(row, row, values=values))
+            return found
+        for driven in await self._source.rows_by_key(keys):
+            texts = [text(value) for text, value in zip(self._texts, driven, strict=True)]
+            found.setdefault(self._key(texts), []).append(_cells(texts, driven, values=values))
         return found
 
     async def values(self, hashes: Sequence[int]) -> Mapping[int, Row]:
@@ -113,8 +121,16 @@ class ClientTable:
         return found
 
 
+def _cells(texts: Row, shown: Sequence[object], *, values: bool) -> Row:
+    digests = [None if text is None else hashlib.md5(_encoded(text), usedforsecurity=False).hexdigest() for text in texts]
+    return [*digests, *(map(_shown, shown) if values else ())]
+
+
 def _text(base: str) -> Text:
     plain = normalizer(_NAMES.get(base, base))
+    if base.startswith("_"):
+        element = {"_float4": _real_text, "_float8": _double_text}.get(base)
+        return lambda value: array_literal(value, element) if isinstance(value, list) else plain(value)
     match base:
         case "float4" | "float8":
             return lambda value: _without_sign_of_zero(plain(value))
@@ -124,6 +140,14 @@ def _text(base: str) -> Text:
             return lambda value: None if value is None else (plain(value) or "").rstrip(" ")
         case _:
             return plain
+
+
+def _real_text(value: object) -> str:
+    return float4_text(struct.pack(">f", value))
+
+
+def _double_text(value: object) -> str:
+    return float8_text(struct.pack(">d", value))
 
 
 def _without_sign_of_zero(bits: str | None) -> str | None:

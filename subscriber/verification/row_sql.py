@@ -50,6 +50,8 @@ _INTEGERS: Final = frozenset({"int2", "int4"})
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
 _TEXTS: Final = frozenset({"text", "varchar"})
 _LONG: Final = 2**63
+_ARGUMENTS: Final = 90
+"""A function of PostgreSQL takes at most 100 arguments."""
 _NULL_SEED: Final = 7046029254386353131
 
 
@@ -195,8 +197,8 @@ def _client_column_sql(name: str, base: str) -> ColumnSql:
             # the cast of bpchar removes trailing blanks
             return ColumnSql(name, f"{quoted}::text")
         case _:
-            # the output function; a cast to text is another one for some types
-            return ColumnSql(name, f"CASE WHEN {quoted} IS NOT NULL THEN concat({quoted}) END")
+            # the output function; a cast to text is another one for some types. A composite value with a NULL in it is not NULL
+            return ColumnSql(name, f"CASE WHEN {quoted} IS DISTINCT FROM NULL THEN concat({quoted}) END")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +243,11 @@ class TableSql:
                 seed = column.hashed(seed)
             return seed if columns else "0::int8"
         # chr(1) and chr(2) occur in no text that a person or a type's output function writes
-        texts = ", ".join(["chr(1)", *(f"COALESCE(({column.text})::text, chr(2))" for column in columns)])
-        return f"('x' || substr(md5(convert_to(concat_ws({texts}), 'UTF8')), 1, 16))::bit(64)::int8"
+        texts = [f"COALESCE(({column.text})::text, chr(2))" for column in columns]
+        joined = ", ".join(
+            f"concat_ws(chr(1), {', '.join(texts[begin : begin + _ARGUMENTS])})" for begin in range(0, len(texts), _ARGUMENTS)
+        )
+        return f"('x' || substr(md5(convert_to(concat_ws(chr(1), {joined}), 'UTF8')), 1, 16))::bit(64)::int8"
 
     @property
     def _key_texts(self) -> list[str]:

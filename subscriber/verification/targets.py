@@ -105,22 +105,10 @@ class PostgresTarget:
         return rewritten != "true"
 
 
-class OpenedRows(Protocol):
-    """A table of a target that is not PostgreSQL."""
-
-    def is_integer(self, number: int) -> bool:
-        """Whether a column holds integers."""
-        ...
-
-
-class OpenedTable(RowSource, OpenedRows, Protocol):
-    """Both."""
-
-
 class OtherSnapshot(Protocol):
     """Finds the tables of such a target."""
 
-    async def table(self, published: PublishedTable, key: Sequence[str]) -> OpenedTable:
+    async def table(self, published: PublishedTable, key: Sequence[str]) -> RowSource:
         """Find a table.
 
         Raises:

@@ -25,7 +25,7 @@ __all__ = ["array_literal", "normalizer"]
 
 Normalizer = Callable[[object], str | None]
 
-_QUOTED: Final = re.compile(r'[{}",\\\s]')
+_QUOTED: Final = re.compile(r'[{}",\\\s]', re.ASCII)
 _MICROSECONDS: Final = datetime.timedelta(microseconds=1)
 
 
@@ -49,9 +49,14 @@ def normalizer(type_name: str) -> Normalizer:
     return normalized
 
 
-def array_literal(elements: Sequence[object]) -> str:
-    """PostgreSQL's text of a list as a one-dimensional array with lower bound 1. Not for floats."""
-    return "{" + ",".join("NULL" if element is None else _element(_plain(element)) for element in elements) + "}"
+def array_literal(elements: Sequence[object], text: Callable[[object], str] | None = None) -> str:
+    """PostgreSQL's text of a list as a one-dimensional array with lower bound 1.
+
+    Args:
+        elements: the list.
+        text: gives the text of an element. None: that of its class; not for floats.
+    """
+    return "{" + ",".join("NULL" if element is None else _element((text or _plain)(element)) for element in elements) + "}"
 
 
 def _element(text: str) -> str:

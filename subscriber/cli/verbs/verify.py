@@ -14,7 +14,7 @@ from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import complain, emit, say
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.management.repair import repair
+from subscriber.subscription.management.repair import repair, require_repairable
 from subscriber.subscription.management.verify import verify
 from subscriber.verification.model import RowDifference, RowKind, TableReport, VerificationLimits, VerificationReport
 
@@ -113,6 +113,8 @@ async def _execute(args: argparse.Namespace) -> int:
         raise ConfigurationError("--dry-run belongs to --repair", hint="verify changes nothing without --repair")
     if args.repair and args.sample is not None:
         raise ConfigurationError("--repair does not work with --sample", hint="omit one of them")
+    if args.repair:
+        require_repairable(args.target)
     quiet = args.quiet or not sys.stderr.isatty()
     limits = VerificationLimits(
         jobs=args.jobs,

@@ -23,6 +23,7 @@ from subscriber.abc import (
     TableState,
     WorkerActivity,
 )
+from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.catalog.subscription_rows import CatalogStateStore
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import RelationError, TargetError
@@ -347,9 +348,9 @@ class OpenedPostgresSink(CatalogStateStore):
         return [ours[found] for found in await self._parallel.holding_up(pid, ours.keys())]
 
     @property
-    def request_store(self) -> PostgresStore:
-        """The catalog, on the reading session."""
-        return PostgresStore(self.reader)
+    def requests(self) -> StoredRequests:
+        """Requests of other processes, on the reading session."""
+        return StoredRequests(PostgresStore(self.reader), self.state.oid, self.state.name)
 
     def exporting(self) -> contextlib.AbstractAsyncContextManager[ExportSnapshot]:
         """See :meth:`subscriber.abc.ExportingSink.exporting`."""

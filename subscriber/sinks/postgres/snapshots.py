@@ -29,13 +29,13 @@ async def exporting(target: Target, application_name: str) -> AsyncIterator[Expo
         with translated():
             await connection.execute(_IDLE)
 
-        async def export() -> tuple[str, str]:
+        async def export() -> tuple[str, int]:
             with translated():
                 # in one roundtrip: apply is held meanwhile
                 cursor = await connection.execute(f"{_BEGIN}; {_EXPORT}".encode())
                 cursor.nextset()
                 ((name, xids),) = await cursor.fetchall()
-            return name, xids
+            return name, int(xids.partition(":")[0])
 
         yield export
     finally:

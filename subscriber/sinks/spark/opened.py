@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from subscriber.abc import (
     ApplyStatistics,
     Batch,
+    ExportSnapshot,
     Position,
     RelationGate,
     SubscriptionState,
@@ -29,6 +31,7 @@ from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.spark.catalog.definition import read_definition, write_definition
 from subscriber.sinks.spark.catalog.history import write_histories
 from subscriber.sinks.spark.catalog.lake import Lake, with_table, without_table
+from subscriber.sinks.spark.catalog.requests import LakeRequests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import write_status
 from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.files.file_lock import FileLock
@@ -104,6 +107,7 @@ class OpenedSparkSink:
         self._counted = counted
         self._has_histories = False
         self._closed = False
+        self._requests = LakeRequests(lake.storage) if lake.storage.root is not None else None
 
     async def _define(self, **changes: Any) -> None:
         """Change what ``subscriber create`` defined. Does nothing if the command line defines the subscription."""
@@ -262,6 +266,24 @@ class OpenedSparkSink:
     async def clear_skip(self) -> None:
         """Clear the LSN of the transaction to skip."""
         await self._define(skip_lsn=INVALID_LSN)
+
+    @property
+    def requests(self) -> LakeRequests | None:
+        """Requests of other processes. An object store has no locks, and so no requests."""
+        return self._requests
+
+    @contextlib.asynccontextmanager
+    async def exporting(self) -> AsyncIterator[ExportSnapshot]:
+        """See :meth:`subscriber.abc.ExportingSink.exporting`. The name is the end of the last batch: a snapshot there will be published."""
+
+        async def export() -> tuple[str, int]:
+            stream = await self._streaming()
+            await stream.land()
+            landed = stream.lander.zone.last
+            await run_in_thread(lambda: write_boundary(self.lake.storage, landed))
+            return str(landed), 0
+
+        yield export
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """Write ``status.json``."""

@@ -24,6 +24,7 @@ from subscriber.abc import (
     TableState,
     WorkerActivity,
 )
+from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.subscription_rows import CatalogStateStore, SubscriptionRows
 from subscriber.config import Settings
@@ -131,7 +132,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         self.session = session
         # the locks of the given store belong to the session that applies
         self._asked_locks = Locks(target.database)
-        self.request_store = SqlAlchemyStore(target.database, self._asked_locks)
+        self.requests = StoredRequests(SqlAlchemyStore(target.database, self._asked_locks), state.oid, state.name)
         self._target = target
         self._database = target.database
         self._locks = locks

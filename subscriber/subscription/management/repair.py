@@ -13,14 +13,25 @@ from __future__ import annotations
 from typing import Final
 
 from subscriber.abc import TableName
+from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.errors import ConfigurationError
 from subscriber.subscription.management.snapshot_request import Asker
-from subscriber.subscription.targets import open_store
+from subscriber.subscription.targets import is_lake, open_store
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationReport
 
-__all__ = ["repair"]
+__all__ = ["repair", "require_repairable"]
 
 _ROWS: Final = 200
+
+
+def require_repairable(target: str) -> None:
+    """Check that rows of this kind of target can be repaired.
+
+    Raises:
+        ConfigurationError
+    """
+    if is_lake(target):
+        raise ConfigurationError("the rows of a lake cannot be repaired one by one", hint="copy the tables that differ again")
 
 
 async def repair(report: VerificationReport, *, target: str, progress: Progress | None = None) -> dict[TableName, int]:
@@ -37,10 +48,11 @@ async def repair(report: VerificationReport, *, target: str, progress: Progress 
         How many rows were repaired, by table.
 
     Raises:
-        ConfigurationError: a table has no key. No row of any table was changed.
+        ConfigurationError: a table has no key, or the target is a lake. No row of any table was changed.
         ApplyError, RelationError: the target rejects a row. Rows repaired before stay so.
         TargetError, PublisherError, SubscriptionInUse: as :func:`subscriber.verify`.
     """
+    require_repairable(target)
     for table in report.differing:
         if not table.key:
             raise ConfigurationError(
@@ -49,8 +61,8 @@ async def repair(report: VerificationReport, *, target: str, progress: Progress 
             )
     repaired: dict[TableName, int] = {}
     async with open_store(target, "subscriber verify") as (store, find):
-        oid = (await find(report.subscription)).oid
-        async with Asker(store, oid, report.subscription, progress or Quiet()) as asker:
+        requests = StoredRequests(store, (await find(report.subscription)).oid, report.subscription)
+        async with Asker(requests, report.subscription, progress or Quiet()) as asker:
             for table in report.differing:
                 repaired[table.table] = await _repair(asker, table)
     return repaired

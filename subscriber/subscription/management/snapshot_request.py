@@ -13,16 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from subscriber.catalog.snapshot_requests import (
+    Requests,
     RequestState,
     SnapshotRequest,
     answered_error,
-    change_request,
-    put_request,
-    read_request,
-    remove_request,
-    request_key,
 )
-from subscriber.catalog.store import Store, writer_key
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.walreceiver.snapshot import SnapshotReader
@@ -67,25 +62,23 @@ class Asker:
     """Makes requests for one subscription. While it is entered, no other process can make one.
 
     Args:
-        store: the target's catalog.
-        oid: the subscription's.
-        name: its name.
+        requests: where they are made.
+        name: of the subscription.
         waiting: is told about long waits.
     """
 
-    def __init__(self, store: Store, oid: int, name: str, waiting: Waiting) -> None:
-        self.store = store
-        self.oid = oid
-        self.name = name
+    def __init__(self, requests: Requests, name: str, waiting: Waiting) -> None:
+        self._requests = requests
+        self._name = name
         self._waiting = waiting
 
     async def __aenter__(self) -> Asker:
-        await self.store.take_lock(request_key(self.oid), f'verification of subscription "{self.name}"')
+        await self._requests.take_lock()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(TargetUnavailable):
-            await self.store.release_lock(request_key(self.oid))
+            await self._requests.release_lock()
 
     @contextlib.asynccontextmanager
     async def ask(self, payload: Mapping[str, Any]) -> AsyncIterator[SnapshotRequest]:
@@ -96,29 +89,29 @@ class Asker:
             PublisherError: the process could not do it because of the publisher.
         """
         number = str(uuid.uuid4())
-        await put_request(self.store, self.oid, number, payload)
+        await self._requests.put(number, payload)
         try:
             yield await self._answer(number)
         finally:
             with contextlib.suppress(TargetUnavailable):
-                await remove_request(self.store, self.oid, number)
+                await self._requests.remove(number)
 
     async def _answer(self, number: str) -> SnapshotRequest:
         now = asyncio.get_running_loop().time
         seen = told = now()
         while True:
-            request = await read_request(self.store, self.oid)
+            request = await self._requests.read()
             if request is None or request.number != number:
                 raise TargetError("the request for snapshots was removed from the target's catalog", hint="try again")
             if request.state is RequestState.FAILED:
                 raise answered_error(request.answer)
             if request.state is not RequestState.REQUESTED:
                 return request
-            if await self.store.held_locks([writer_key(self.oid)]):
+            if await self._requests.has_worker():
                 seen = now()
             elif now() - seen > _NOT_RUNNING_SECONDS:
                 raise TargetError(
-                    f'subscription "{self.name}" is not running: its target cannot be brought to one position',
+                    f'subscription "{self._name}" is not running: its target cannot be brought to one position',
                     hint="start it with `subscriber run`, and try again",
                 )
             if now() - told > _TOLD_SECONDS:
@@ -132,12 +125,12 @@ class Asker:
         Raises:
             TargetUnavailable: it came too late; the snapshots may be of different moments.
         """
-        if not await change_request(self.store, self.oid, request.number, only_from=only_from, to=to):
+        if not await self._requests.change(request.number, only_from=only_from, to=to):
             raise TargetUnavailable("the snapshots were not opened in time", hint="try again when the servers are less busy")
 
     async def held_seconds(self, number: str) -> float:
         """How long apply was held for a request whose snapshots are open."""
-        while (request := await read_request(self.store, self.oid)) is not None and request.number == number:
+        while (request := await self._requests.read()) is not None and request.number == number:
             if "held_seconds" in request.answer:
                 return float(request.answer["held_seconds"])
             await asyncio.sleep(_POLL)

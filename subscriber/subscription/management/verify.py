@@ -14,23 +14,21 @@ from typing import Any
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.apply.row_filters import copied_rows
-from subscriber.catalog import Definition
 from subscriber.catalog.model import POSITION, VERIFICATION
-from subscriber.catalog.snapshot_requests import RequestState
+from subscriber.catalog.snapshot_requests import RequestState, not_ready
 from subscriber.catalog.store import Rows, Store
-from subscriber.catalog.table_readiness import not_ready
 from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.snapshot_request import Asker, PublisherSide, publisher_sessions
 from subscriber.subscription.management.verification_file import VerificationFile
-from subscriber.subscription.targets import open_snapshot_sessions, open_store, read_postgres_snapshot, uses_sqlalchemy
+from subscriber.subscription.management.verified_targets import VerifiedTarget, open_verified_target
 from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
 from subscriber.verification.row_sql import TEXT_SETTINGS
 from subscriber.verification.sides import Rate, Side
 from subscriber.verification.tables import row_key, was_rewritten_query
-from subscriber.verification.targets import OtherTarget, PostgresTarget, TargetSnapshot
+from subscriber.verification.targets import TargetSnapshot
 from subscriber.walreceiver.publication import published_tables
 
 __all__ = ["verify"]
@@ -71,14 +69,13 @@ async def verify(
     """
     began = time.monotonic()
     limits = limits or VerificationLimits()
-    async with open_store(target, "subscriber verify") as (store, find):
-        definition = await find(name)
-        conninfo = connection or definition.conninfo
+    async with open_verified_target(name, target, limits.jobs) as found:
+        conninfo = connection or found.definition.conninfo
         if conninfo is None:
             raise ConfigurationError(f'the publisher of subscription "{name}" is not known', hint="give --connection")
-        file = VerificationFile(resume, [name, str(definition.oid)]) if resume is not None else None
-        run = _Verification(store, definition, limits, progress or Quiet(), file)
-        async with run.snapshots(target, conninfo) as opened:
+        file = VerificationFile(resume, [name, str(found.definition.oid)]) if resume is not None else None
+        run = _Verification(found, limits, progress or Quiet(), file)
+        async with run.snapshots(conninfo) as opened:
             reports = await run.compare(opened, tables, changed=changed)
         if file is not None:
             file.remove()
@@ -96,7 +93,7 @@ class _Opened:
         publisher: the sessions there.
         target: the snapshot there.
         published: the tables of the publications.
-        xmins: of both sides: all transactions below have ended before the snapshots. None: the target has none.
+        xmins: of both sides: all transactions below have ended before the snapshots.
         held_seconds: how long apply was held.
     """
 
@@ -104,7 +101,7 @@ class _Opened:
     publisher: Side
     target: TargetSnapshot
     published: Sequence[PublishedTable]
-    xmins: tuple[int, int] | None
+    xmins: tuple[int, int]
     held_seconds: float
 
 
@@ -112,44 +109,31 @@ class _Verification:
     """One verification.
 
     Args:
-        store: the target's catalog.
-        definition: of the subscription.
+        target: what is compared with the publisher.
         limits: what to do at most.
         progress: is told about it.
         file: remembers finished ranges; None: nothing does.
     """
 
-    def __init__(
-        self, store: Store, definition: Definition, limits: VerificationLimits, progress: Progress, file: VerificationFile | None
-    ) -> None:
-        self._store = store
-        self._definition = definition
+    def __init__(self, target: VerifiedTarget, limits: VerificationLimits, progress: Progress, file: VerificationFile | None) -> None:
+        self._target = target
+        self._store = target.store
+        self._definition = target.definition
         self._limits = limits
         self._progress = progress
         self._file = file
         self._rate = Rate(limits.max_rate)
 
     @contextlib.asynccontextmanager
-    async def snapshots(self, target: str, conninfo: str) -> AsyncIterator[_Opened]:
+    async def snapshots(self, conninfo: str) -> AsyncIterator[_Opened]:
         """Open snapshots of both sides at one LSN."""
         definition, jobs = self._definition, self._limits.jobs
         called = session_name(definition.name, "verify")
         async with contextlib.AsyncExitStack() as stack:
-            others = await stack.enter_async_context(open_snapshot_sessions(target, jobs)) if uses_sqlalchemy(target) else None
-            asker = Asker(self._store, definition.oid, definition.name, self._progress)
+            asker = Asker(self._target.requests, definition.name, self._progress)
             async with asker, asker.ask({"kind": "snapshot"}) as request:
                 side = PublisherSide.of(request.answer)
-                snapshot: TargetSnapshot
-                if others is not None:
-                    await others.begin()
-                    await asker.say(request, only_from=RequestState.HELD, to=RequestState.OPENED)
-                    snapshot, xmins = OtherTarget(others), None
-                else:
-                    name, xmins = request.answer["target_snapshot"], (side.xmin, int(request.answer["target_xmin"]))
-                    queries = await stack.enter_async_context(
-                        read_postgres_snapshot(target, name, jobs, setup=TEXT_SETTINGS, application_name=called)
-                    )
-                    snapshot = PostgresTarget(Side(queries))
+                await self._target.open(asker, request, called)
                 readers = await stack.enter_async_context(
                     publisher_sessions(conninfo, side.name, jobs, setup=TEXT_SETTINGS, application_name=called)
                 )
@@ -158,17 +142,17 @@ class _Verification:
             yield _Opened(
                 lsn=side.lsn,
                 publisher=Side([reader.read for reader in readers]),
-                target=snapshot,
+                target=await self._target.snapshot(side, self._progress),
                 published=[copied_rows(table, definition.options) for table in await published_tables(readers[0], definition.publications)],
-                xmins=xmins,
+                xmins=(side.xmin, int(request.answer.get("target_xmin", 0))),
                 held_seconds=held,
             )
 
     async def compare(self, opened: _Opened, wanted: Sequence[TableName], *, changed: bool) -> list[TableReport]:
         """Compare the tables, several at once."""
         tables = _chosen(opened.published, wanted)
-        since = await self._equal_before(tables) if changed and opened.xmins is not None else {}
-        left_out = await not_ready(self._store, self._definition.oid, [table.name for table in tables], opened.lsn)
+        since = await self._equal_before(self._store, tables) if changed and self._store is not None else {}
+        left_out = not_ready(await self._target.requests.entries(), [table.name for table in tables], opened.lsn)
         rows = sum(table.estimated_rows or 0 for table in tables)
         self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
         # the largest first, so that all sessions end at about the same time
@@ -243,9 +227,9 @@ class _Verification:
             "target_system": await rows.target_identifier(),
         }
 
-    async def _equal_before(self, tables: Sequence[PublishedTable]) -> dict[TableName, tuple[int, int]]:
+    async def _equal_before(self, store: Store, tables: Sequence[PublishedTable]) -> dict[TableName, tuple[int, int]]:
         """The snapshots in which each table was last found equal, if its published columns and rows are still the same."""
-        async with self._store.reading() as rows:
+        async with store.reading() as rows:
             found = await rows.select(VERIFICATION, {"subid": self._definition.oid, **await self._systems(rows)})
         known = {TableName(row["nspname"], row["relname"]): row for row in found}
         return {
@@ -256,16 +240,17 @@ class _Verification:
 
     async def remember(self, opened: _Opened, reports: Sequence[TableReport]) -> None:
         """Store for which tables this verification found both sides equal."""
-        if opened.xmins is None:
+        store = self._store
+        if store is None:
             return
         values: dict[str, Any] = {
             "lsn": opened.lsn,
             "publisher_xmin": opened.xmins[0],
             "target_xmin": opened.xmins[1],
-            "verified_at": self._store.now(),
+            "verified_at": store.now(),
         }
         published = {table.name: table for table in opened.published}
-        async with self._store.transaction() as rows:
+        async with store.transaction() as rows:
             values |= await self._systems(rows)
             for report in reports:
                 if report.left_out is not None or report.resumed_ranges:

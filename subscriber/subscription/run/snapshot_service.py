@@ -18,17 +18,7 @@ from typing import Any, Final, TypeVar
 from subscriber.abc import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
 from subscriber.apply.hold import Hold, PublisherSnapshot
 from subscriber.apply.row_filters import copied_rows
-from subscriber.catalog.snapshot_requests import (
-    RequestState,
-    SnapshotRequest,
-    StoringSink,
-    change_request,
-    error_answer,
-    read_request,
-    request_key,
-)
-from subscriber.catalog.store import Store
-from subscriber.catalog.table_readiness import not_ready
+from subscriber.catalog.snapshot_requests import RequestedSink, Requests, RequestState, SnapshotRequest, error_answer, not_ready
 from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
@@ -78,12 +68,13 @@ class SnapshotService:
             if not self._target.is_open:
                 continue
             opened = self._target.opened
-            if not isinstance(opened, StoringSink):
+            requests = opened.requests if isinstance(opened, RequestedSink) else None
+            if requests is None:
                 return
             try:
-                request = await _answered(read_request(opened.request_store, opened.state.oid))
+                request = await _answered(requests.read())
                 if request is not None and request.state is RequestState.REQUESTED:
-                    await self._serve(opened, opened.request_store, request)
+                    await self._serve(opened, requests, request)
                 self._failed = None
             except SubscriberError as error:
                 # of the target; the apply worker says more about a lost session
@@ -91,19 +82,18 @@ class SnapshotService:
                     self._failed = error.one_line()
                     _log.info("could not serve a request for snapshots: %s", self._failed)
 
-    async def _serve(self, opened: OpenedSink, store: Store, request: SnapshotRequest) -> None:
+    async def _serve(self, opened: OpenedSink, requests: Requests, request: SnapshotRequest) -> None:
         _log.info("another process asks for %s at one LSN", request.payload.get("kind"))
         try:
             async with contextlib.AsyncExitStack() as stack:
-                await self._answer(stack, opened, store, request)
+                await self._answer(stack, opened, requests, request)
         except SubscriberError as error:
             answer = error_answer(error)
-            oid, number = opened.state.oid, request.number
             for state in (RequestState.REQUESTED, RequestState.HELD):
-                await change_request(store, oid, number, only_from=state, to=RequestState.FAILED, answer=answer)
+                await requests.change(request.number, only_from=state, to=RequestState.FAILED, answer=answer)
 
-    async def _answer(self, stack: contextlib.AsyncExitStack, opened: OpenedSink, store: Store, request: SnapshotRequest) -> None:
-        oid, number = opened.state.oid, request.number
+    async def _answer(self, stack: contextlib.AsyncExitStack, opened: OpenedSink, requests: Requests, request: SnapshotRequest) -> None:
+        number = request.number
         name = session_name(self._spec.name, "snapshot")
         exporter = await stack.enter_async_context(SnapshotExporter.open(self._spec.conninfo, application_name=name))
         taken: TakenSnapshot | None = None
@@ -120,26 +110,26 @@ class SnapshotService:
 
         async def exported(export: ExportSnapshot, lsn: Lsn) -> None:
             async with asyncio.timeout(_ACT_SECONDS):
-                snapshot, xids = await export()
-            answer.update(describe(lsn), target_snapshot=snapshot, target_xmin=int(xids.partition(":")[0]))
+                snapshot, xmin = await export()
+            answer.update(describe(lsn), target_snapshot=snapshot, target_xmin=xmin)
 
         async def held(lsn: Lsn) -> None:
             now = asyncio.get_running_loop().time
             answer.update(describe(lsn))
             until = now() + _ACT_SECONDS
-            if not await change_request(store, oid, number, only_from=RequestState.REQUESTED, to=RequestState.HELD, answer=answer):
+            if not await requests.change(number, only_from=RequestState.REQUESTED, to=RequestState.HELD, answer=answer):
                 return
             while now() < until:
-                found = await read_request(store, oid)
+                found = await requests.read()
                 if found is None or found.number != number or found.state is not RequestState.HELD:
                     return
                 await asyncio.sleep(_POLL)
-            if await change_request(store, oid, number, only_from=RequestState.HELD, to=RequestState.EXPIRED):
+            if await requests.change(number, only_from=RequestState.HELD, to=RequestState.EXPIRED):
                 raise TargetUnavailable(f"the requester did not open its snapshots within {_ACT_SECONDS:g} s", hint="try again")
 
         act: _Act
         if request.payload.get("kind") == "repair":
-            repair = await self._repair(opened, store, exporter, request)
+            repair = await self._repair(opened, requests, exporter, request)
             act = lambda _, lsn: repair(answer, lsn)  # noqa: E731
         elif isinstance(opened, ExportingSink):
             export = await stack.enter_async_context(opened.exporting())
@@ -147,7 +137,7 @@ class SnapshotService:
         else:
             act = lambda _, lsn: held(lsn)  # noqa: E731
         hold = Hold(take, act, _HOLD_SECONDS)
-        await self._hold(hold, store, oid)
+        await self._hold(hold, requests)
         if hold.error is not None:
             raise hold.error
         answer["held_seconds"] = round(hold.seconds, 6)
@@ -155,11 +145,10 @@ class SnapshotService:
         to = RequestState.DONE if "repaired" in answer else RequestState.OPENED
         # the requester that has opened its own snapshots says OPENED itself
         state = RequestState.REQUESTED if "target_snapshot" in answer or "repaired" in answer else RequestState.OPENED
-        if await change_request(store, oid, number, only_from=state, to=to, answer=answer):
-            await store.notify()
-            await self._keep(store, oid, number)
+        if await requests.change(number, only_from=state, to=to, answer=answer):
+            await self._keep(requests, number)
 
-    async def _hold(self, hold: Hold, store: Store, oid: int) -> None:
+    async def _hold(self, hold: Hold, requests: Requests) -> None:
         """Hold apply, unless the requester ends before."""
         self._state.hold = hold
         self._state.wake()
@@ -168,22 +157,22 @@ class SnapshotService:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_ALIVE_SECONDS):
                         await hold.ended.wait()
-                if not hold.ended.is_set() and not await _answered(store.held_locks([request_key(oid)])):
+                if not hold.ended.is_set() and not await _answered(requests.has_verb()):
                     hold.abandon("the process that asked for the snapshots has ended")
         finally:
             hold.abandon("the run has ended")
             self._state.hold = None
 
-    async def _keep(self, store: Store, oid: int, number: str) -> None:
+    async def _keep(self, requests: Requests, number: str) -> None:
         """Keep the snapshots until the requester has opened them, or has ended."""
-        while await _answered(store.held_locks([request_key(oid)])):
-            found = await _answered(read_request(store, oid))
+        while await _answered(requests.has_verb()):
+            found = await _answered(requests.read())
             if found is None or found.number != number or found.state is not RequestState.OPENED:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _repair(
-        self, opened: OpenedSink, store: Store, exporter: SnapshotExporter, request: SnapshotRequest
+        self, opened: OpenedSink, requests: Requests, exporter: SnapshotExporter, request: SnapshotRequest
     ) -> Callable[[dict[str, Any], Lsn], Awaitable[None]]:
         """Return what repairs rows while apply is held."""
         if not isinstance(opened, RepairingSink):
@@ -196,7 +185,7 @@ class SnapshotService:
 
         async def repair(answer: dict[str, Any], lsn: Lsn) -> None:
             # a copy may have begun since the verification
-            if (reason := (await not_ready(store, opened.state.oid, [name], lsn)).get(name)) is not None:
+            if (reason := not_ready(await requests.entries(), [name], lsn).get(name)) is not None:
                 raise RelationError(f'table "{name}" cannot be repaired: {reason}', hint="verify again when it is ready")
             try:
                 async with asyncio.timeout(_ACT_SECONDS):

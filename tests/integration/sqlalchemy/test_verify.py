@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from subscriber import Settings, Subscription, TableName, TargetUnavailable, VerificationLimits, VerificationReport, repair, verify
-from subscriber.catalog.snapshot_requests import put_request, request_key
+from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions
 from subscriber.subscription.targets import open_store
 from tests.support.database import WAIT_SECONDS, Database
@@ -152,9 +152,9 @@ async def test_apply_continues_if_the_requester_does_not_answer(publisher_db: Da
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     async with running(publisher_db, other_target) as found:
         async with open_store(other_target.url, "test") as (store, find):
-            oid = (await find(f"other_{publisher_db.name}")).oid
-            await store.take_lock(request_key(oid), "the test")
-            await put_request(store, oid, "1", {"kind": "snapshot"})
+            requests = StoredRequests(store, (await find(f"other_{publisher_db.name}")).oid, "the test")
+            await requests.take_lock()
+            await requests.put("1", {"kind": "snapshot"})
             held = other_target.ours("snapshot_request")
             await asyncio.to_thread(other_target.wait, f"SELECT state FROM {held}", [("h",)])
             publisher_db.execute("INSERT INTO t VALUES (1)")

@@ -178,6 +178,10 @@ class Snapshots:
         """The last snapshot at or before an LSN. None if there is none, or if it is no longer stored. Raises as :func:`read_snapshot`."""
         return self._last(lambda publication: publication.lsn <= lsn)
 
+    def as_of_landed(self, landed: Lsn) -> Snapshot | None:
+        """The last snapshot whose last manifest ends at or before an LSN. As :meth:`as_of_lsn`."""
+        return self._last(lambda publication: publication.landed <= landed)
+
     def as_of_time(self, time: datetime) -> Snapshot | None:
         """The last snapshot that was published at or before a time. As :meth:`as_of_lsn`."""
         return self._last(lambda publication: publication.published <= time)

@@ -31,6 +31,7 @@ from subscriber.errors import DataLossError, SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.history import read_histories
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.requests import read_boundary
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, read_snapshot
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.file_lock import FileLock
@@ -147,6 +148,8 @@ class Applier:
         if not found and known <= snapshot.lsn and _synchronized(lake) == self._seen:
             self._noticed = None
             return Waiting(-math.inf) if now >= self._next_look else None
+        if found and _has_end(found, read_boundary(self._storage)):
+            return Waiting(-math.inf)  # a verification waits for the snapshot there
         self._noticed = now if self._noticed is None else self._noticed
         committed = found[0].since if found else None
         # the clock of the publisher or of the subscriber may be ahead, and this one may be set
@@ -186,6 +189,8 @@ class Applier:
             position = self._lake().position
             snapshot = self._publisher.read()
             kept, manifests = self._manifests(snapshot)
+            # after the manifests, see requests.py
+            boundary = read_boundary(self._storage) if manifests else INVALID_LSN
             lake = self._lake()
         self._published, self._noticed = snapshot, None
         known = position.lsn if position is not None else INVALID_LSN
@@ -206,7 +211,7 @@ class Applier:
                 first = snapshot.landed  # they are gone
             stopped |= self._checks.find(lake, loaded, snapshot, first)
             going = {name: table for name, table in tables.items() if name not in stopped}
-            taken = self._taken(lake, going, manifests, snapshot)
+            taken = self._taken(lake, going, manifests, snapshot, boundary)
             landed = taken[-1].end if taken else (snapshot.landed if snapshot is not None else INVALID_LSN)
             end = landed
             if len(taken) == len(manifests):
@@ -330,9 +335,12 @@ class Applier:
         return kept, found
 
     def _taken(
-        self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest], snapshot: Snapshot | None
+        self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest], snapshot: Snapshot | None, boundary: Lsn
     ) -> list[Manifest]:
-        """The manifests of a round. After a crash, only those that bring all tables to the LSN of the tables that are ahead."""
+        """The manifests of a round. After a crash, only those that bring all tables to the LSN of the tables that are ahead.
+
+        One that ends at ``boundary`` is the last one.
+        """
         reached = [
             (name, self._tables.of(name, table).applied(application(lake, table)), table.entry.lsn) for name, table in tables.items()
         ]
@@ -351,6 +359,7 @@ class Applier:
                 size >= self._settings.round_bytes
                 or rows >= self._engine.round_rows
                 or (level is not None and taken and taken[-1].end >= level)
+                or (taken and taken[-1].end == boundary)
             )
             if enough and may_end(taken[-1].end):
                 break
@@ -399,6 +408,10 @@ class Applier:
 def _synchronized(lake: Lake) -> tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]]:
     """The tables that rounds apply to, and removed ones with landed changes."""
     return {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}, _left(lake)
+
+
+def _has_end(manifests: Sequence[Manifest], lsn: Lsn) -> bool:
+    return any(manifest.end == lsn for manifest in manifests)
 
 
 def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:

@@ -1,0 +1,179 @@
+"""A lake as ``verify`` reads it: the tables of one published snapshot, file by file, in bounded memory. Without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from subscriber.abc import PublishedTable, TableName
+from subscriber.catalog import Definition
+from subscriber.catalog.subscriptions import no_such_subscription
+from subscriber.errors import ConfigurationError, RelationError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.requests import LakeRequests
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots
+from subscriber.sinks.spark.catalog.subscriptions import defined
+from subscriber.sinks.spark.files.file_lock import is_held
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.reading.table_files import PinnedTable
+from subscriber.sinks.spark.schema.table_schema import META, SPECIAL, TableSchema
+from subscriber.sinks.spark.tables.column_mapping import resolve_fields
+from subscriber.threads import run_in_thread
+
+__all__ = ["ComparedLake", "LakeTables"]
+
+_ROWS: Final = 2000
+_POLL_SECONDS: Final = 0.1
+_TOLD_SECONDS: Final = 10.0
+_NOT_RUNNING_SECONDS: Final = 5.0
+"""An applier that is started again has no lock for a moment."""
+
+
+class ComparedLake:
+    """A lake in a directory. :meth:`open` finds it.
+
+    Attributes:
+        requests: to the process that lands.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.requests = LakeRequests(storage)
+
+    @classmethod
+    def open(cls, target: str) -> Self:
+        """Open the lake. Nothing is created.
+
+        Raises:
+            ConfigurationError: it is not in a directory.
+        """
+        location = Location.parse(target)
+        storage = Storage.open(location)
+        if storage.root is None:
+            raise ConfigurationError(
+                f"verify needs a lake in a directory, and {location} is none", hint="compare a snapshot with a query of your own"
+            )
+        return cls(storage)
+
+    async def find(self, name: str) -> Definition:
+        """The lake's subscription.
+
+        Raises:
+            TargetError: it has another name, or there is no lake.
+        """
+        lake = await run_in_thread(lambda: Lake.find(self._storage))
+        if lake is None or lake.dropped or lake.name != name:
+            raise no_such_subscription(name)
+        return await run_in_thread(lambda: defined(self._storage, lake))
+
+    async def published(self, landed: Lsn, lsn: Lsn, tables: Collection[TableName], waiting: Callable[[str], None]) -> LakeTables:
+        """Wait until a snapshot with exactly the batches up to an LSN is published.
+
+        Args:
+            landed: the end of the last batch.
+            lsn: all transactions up to here are in these batches.
+            tables: that are synchronized there. A snapshot without some of them is taken only if there is no later one at this LSN.
+            waiting: is told about a long wait.
+
+        Raises:
+            TargetError: the applier does not run, or has published a later snapshot only.
+        """
+        now = asyncio.get_running_loop().time
+        seen = told = now()
+        snapshots = Snapshots(self._storage)
+        while True:
+            found, newest = await run_in_thread(lambda: (snapshots.as_of_landed(landed), snapshots.newest()))
+            is_past = newest is not None and newest.landed > landed
+            if found is not None and found.landed == landed:
+                is_whole = found.lsn >= lsn and not {*tables} - {*found.tables, *found.stopped}
+                if is_whole or is_past:
+                    return LakeTables(self._storage, found)
+            if is_past:
+                raise TargetError(f"the lake has published no snapshot at {landed}", hint="verify again")
+            assert self._storage.root is not None
+            if is_held(self._storage.root / "applier.lock"):
+                seen = now()
+            elif now() - seen > _NOT_RUNNING_SECONDS:
+                raise TargetError("the lake has no applier: its tables do not follow", hint="start it with `subscriber spark-apply`")
+            if now() - told > _TOLD_SECONDS:
+                told = now()
+                waiting(f"the lake has not published a snapshot at {lsn} yet")
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+class LakeTables:
+    """The tables of a snapshot.
+
+    Args:
+        storage: of the lake.
+        snapshot: the snapshot.
+    """
+
+    def __init__(self, storage: Storage, snapshot: Snapshot) -> None:
+        self._storage = storage
+        self._snapshot = snapshot
+
+    async def table(self, published: PublishedTable, key: Sequence[str]) -> LakeTable:
+        """Find a published table.
+
+        Raises:
+            RelationError: the snapshot does not have it, or it lacks a column.
+            TargetError: its version is no longer stored.
+        """
+        name = published.name
+        stop, where = self._snapshot.stopped.get(name), self._snapshot.tables.get(name)
+        if stop is not None:
+            raise RelationError(f"the lake has stopped it: {stop.error}")
+        if where is None:
+            raise RelationError(f"it is not in the snapshot at {self._snapshot.lsn}", hint="verify again when it is synchronized")
+        pinned = PinnedTable(self._storage, where.path, where.version)
+        present = await run_in_thread(lambda: pinned.schema)
+        (described,) = resolve_fields(present.names, [TableSchema.of_published(published)])
+        fields = [column.field for column in described.columns]
+        if lacking := [name for name, field in zip(published.columns, fields, strict=True) if field not in present.names]:
+            raise RelationError(f"the lake has no column {', '.join(lacking)}", hint="it gets a new column with the table's next change")
+        return LakeTable(pinned, pa.schema([*(present.field(field) for field in fields), META.field(SPECIAL)]))
+
+
+class LakeTable:
+    """See :class:`subscriber.abc.RowSource`. It has no index: rows are found by reading all of them.
+
+    Args:
+        pinned: the table's version.
+        schema: its columns to read, and ``_special``.
+    """
+
+    def __init__(self, pinned: PinnedTable, schema: pa.Schema) -> None:
+        self._pinned = pinned
+        self._schema = schema
+
+    def is_integer(self, number: int) -> bool:
+        """No: ranges of a column would be read one after another, and each is the whole table."""
+        return False
+
+    async def rows(self, column: str | None, low: int | None, high: int | None) -> AsyncIterator[Sequence[Sequence[object]]]:
+        """Read all rows, some thousand at a time."""
+        chunks = self._chunks()
+        while (chunk := await run_in_thread(lambda: next(chunks, None))) is not None:
+            yield chunk
+
+    def _chunks(self) -> Iterator[list[Sequence[object]]]:
+        for file in self._pinned.files():
+            for batch in self._pinned.read(file, self._schema):
+                for begin in range(0, batch.num_rows, _ROWS):
+                    columns = [column.to_pylist() for column in batch.slice(begin, _ROWS).columns]
+                    yield [_row(row, self._schema.names) for row in zip(*columns, strict=True)]
+
+
+def _row(row: tuple[Any, ...], fields: Sequence[str]) -> Sequence[object]:
+    *values, special = row
+    if not special:
+        return values
+    kept = json.loads(special)
+    return [kept.get(field, value) for field, value in zip(fields, values, strict=False)]
