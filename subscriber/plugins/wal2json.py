@@ -1,11 +1,13 @@
 """``wal2json``: the output of that plugin, formats 1 and 2.
 
 Its options: ``format-version`` (1), ``include-xids``, ``include-timestamp``, ``include-lsn`` (format 1 only), ``include-schemas`` (on),
-``include-types`` (on), ``include-typmod`` (on), ``include-type-oids``, ``include-transaction`` (on), ``numeric-data-types-as-string``,
-``pretty-print``, ``write-in-chunks``, ``actions``, ``filter-msg-prefixes``, ``add-msg-prefixes``.
+``include-types`` (on), ``include-typmod`` (on), ``include-type-oids``, ``include-domain-data-type``, ``include-transaction`` (on),
+``numeric-data-types-as-string``, ``pretty-print``, ``write-in-chunks``, ``actions``, ``filter-tables``, ``add-tables``,
+``filter-msg-prefixes``, ``add-msg-prefixes``.
 
-All other options are errors: pgoutput tells no positions, defaults, NOT NULL, primary keys, numbers of origins and LSNs of changes, and the
-publication selects the tables. Empty transactions are left out if pgoutput does not send them (15 and later).
+Its other options are errors, because pgoutput does not tell what they print: ``include-column-positions``, ``include-default``,
+``include-not-null``, ``include-origin``, ``include-pk``, ``filter-origins``. Empty transactions are left out if pgoutput does not send
+them (15 and later).
 
 Source: the README and wal2json.c.
 """
@@ -14,7 +16,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from subscriber.errors import ConfigurationError
@@ -36,15 +39,27 @@ _FLAGS: Final = {
     "include-types": True,
     "include-typmod": True,
     "include-type-oids": False,
+    "include-domain-data-type": False,
     "include-transaction": True,
     "numeric-data-types-as-string": False,
     "pretty-print": False,
     "write-in-chunks": False,
 }
 _LISTS: Final = ("actions", "filter-msg-prefixes", "add-msg-prefixes")
+_TABLES: Final = ("filter-tables", "add-tables")
+_NOT_TOLD: Final = {
+    "include-column-positions": "the positions of columns",
+    "include-default": "the defaults of columns",
+    "include-not-null": "which columns are NOT NULL",
+    "include-origin": "the number of an origin, only its name",
+    "include-pk": "the primary key, only the replica identity",
+    "filter-origins": "the number of an origin, only its name",
+}
 _ACTIONS: Final = {"insert": "I", "update": "U", "delete": "D", "truncate": "T"}
 
 _NUMBERS: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
+_TABLE: Final = re.compile(r"((?:\\.|[^\\.])*)\.((?:\\.|[^\\])*)", re.DOTALL)
+_LISTED_TABLE: Final = re.compile(r"\s*((?:\\.|[^\\\s,])+)\s*(,|$)", re.DOTALL)
 _NUMBER: Final = re.compile(r"[0-9+\-eE.]*")
 _BOOL: Final = 16
 _BYTEA: Final = 17
@@ -55,7 +70,11 @@ class Wal2Json:
 
     def startup(self, ctx: LogicalDecodingContext, options: OutputPluginOptions, is_init: bool) -> None:
         """Read the options."""
-        ctx.unknown_options(("format-version", *_FLAGS, *_LISTS))
+        for name, what in _NOT_TOLD.items():
+            if name in ctx.output_plugin_options:
+                hint = "use origin=none (-o) to omit changes of others" if name == "filter-origins" else f"omit {name}"
+                raise ConfigurationError(f"{name}: pgoutput does not tell {what}", hint=hint)
+        ctx.unknown_options(("format-version", *_FLAGS, *_LISTS, *_TABLES))
         options.output_type = OutputType.TEXTUAL
         options.complete_relations = True
         self._on = {name: boolean(ctx, name, default=default) for name, default in _FLAGS.items()}
@@ -72,6 +91,7 @@ class Wal2Json:
                 f'could not parse value "{", ".join(sorted(unknown))}" for parameter "actions"', hint=f"actions: {', '.join(_ACTIONS)}"
             )
         self._without, self._only = set(lists["filter-msg-prefixes"] or ()), set(lists["add-msg-prefixes"] or ())
+        self._left_out, self._added = (_tables(name, ctx.output_plugin_options) for name in _TABLES)
         self._chunks = self._on["write-in-chunks"]
         self._tab, self._line, self._space = ("\t", "\n", " ") if self._on["pretty-print"] else ("", "", "")
         self._buffer: list[str] = []
@@ -113,7 +133,7 @@ class Wal2Json:
 
     def change(self, ctx: LogicalDecodingContext, txn: ReorderBufferTXN, relation: Relation, change: Change) -> None:
         """One row."""
-        if change.kind not in self._actions:
+        if change.kind not in self._actions or not self._selects(relation):
             return
         new: Row | None = getattr(change, "new", None)
         key: Row | None = getattr(change, "key", None)
@@ -142,7 +162,7 @@ class Wal2Json:
     def truncate(self, ctx: LogicalDecodingContext, txn: ReorderBufferTXN, relations: Sequence[Relation], change: TruncateChange) -> None:
         """One object for each table. Format 1 has none."""
         if not self._first and "truncate" in self._actions:
-            for relation in relations:
+            for relation in filter(self._selects, relations):
                 ctx.emit('{"action":"T"', self._metadata(txn), self._table(relation), "}")
 
     def message(  # noqa: PLR0917 -- as PostgreSQL's callback
@@ -202,6 +222,10 @@ class Wal2Json:
         def array(values: Sequence[str]) -> str:
             return f"[{f',{self._space}'.join(values)}]"
 
+        if self._on["include-types"]:
+            # format 1 also treats the values as the base type's
+            present = [(self._without_domain(ctx, column), value) for column, value in present]
+
         parts = [self._field(depth, f"{name}names", array([_text(column.name) for column, _ in present]))]
         if self._on["include-types"]:
             parts.append(self._field(depth, f"{name}types", array([self._type(ctx, column) for column, _ in present])))
@@ -232,13 +256,20 @@ class Wal2Json:
                 continue
             text = f'{{"name":{_text(column.name)}'
             if self._on["include-types"]:
-                text += f',"type":{self._type(ctx, column)}'
+                text += f',"type":{self._type(ctx, self._without_domain(ctx, column))}'
             if self._on["include-type-oids"]:
                 text += f',"typeoid":{column.type_oid}'
             objects.append(f'{text},"value":{self._value(column, value)}}}')
         return ",".join(objects)
 
     # --- both
+
+    def _selects(self, relation: Relation) -> bool:
+        return not _is_listed(relation, self._left_out or ()) and (self._added is None or _is_listed(relation, self._added))
+
+    def _without_domain(self, ctx: LogicalDecodingContext, column: Column) -> Column:
+        base = ctx.types.base_of_domain(column.type_oid) if self._on["include-domain-data-type"] else None
+        return column if base is None else replace(column, type_oid=base[0], type_modifier=base[1])
 
     def _type(self, ctx: LogicalDecodingContext, column: Column) -> str:
         if self._first and not self._on["include-typmod"]:
@@ -267,6 +298,29 @@ class Wal2Json:
 def _text(text: str) -> str:
     """As ``escape_json``."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def _tables(option: str, given: Mapping[str, str | None]) -> list[tuple[str | None, str | None]] | None:
+    """The tables of an option: schema and name. None stands for all."""
+    if option not in given:
+        return None
+    text, found, place = (given[option] or "").strip(), [], 0
+    while place < len(text) or (found and text.endswith(",")):
+        listed = _LISTED_TABLE.match(text, place)
+        table = None if listed is None else _TABLE.fullmatch(listed[1])
+        if listed is None or table is None:
+            hint = "schema.table, …; * stands for all; escape a space, quote, comma, period or asterisk with a backslash"
+            raise ConfigurationError(f'could not parse value "{text}" for parameter "{option}"', hint=hint)
+        schema, name = (None if part == "*" else re.sub(r"\\(.)", r"\1", part, flags=re.DOTALL) for part in table.groups())
+        found.append((schema, name))
+        place = listed.end()
+        if not listed[2]:
+            break
+    return found
+
+
+def _is_listed(relation: Relation, tables: Sequence[tuple[str | None, str | None]]) -> bool:
+    return any(schema in {None, relation.namespace} and name in {None, relation.name} for schema, name in tables)
 
 
 def _names(text: str | None) -> list[str] | None:

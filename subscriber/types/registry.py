@@ -155,6 +155,11 @@ class TypeRegistry:
             found = self._resolved[oid, modifier] = self._resolve(oid, modifier, _DEPTH)
         return found
 
+    def base_of_domain(self, oid: int) -> tuple[int, int] | None:
+        """Return the base type of a domain and the modifier that the domain gives it; None for other types, and if it is not known."""
+        fact = self._facts.get(oid)
+        return (fact.element, fact.modifier) if fact is not None and fact.kind is TypeKind.DOMAIN else None
+
     def _resolve(self, oid: int, modifier: int, depth: int) -> PgType:
         fact = self._facts.get(oid)
         if fact is None or depth == 0:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from subscriber.errors import ConfigurationError
@@ -23,6 +27,8 @@ from subscriber.protocol.messages import (
     TupleData,
     Update,
 )
+from subscriber.types import TypeRegistry
+from subscriber.types.pg_type import TypeFact, TypeKind
 from tests.support.sink_postgres import Remote, row, truncate
 
 COLUMNS = (Column("id", 23, -1, True), Column("v", 1043, 14, False), Column("n", 1700, 327_686, False), Column("b", 17, -1, False))
@@ -30,10 +36,12 @@ T = Relation(1, "public", "t", "d", COLUMNS)
 FULL = Remote("t", "*id", "v", relation_id=1)
 
 
-def written(*messages: Message, **options: str | None) -> list[str]:
+def written(*messages: Message, types: Sequence[TypeFact] = (), **options: str | None) -> list[str]:
     records: list[Record] = []
+    registry = TypeRegistry()
+    registry.add(types)
     given = {name.replace("_", "-"): value for name, value in options.items()}
-    feed = PluginFeed(Wal2Json(), "wal2json", given, capabilities=capabilities(180000), writer=records.append)
+    feed = PluginFeed(Wal2Json(), "wal2json", given, capabilities=capabilities(180000), writer=records.append, types=registry)
     feed.start()
     for message in (Begin(Lsn(0x100), 1_500_000, 5), T, *messages, Commit(0, Lsn(0x100), Lsn(0x108), 1_500_000)):
         feed.message(message)
@@ -93,6 +101,54 @@ def test_format_2() -> None:
     assert written(INSERT, **options, numeric_data_types_as_string="on")[0].count('"value":"1') == 2
 
 
+def tables(**options: str | None) -> list[str]:
+    found = written(INSERT, odd, Insert(2, row("1")), truncate(FULL), format_version="2", include_transaction="off", **options)
+    return [json.loads(line)["table"] for line in found]
+
+
+odd = Relation(2, "Bar", "a.b ,*", "d", (Column("id", 23, -1, True),))
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ("public.t", ["t", "t"]),
+        ("*.t , Bar.x", ["t", "t"]),
+        (r"Bar.a\.b\ \,\*", ["a.b ,*"]),
+        ("Bar.*", ["a.b ,*"]),
+        ("bar.*", []),
+        ("*.*", ["t", "a.b ,*", "t"]),
+        (r"\*.*", []),
+        ("", []),
+    ],
+)
+def test_tables_are_selected(listed: str, expected: list[str]) -> None:
+    everything = tables()
+    assert everything == ["t", "a.b ,*", "t"]
+    assert tables(add_tables=listed) == expected
+    assert tables(filter_tables=listed) == [name for name in everything if name not in expected]
+    assert tables(add_tables="*.*", filter_tables=listed) == tables(filter_tables=listed)
+
+
+def test_domains_are_replaced_by_their_base_types() -> None:
+    domain = TypeFact(oid=20_000, namespace="public", name="price", kind=TypeKind.DOMAIN, element=1700, modifier=327_686)
+    relation = Relation(1, "public", "t", "d", (Column("p", 20_000, -1, True),))
+
+    def change(**options: str | None) -> dict[str, Any]:
+        found = written(relation, Insert(1, row("1.50")), types=[domain], include_type_oids="on", **options)
+        first = json.loads(next(line for line in found if "public" in line or "price" in line or "numeric" in line))
+        return dict(first["change"][0] if "change" in first else first["columns"][0])
+
+    plain = change()
+    assert (plain["columntypes"], plain["columntypeoids"], plain["columnvalues"]) == (["public.price"], [20_000], ["1.50"])
+    based = change(include_domain_data_type="on")
+    assert (based["columntypes"], based["columntypeoids"], based["columnvalues"]) == (["numeric(5,2)"], [1700], [1.5])
+    assert change(include_domain_data_type="on", include_typmod="off")["columntypes"] == ["numeric"]
+    assert change(format_version="2")["type"] == "public.price"
+    found = change(format_version="2", include_domain_data_type="on")
+    assert (found["type"], found["typeoid"], found["value"]) == ("numeric(5,2)", 20_000, "1.50")
+
+
 def test_messages() -> None:
     inside, loose = LogicalMessage(True, Lsn(1), "p", b"a\0b"), LogicalMessage(False, Lsn(2), "q", "ü".encode())
     one = '{"kind":"message","transactional":true,"prefix":"p","content":"a"}'
@@ -110,7 +166,12 @@ def test_messages() -> None:
     ("options", "message"),
     [
         ({"format_version": "3"}, "there are formats 1 and 2 only"),
-        ({"include_pk": "on"}, 'option "include-pk" = "on" is unknown'),
+        ({"include_pk": "on"}, "include-pk: pgoutput does not tell the primary key, only the replica identity"),
+        ({"filter_origins": "1"}, "filter-origins: pgoutput does not tell the number of an origin, only its name"),
+        ({"include_unchanged_toast": "on"}, 'option "include-unchanged-toast" = "on" is unknown'),
+        ({"filter_tables": "t"}, 'could not parse value "t" for parameter "filter-tables"'),
+        ({"add_tables": "public.t,"}, 'could not parse value "public.t,"'),
+        ({"add_tables": "public.t public.u"}, "could not parse value"),
         ({"format_version": "2", "include_lsn": "on"}, "does not tell the LSNs of changes"),
         ({"include_lsn": "on"}, "end of the transaction is not known yet"),
         ({"actions": "insert, foo"}, 'could not parse value "foo" for parameter "actions"'),
