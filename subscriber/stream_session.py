@@ -56,6 +56,7 @@ class FollowedSlot:
             Without streaming, a transaction is decoded only at its end, so this one is not decoded at all. With more memory, the publisher
             keeps it in memory and does not look at it before its end.
         recorder: stores the stream.
+        blocks: whether streamed transactions are given in blocks, before their end.
     """
 
     conninfo: str
@@ -69,6 +70,7 @@ class FollowedSlot:
     spool_key: str | None = None
     cautiously: bool = False
     recorder: Recorder | None = None
+    blocks: bool = False
 
 
 class StreamSession:
@@ -148,7 +150,7 @@ class StreamSession:
             key = slot.spool_key or f"slot {slot.name} of {position.system_identifier}"
             spool = await starting.enter_async_context(SpoolDirectory(slot.settings.spool_directory, key))
             tracker = FlushTracker(position.lsn)
-            receiver = Receiver(filtered(stream, slot.options), tracker, spool, slot.settings)
+            receiver = Receiver(filtered(stream, slot.options), tracker, spool, slot.settings, blocks=slot.blocks)
             await receiver.start()
             starting.push_async_callback(receiver.close)
             return cls(

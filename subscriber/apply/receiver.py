@@ -42,9 +42,10 @@ from subscriber.protocol.frames import (
     header,
 )
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn, kept_in_years
-from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
+from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared, StreamCommit
+from subscriber.transaction.blocks import BlockReassembly
 from subscriber.transaction.feedback import FlushTracker
-from subscriber.transaction.model import Event, PreparedTransaction, SpooledRecords, Transaction
+from subscriber.transaction.model import Event, PreparedTransaction, SpooledRecords, StreamedPart, Transaction
 from subscriber.transaction.reassembly import RECORD_OVERHEAD, Reassembly, SpoolDiscard, SpoolTruncate
 from subscriber.transaction.unfinished import UnfinishedTransaction
 from subscriber.waits import moved, unwatched
@@ -84,6 +85,13 @@ class _Watched:
 class Receiver:
     """Reads one replication stream. Each connection has its own instance.
 
+    Args:
+        stream: to read.
+        tracker: of the positions.
+        spool: for large transactions.
+        settings: of the process.
+        blocks: whether streamed transactions are given in blocks, before their end.
+
     Attributes:
         tracker: the positions of the stream.
         settings: of the process.
@@ -94,14 +102,14 @@ class Receiver:
         reported: the ``flush`` position in that status; None before the first.
     """
 
-    def __init__(self, stream: ReplicationStream, tracker: FlushTracker, spool: Spool, settings: Settings) -> None:
+    def __init__(self, stream: ReplicationStream, tracker: FlushTracker, spool: Spool, settings: Settings, *, blocks: bool = False) -> None:
         self._stream = stream
         self.tracker = tracker
         self._spool = spool
         self.settings = settings
         self._plausible_end = INVALID_LSN
         self._budget = max(settings.logical_decoding_work_mem // 2, 1)
-        self._reassembly = Reassembly()
+        self._reassembly = BlockReassembly() if blocks else Reassembly()
         self._queue: deque[tuple[Event, int]] = deque()
         self._held = 0
         self._room = asyncio.Event()
@@ -381,6 +389,10 @@ class Receiver:
     async def _put(self, event: Event) -> None:
         held = RECORD_OVERHEAD
         match event:
+            case StreamedPart():
+                if event.end_lsn:
+                    await self._pend(event.end_lsn, in_order=isinstance(event.message, StreamCommit))
+                held += self._attach(event)
             case Transaction():
                 await self._pend(event.end_lsn, in_order=True)
                 held += self._attach(event)

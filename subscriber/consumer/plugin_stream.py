@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from subscriber.config import SubscriptionOptions
-from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
+from subscriber.consumer.received import ReceivedMessage, ReceivedPart, ReceivedTransaction
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.plugins.context import Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.registry import find_plugin
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Relation
+from subscriber.protocol.messages import Message, Relation, StreamStart, StreamStop
 from subscriber.transaction.changes import Change, MessageChange, TruncateChange
 from subscriber.types import TypeRegistry
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -99,6 +99,7 @@ class PluginStream:
                 capabilities=connection.capabilities,
                 writer=written.append,
                 types=types,
+                streaming=options.streaming != "off" and connection.capabilities.streaming,
                 two_phase=options.two_phase,
             )
             feed.start()
@@ -120,6 +121,11 @@ class PluginStream:
             await self._connection.close()
 
     @property
+    def streaming(self) -> bool:
+        """Whether the plugin wants transactions in progress, in blocks."""
+        return self.feed.context.streaming
+
+    @property
     def messages(self) -> bool:
         """Whether the plugin wants logical messages."""
         return self.feed.callbacks.get("message") is not None
@@ -133,6 +139,10 @@ class PluginStream:
         feed = self.feed
         if isinstance(received, ReceivedMessage):
             yield await self._run(lambda: feed.loose_message(received.lsn, received.prefix, received.content))
+            return
+        if isinstance(received, ReceivedPart):
+            async for records in self._part(received):
+                yield records
             return
         feed.begin(received.header)
         waiting: list[Change] = []
@@ -151,6 +161,26 @@ class PluginStream:
         feed.context.type_messages.update(received.types)
         yield await self._run(finish)
 
+    async def _part(self, received: ReceivedPart) -> AsyncIterator[Sequence[Record]]:
+        """Give a block, an abort or the end of a transaction in progress to the plugin, message by message."""
+        waiting: list[Message] = [received.message]
+        if received.origin_message is not None:
+            waiting.append(received.origin_message)
+        async for message in received.messages():
+            if isinstance(message, Relation) and self.feed.options.complete_relations:
+                await self._describe_relation(message)
+            waiting.append(message)
+            if len(waiting) >= _CHANGES:
+                yield await self._run(lambda: self._give_messages(waiting))
+        if isinstance(received.message, StreamStart):
+            waiting.append(StreamStop())
+        yield await self._run(lambda: self._give_messages(waiting))
+
+    def _give_messages(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.feed.message(message)
+        messages.clear()
+
     async def deliver(self, received: ReceivedTransaction | ReceivedMessage) -> None:
         """Give one transaction or message to a plugin that is a target, and acknowledge it when the plugin has stored it.
 
@@ -159,8 +189,9 @@ class PluginStream:
         """
         async for _ in self.records(received):
             pass
-        await asyncio.to_thread(self.feed.flush)
-        await self.acknowledge(received)
+        if received.end_lsn:
+            await asyncio.to_thread(self.feed.flush)
+            await self.acknowledge(received)
 
     async def position(self) -> Lsn | None:
         """The position that a plugin stores with its data, or None.
@@ -194,11 +225,15 @@ class PluginStream:
             await received.acknowledge()
 
     async def _describe(self, change: Change) -> None:
-        if isinstance(change, MessageChange | TruncateChange) or change.relation in self._known:
+        if not isinstance(change, MessageChange | TruncateChange):
+            await self._describe_relation(change.relation)
+
+    async def _describe_relation(self, relation: Relation) -> None:
+        if relation in self._known:
             return
-        await self._require_complete(change.relation)
-        self._types.add(await type_facts(self._connection, {column.type_oid for column in change.relation.columns}))
-        self._known.add(change.relation)
+        await self._require_complete(relation)
+        self._types.add(await type_facts(self._connection, {column.type_oid for column in relation.columns}))
+        self._known.add(relation)
 
     async def _require_complete(self, relation: Relation) -> None:
         names = ", ".join("'" + column.name.replace("'", "''") + "'" for column in relation.columns)

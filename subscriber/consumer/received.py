@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
 from typing import ClassVar, Literal
 
+from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn, datetime_from_postgres
-from subscriber.protocol.messages import CommitPrepared, LogicalMessage, Relation, RollbackPrepared, Type
+from subscriber.protocol.messages import CommitPrepared, LogicalMessage, Message, Relation, RollbackPrepared, Type
 from subscriber.transaction.changes import Change, ChangeReader
 from subscriber.transaction.header import TransactionHeader, TransactionKind, header
-from subscriber.transaction.model import PreparedTransaction, Transaction
+from subscriber.transaction.model import PreparedTransaction, StreamedPart, Transaction
 
-__all__ = ["ReceivedMessage", "ReceivedTransaction"]
+__all__ = ["ReceivedMessage", "ReceivedPart", "ReceivedTransaction"]
 
 Acknowledge = Callable[[Lsn], None]
 
@@ -149,6 +150,35 @@ class ReceivedTransaction:
 
     def __repr__(self) -> str:
         return f"ReceivedTransaction({self.kind!r}, xid={self.xid}, end_lsn='{self.end_lsn}')"
+
+
+class ReceivedPart(ReceivedTransaction):
+    """A part of a transaction in progress: a block of its changes, an abort, or its end.
+
+    Attributes:
+        message: what it is, see :class:`subscriber.transaction.model.StreamedPart`.
+    """
+
+    def __init__(self, event: StreamedPart, known: Mapping[int, Relation], acknowledge: Acknowledge) -> None:
+        super().__init__(event, known, acknowledge)
+        self.message = event.message
+        self.origin_message = event.origin
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """The messages of a block, without StreamStart, Origin and StreamStop.
+
+        Raises:
+            ProtocolError, SpoolError: they cannot be read.
+        """
+        if self._transaction is not None:
+            async for chunk in self._transaction.chunks():
+                for record in chunk:
+                    yield decode(record, in_stream=True)
+
+    async def acknowledge(self) -> None:
+        """Acknowledge the transaction, if this is its end. Before that, nothing of it is acknowledged."""
+        if self.end_lsn:
+            await super().acknowledge()
 
 
 class ReceivedMessage:

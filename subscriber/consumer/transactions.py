@@ -28,7 +28,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast, overload
@@ -36,14 +36,14 @@ from typing import Generic, Literal, Self, TypeVar, cast, overload
 from subscriber.abc import Position
 from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
+from subscriber.consumer.received import ReceivedMessage, ReceivedPart, ReceivedTransaction
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import LogicalMessage
+from subscriber.protocol.messages import LogicalMessage, Relation, StreamAbort, StreamCommit, StreamPrepare, StreamStart
 from subscriber.recording.file import Recorder
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
 from subscriber.transaction.header import header
-from subscriber.transaction.model import Event, Transaction
+from subscriber.transaction.model import Event, StreamedPart, Transaction
 from subscriber.walreceiver.errors import is_undecodable
 
 __all__ = ["TransactionStream", "transactions"]
@@ -81,6 +81,7 @@ class TransactionStream(Generic[Received_co]):
         self._stopped = asyncio.Event()
         self._open = False
         self._cautiously = False
+        self._streamed: dict[int, dict[int, Relation]] = {}
 
     async def __aenter__(self) -> Self:
         """Connect and start.
@@ -172,6 +173,8 @@ class TransactionStream(Generic[Received_co]):
             message = ReceivedMessage(event, self._acknowledge)
             session.tracker.pend(message.end_lsn)
             return message
+        if isinstance(event, StreamedPart):
+            return ReceivedPart(event, session.relations, self._acknowledge)
         return ReceivedTransaction(event, session.relations, self._acknowledge)
 
     def _known_already(self, event: Event) -> bool:
@@ -179,7 +182,8 @@ class TransactionStream(Generic[Received_co]):
 
         A prepared transaction may be sent late, with an LSN that was acknowledged long ago, so it is never skipped.
         """
-        return isinstance(event, Transaction) and event.end_lsn <= self._acknowledged
+        # a plugin that was given blocks must be told how they end
+        return isinstance(event, Transaction) and not isinstance(event, StreamedPart) and event.end_lsn <= self._acknowledged
 
     async def _release(self) -> None:
         """Free the current transaction. Can be repeated after a cancellation."""
@@ -188,10 +192,27 @@ class TransactionStream(Generic[Received_co]):
             return
         described = await current.described()
         if self._session is not None:
+            if isinstance(current, ReceivedPart):
+                described = self._described_by_stream(current.message, described)
             self._session.relations.update(described)
             self._session.receiver.release(self._held)
         self._current = None
         await current.discard()
+
+    def _described_by_stream(
+        self, message: StreamStart | StreamAbort | StreamCommit | StreamPrepare, described: Mapping[int, Relation]
+    ) -> Mapping[int, Relation]:
+        """Note the relations of a transaction in progress. Return those that its end makes known."""
+        match message:
+            case StreamStart():
+                if message.first_segment:
+                    self._streamed.pop(message.xid, None)
+                self._streamed.setdefault(message.xid, {}).update(described)
+            case StreamAbort():
+                self._streamed.pop(message.xid, None)
+            case StreamCommit() | StreamPrepare():
+                return self._streamed.pop(message.xid, {})
+        return {}
 
     # --- positions
 
@@ -308,6 +329,7 @@ def transactions(
     until_caught_up: bool = ...,
     messages: bool,
     recorder: Recorder | None = ...,
+    blocks: bool = ...,
 ) -> TransactionStream[ReceivedTransaction | ReceivedMessage]: ...
 def transactions(
     connection: str,
@@ -321,6 +343,7 @@ def transactions(
     until_caught_up: bool = False,
     messages: bool = False,
     recorder: Recorder | None = None,
+    blocks: bool = False,
 ) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
     """Iterate over the transactions of a publisher. The connection is opened when the iteration (or ``async with``) begins.
 
@@ -337,6 +360,7 @@ def transactions(
         until_caught_up: end the iteration at the end of the publisher's WAL as of when the stream was opened.
         messages: include logical messages. Those of a transaction are among its changes, others are a :class:`ReceivedMessage`.
         recorder: stores the raw stream. The caller closes it.
+        blocks: for output plugins: streamed transactions are given in blocks, before their end.
 
     Raises:
         ConfigurationError: no publication is given, or both ends are given.
@@ -365,5 +389,6 @@ def transactions(
         messages=messages,
         application_name="subscriber" if name is None else name,
         recorder=recorder,
+        blocks=blocks,
     )
     return TransactionStream(slot, start_lsn=start_lsn, until_lsn=until_lsn, until_caught_up=until_caught_up)

@@ -1,7 +1,7 @@
 """Feed an output plugin from pgoutput: messages become callbacks.
 
 The messages come one by one, as a walsender sends them (:meth:`PluginFeed.message`), or as whole transactions, after reassembly
-(:meth:`PluginFeed.begin`, :meth:`PluginFeed.change`, :meth:`PluginFeed.end`). Only the first way gives transactions in progress.
+(:meth:`PluginFeed.begin`, :meth:`PluginFeed.change`, :meth:`PluginFeed.end`). Transactions in progress come in the first way.
 
 The order of the callbacks is that of the server (reorderbuffer.c, logical.c), with what pgoutput does not tell left out:
 

@@ -65,7 +65,9 @@ class TestDecoding:
         options.complete_relations = True
         stream = boolean(ctx, "stream-changes", default=False, bare=False)
         if stream and not ctx.streaming:
-            raise ConfigurationError("stream-changes needs transactions in progress, but here they come whole", hint="omit stream-changes")
+            raise ConfigurationError(
+                "stream-changes needs transactions in progress, but here they come whole", hint="omit stream-changes, or streaming=off"
+            )
         ctx.streaming &= stream
         if not self._skip_empty and not ctx.sends_empty_transactions:
             raise ConfigurationError(

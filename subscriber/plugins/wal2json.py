@@ -304,7 +304,8 @@ def _tables(option: str, given: Mapping[str, str | None]) -> list[tuple[str | No
     """The tables of an option: schema and name. None stands for all."""
     if option not in given:
         return None
-    text, found, place = (given[option] or "").strip(), [], 0
+    text, place = (given[option] or "").strip(), 0
+    found: list[tuple[str | None, str | None]] = []
     while place < len(text) or (found and text.endswith(",")):
         listed = _LISTED_TABLE.match(text, place)
         table = None if listed is None else _TABLE.fullmatch(listed[1])

@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import CommitPrepared, LogicalMessage, Origin, RollbackPrepared
+from subscriber.protocol.messages import (
+    CommitPrepared,
+    LogicalMessage,
+    Origin,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+)
 
-__all__ = ["Event", "PreparedTransaction", "SpooledRecords", "Transaction"]
+__all__ = ["Event", "PreparedTransaction", "SpooledRecords", "StreamedPart", "Transaction"]
 
 
 class SpooledRecords(Protocol):
@@ -93,6 +102,18 @@ class Transaction:
 
     def __repr__(self) -> str:
         return f"Transaction(xid={self.xid}, final_lsn='{self.final_lsn}', end_lsn='{self.end_lsn}', count={self.count})"
+
+
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
+class StreamedPart(Transaction):
+    """A part of a transaction in progress, for a reader that does not wait for its end: a block with its records, an abort, or its end.
+
+    Attributes:
+        message: StreamStart of a block, which ends with StreamStop; StreamAbort; StreamCommit or StreamPrepare. ``end_lsn`` and
+            ``final_lsn`` are 0 unless the transaction ends.
+    """
+
+    message: StreamStart | StreamAbort | StreamCommit | StreamPrepare
 
 
 @dataclass(frozen=True, slots=True)

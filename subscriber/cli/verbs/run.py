@@ -128,6 +128,7 @@ async def _feed_plugin(args: argparse.Namespace) -> int:
             until_lsn=args.until_lsn,
             until_caught_up=args.until_caught_up,
             messages=plugin.messages,
+            blocks=plugin.streaming,
         )
         with clean_end(stream.stop) as ending:
             async with stream:

@@ -92,14 +92,14 @@ async def _tail(args: argparse.Namespace, recorder: Recorder | None) -> int:
     plugin_options = {name: value if equals else None for name, equals, value in given}
     options = SubscriptionOptions.parse(args.options)
     async with await PluginStream.open(args.connection, args.plugin, plugin_options, options) as plugin:
-        stream = _stream(args, recorder, messages=plugin.messages)
+        stream = _stream(args, recorder, messages=plugin.messages, blocks=plugin.streaming)
         with clean_end(stream.stop) as ending:
             await _print_plugin(stream, plugin, Output("surrogateescape"))
     return ending.status
 
 
 def _stream(
-    args: argparse.Namespace, recorder: Recorder | None, *, messages: bool
+    args: argparse.Namespace, recorder: Recorder | None, *, messages: bool, blocks: bool = False
 ) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
     return transactions(
         args.connection,
@@ -111,6 +111,7 @@ def _stream(
         until_caught_up=args.until_caught_up,
         messages=messages,
         recorder=recorder,
+        blocks=blocks,
     )
 
 

@@ -61,6 +61,30 @@ class Stored:
             raise OSError
 """
 
+BLOCKS = """
+import collections, json
+
+class Blocks:
+    def startup(self, ctx, options, is_init):
+        self.file = open(ctx.output_plugin_options["file"], "a", buffering=1)
+        self.fail = ctx.output_plugin_options.get("fail")
+        self.rows = collections.Counter()
+    def note(self, *what):
+        print(json.dumps(what), file=self.file)
+    def begin(self, ctx, txn): pass
+    def change(self, ctx, txn, relation, change): self.note("change", change.new["id"])
+    def commit(self, ctx, txn, commit_lsn): pass
+    def stream_start(self, ctx, txn): pass
+    def stream_stop(self, ctx, txn): self.note("block", txn.xid)
+    def stream_abort(self, ctx, txn, abort_lsn): self.note("abort", txn.xid, self.rows.pop(txn.xid, 0))
+    def stream_change(self, ctx, txn, relation, change): self.rows[ctx.change_xid] += 1
+    def stream_commit(self, ctx, txn, commit_lsn):
+        if self.fail:
+            raise OSError
+        self.note("commit", txn.xid, self.rows.total(), txn.end_lsn > txn.final_lsn)
+    def send(self, ctx, record): pass
+"""
+
 
 @pytest.fixture
 def source(publisher18_db: Database) -> Database:
@@ -77,6 +101,7 @@ def modules(tmp_path: Path) -> Path:
             (tmp_path / f"{found[1].lower()}s.py").write_text(block.text)
     (tmp_path / "confluent_kafka.py").write_text(FAKE_KAFKA)
     (tmp_path / "stored.py").write_text(STORED)
+    (tmp_path / "blocks.py").write_text(BLOCKS)
     return tmp_path
 
 
@@ -192,6 +217,40 @@ def test_exactly_once_with_a_position_of_the_plugin(source: Database, modules: P
     status, err = run(source, modules, target)
     assert status == 1
     assert "hook" in err
+
+
+def test_transactions_in_progress(source: Database, modules: Path) -> None:
+    file = modules / "blocks.jsonl"
+    target = f"plugin:blocks:Blocks?file={file}"
+    assert run(source, modules, target)[0] == 0
+    with source.connect() as session:
+        session.execute("BEGIN; INSERT INTO t SELECT g, 'kept' FROM generate_series(1, 2000) AS g")
+        session.execute("SAVEPOINT s; INSERT INTO t SELECT g, 'undone' FROM generate_series(2001, 4000) AS g; ROLLBACK TO s")
+        source.execute("INSERT INTO t VALUES (10000)")
+        session.execute("INSERT INTO t SELECT g, 'kept' FROM generate_series(4001, 6000) AS g; COMMIT")
+    before = confirmed(source)
+    status, err = run(source, modules, target + "&fail=1")
+    assert (status, "raised OSError in its stream_commit callback" in err) == (1, True)
+    assert confirmed(source) != before
+    first = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("")
+    # the small transaction was acknowledged; the streamed one was not, and comes again from its first block on
+    assert run(source, modules, target)[0] == 0
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert ["change", "10000"] in first
+    assert [each[0] for each in first if each[0] == "abort"] == ["abort"]
+    assert found[:-1] == [each for each in first if each[0] != "change"]
+    assert found[-1][0] == "commit"
+    assert found[-1][2:] == [4000, True]
+    assert sum(each[0] == "block" for each in found) > 2
+    # a table that was described in the stream is known afterwards
+    source.execute("INSERT INTO t VALUES (10001)")
+    assert run(source, modules, target)[0] == 0
+    file.write_text("")
+    # without streaming it comes whole
+    source.execute("INSERT INTO t SELECT g FROM generate_series(20001, 22000) AS g")
+    assert run(source, modules, target, "-o", "streaming=off")[0] == 0
+    assert len(file.read_text().splitlines()) == 2000
 
 
 @pytest.mark.parametrize(

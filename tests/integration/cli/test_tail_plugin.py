@@ -123,7 +123,7 @@ async def test_what_pgoutput_does_not_send_is_an_error(source: Database, start: 
         (("--plugin", "nothing"), 'there is no output plugin "nothing"'),
         (("--plugin", "test_decoding"), "set skip-empty-xacts=on"),
         (("--plugin", "json:dumps"), "cannot be called without arguments"),
-        (("--plugin", "test_decoding", "-p", "stream-changes=on"), "transactions in progress"),
+        (("--plugin", "test_decoding", "-p", "stream-changes=on", "-o", "streaming=off"), "transactions in progress"),
         (("--plugin", "pgoutput", "-o", "two_phase=true"), "was told by its options to do without two-phase commit"),
         (("-p", "a=b"), "-p needs --plugin"),
         (("--plugin", "jsonl", "--format", "json"), "not allowed with argument"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
 
@@ -21,6 +22,7 @@ from subscriber.walreceiver.type_reader import type_facts
 from tests.conftest import Servers
 from tests.support import every_type
 from tests.support.database import Database, ServerAddress, fresh_database
+from tests.support.program import subscriber
 from tests.support.versions import DEFAULT_VERSION
 
 # what a walsender has
@@ -202,6 +204,16 @@ async def test_transactions_in_progress(contrib_db: Database, contrib_version: i
         await both.compare(skip_empty_xacts="on", stream_changes=streaming, include_timestamp="on")
         lines = await both.compare(skip_empty_xacts="on", stream_changes=streaming, include_xids="off")
         assert any(line.startswith("opening a streamed block") for line in lines) == (streaming == "on")
+    # a pipe has no place for bytes that are not text
+    given = {"stream-changes": "on", "skip-empty-xacts": "on"}
+    expected = both.contrib({**given, "force-binary": "on"})
+    plugin = ("--plugin", "test_decoding", *(word for name, value in given.items() for word in ("-p", f"{name}={value}")))
+    args = ("--connection", contrib_db.dsn, "--publication", "p", "--slot", both.slot("pgoutput"), *plugin, "--until-caught-up")
+    done = await asyncio.to_thread(subscriber, "tail", *args)
+    assert (done.status, done.errors) == (0, "")
+    assert done.output.splitlines() == [record.decode() for record in expected]
+    # all of it is acknowledged
+    assert await both.ours({"skip-empty-xacts": "on"}) == []
 
 
 async def test_two_phase(contrib_db: Database, contrib_version: int) -> None:

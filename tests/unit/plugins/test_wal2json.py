@@ -36,7 +36,11 @@ T = Relation(1, "public", "t", "d", COLUMNS)
 FULL = Remote("t", "*id", "v", relation_id=1)
 
 
-def written(*messages: Message, types: Sequence[TypeFact] = (), **options: str | None) -> list[str]:
+def written(*messages: Message, **options: str | None) -> list[str]:
+    return written_with([], *messages, **options)
+
+
+def written_with(types: Sequence[TypeFact], /, *messages: Message, **options: str | None) -> list[str]:
     records: list[Record] = []
     registry = TypeRegistry()
     registry.add(types)
@@ -135,7 +139,7 @@ def test_domains_are_replaced_by_their_base_types() -> None:
     relation = Relation(1, "public", "t", "d", (Column("p", 20_000, -1, True),))
 
     def change(**options: str | None) -> dict[str, Any]:
-        found = written(relation, Insert(1, row("1.50")), types=[domain], include_type_oids="on", **options)
+        found = written_with([domain], relation, Insert(1, row("1.50")), include_type_oids="on", **options)
         first = json.loads(next(line for line in found if "public" in line or "price" in line or "numeric" in line))
         return dict(first["change"][0] if "change" in first else first["columns"][0])
 
