@@ -2,13 +2,15 @@
 
 The callbacks run one after another, in a thread of their own, so they may block: the feedback to the publisher goes on meanwhile.
 
-A plugin that is a target has up to three more methods:
+A plugin that is a target has up to four more methods:
 
 * ``send(ctx, record)`` is given each record that the plugin writes. It may return before the record is stored.
 * ``flush(ctx)`` returns when everything sent is stored. It is called after each transaction, and only then is that acknowledged.
 * ``position(ctx)`` returns the ``end_lsn`` of the last transaction that the plugin stored, or None. It is called once, before the first
   transaction. A plugin that stores ``txn.end_lsn`` together with its data, atomically, gets each transaction exactly once. Without it, the
   slot has the only position, and the transactions that were not acknowledged before a crash come again: at least once.
+* ``advance(ctx, lsn)``, required with ``position``, stores a position while there are no changes for the plugin. ``position`` returns it if
+  it is the last. Then the slot advances, too, and retains no WAL.
 """
 
 from __future__ import annotations
@@ -192,6 +194,14 @@ class PluginStream:
         if received.end_lsn:
             await asyncio.to_thread(self.feed.flush)
             await self.acknowledge(received)
+
+    async def advance(self, lsn: Lsn) -> None:
+        """Let a plugin with a position store this one, before it is acknowledged. Nothing before it is missing.
+
+        Raises:
+            SubscriberError: the plugin failed.
+        """
+        await asyncio.to_thread(self.feed.advance, lsn)
 
     async def position(self) -> Lsn | None:
         """The position that a plugin stores with its data, or None.

@@ -3,7 +3,8 @@
 Position
     There is no target and no catalog. The position is the slot's ``confirmed_flush_lsn``, which moves when the caller acknowledges. There
     is no automatic acknowledgement, with one exception: when nothing is pending (everything handed out was acknowledged), the position
-    follows what is received, so that an idle slot does not retain WAL.
+    follows what is received, so that an idle slot does not retain WAL. A caller that stores the position itself gives ``advance``, and
+    stores that position, too; otherwise the slot is beyond its own position at the next start.
 
 At least once
     After a lost connection the stream resumes from the last acknowledged position, with growing pauses between attempts. Transactions
@@ -28,7 +29,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast, overload
@@ -50,6 +51,8 @@ __all__ = ["TransactionStream", "transactions"]
 
 _log = logging.getLogger(__name__)
 
+Advance = Callable[[Lsn], Awaitable[None]]
+
 _TICK = 1.0
 """Seconds between two checks of the idle position while nothing arrives."""
 
@@ -64,9 +67,12 @@ class TransactionStream(Generic[Received_co]):
         start_lsn: where to start. None: at the slot's position.
         until_lsn: the iteration ends after everything up to this LSN.
         until_caught_up: the iteration ends at the end of the publisher's WAL as of when the stream was opened.
+        advance: stores a position while nothing is pending.
     """
 
-    def __init__(self, slot: FollowedSlot, *, start_lsn: Lsn | None, until_lsn: Lsn | None, until_caught_up: bool) -> None:
+    def __init__(
+        self, slot: FollowedSlot, *, start_lsn: Lsn | None, until_lsn: Lsn | None, until_caught_up: bool, advance: Advance | None = None
+    ) -> None:
         self._slot = slot
         self._start_lsn = start_lsn
         self._until_caught_up = until_caught_up
@@ -81,6 +87,8 @@ class TransactionStream(Generic[Received_co]):
         self._stopped = asyncio.Event()
         self._open = False
         self._cautiously = False
+        self._advance = advance
+        self._advanced_at = -_TICK
         self._streamed: dict[int, dict[int, Relation]] = {}
 
     async def __aenter__(self) -> Self:
@@ -150,7 +158,8 @@ class TransactionStream(Generic[Received_co]):
             if waiting is not None and self._until is not None and _happened_at(waiting) >= self._until:
                 return None
             if waiting is None:
-                self._follow_idle(session)
+                if self._advance is None or asyncio.get_running_loop().time() - self._advanced_at >= _TICK:
+                    await self._follow_idle(session)
                 if self._until is not None and session.tracker.received >= self._until:
                     return None
                 await self._wait(session)
@@ -228,9 +237,12 @@ class TransactionStream(Generic[Received_co]):
         session.tracker.flush(min(self._acknowledged, session.tracker.received))
         session.receiver.report()
 
-    def _follow_idle(self, session: StreamSession) -> None:
+    async def _follow_idle(self, session: StreamSession) -> None:
         lsn = session.tracker.idle_lsn()
         if lsn is not None:
+            if self._advance is not None:
+                await self._advance(lsn)
+                self._advanced_at = asyncio.get_running_loop().time()
             self._acknowledged = max(self._acknowledged, lsn)
             self._confirm(session)
 
@@ -290,7 +302,7 @@ class TransactionStream(Generic[Received_co]):
         session, self._session = self._session, None
         if session is not None:
             if session.receiver.peek() is None:
-                self._follow_idle(session)
+                await self._follow_idle(session)
             await session.close()
 
 
@@ -311,6 +323,7 @@ def transactions(
     options: SubscriptionOptions | None = ...,
     settings: Settings | None = ...,
     start_lsn: Lsn | None = ...,
+    advance: Callable[[Lsn], Awaitable[None]] | None = ...,
     until_lsn: Lsn | None = ...,
     until_caught_up: bool = ...,
     messages: Literal[False] = ...,
@@ -325,6 +338,7 @@ def transactions(
     options: SubscriptionOptions | None = ...,
     settings: Settings | None = ...,
     start_lsn: Lsn | None = ...,
+    advance: Callable[[Lsn], Awaitable[None]] | None = ...,
     until_lsn: Lsn | None = ...,
     until_caught_up: bool = ...,
     messages: bool,
@@ -339,6 +353,7 @@ def transactions(
     options: SubscriptionOptions | None = None,
     settings: Settings | None = None,
     start_lsn: Lsn | None = None,
+    advance: Callable[[Lsn], Awaitable[None]] | None = None,
     until_lsn: Lsn | None = None,
     until_caught_up: bool = False,
     messages: bool = False,
@@ -356,6 +371,8 @@ def transactions(
             ``create_slot``, ``failover``.
         settings: of the receiver.
         start_lsn: start here instead of at the slot's position. It is an error if the slot is already beyond it.
+        advance: for a caller that gives ``start_lsn``: called while nothing is pending, with an LSN before which nothing is missing. It
+            stores the LSN as its position. Then that is acknowledged.
         until_lsn: end the iteration after everything that was committed up to this LSN.
         until_caught_up: end the iteration at the end of the publisher's WAL as of when the stream was opened.
         messages: include logical messages. Those of a transaction are among its changes, others are a :class:`ReceivedMessage`.
@@ -391,4 +408,4 @@ def transactions(
         recorder=recorder,
         blocks=blocks,
     )
-    return TransactionStream(slot, start_lsn=start_lsn, until_lsn=until_lsn, until_caught_up=until_caught_up)
+    return TransactionStream(slot, start_lsn=start_lsn, until_lsn=until_lsn, until_caught_up=until_caught_up, advance=advance)

@@ -47,7 +47,7 @@ _WITH_STREAMING: Final = ("stream_message", "stream_truncate")
 
 CALLBACKS: Final = frozenset({*_REQUIRED, *_STREAMING, *_TWO_PHASE, *_OPTIONAL, *_WITH_STREAMING, "filter_prepare", "stream_prepare"})
 """The names of all callbacks."""
-TARGET_METHODS: Final = ("send", "flush", "position")
+TARGET_METHODS: Final = ("send", "flush", "position", "advance")
 """Further methods of a plugin that is a target (:mod:`subscriber.consumer.plugin_stream`). All are optional."""
 
 Callback = Callable[..., Any]
@@ -77,6 +77,8 @@ class OutputPluginCallbacks:
             if not callable(method):
                 raise ConfigurationError(f'output plugin "{name}": {callback} is not a method', hint="rename the attribute")
             self._found[callback] = method
+        if "position" in self._found:
+            self._require(name, ("advance",), "an output plugin with a position requires a {} method")
         self.streaming = any(callback in self._found for callback in (*_STREAMING, *_WITH_STREAMING))
         self.two_phase = any(callback in self._found for callback in (*_TWO_PHASE, "filter_prepare", "stream_prepare"))
         self._require(name, _REQUIRED, "output plugins have to register a {} callback")

@@ -200,6 +200,10 @@ class PluginFeed:
                 f'output plugin "{self.context.name}": position did not return an LSN', hint="return the stored txn.end_lsn"
             ) from error
 
+    def advance(self, lsn: Lsn) -> None:
+        """Let the plugin store a position before which nothing is missing."""
+        self._call("advance", self.context, lsn, lsn=lsn)
+
     # --- messages one by one
 
     def message(self, message: Message) -> None:

@@ -125,6 +125,7 @@ async def _feed_plugin(args: argparse.Namespace) -> int:
             options=options,
             settings=Settings.parse(args.settings),
             start_lsn=await plugin.position(),
+            advance=plugin.advance,
             until_lsn=args.until_lsn,
             until_caught_up=args.until_caught_up,
             messages=plugin.messages,
