@@ -210,12 +210,12 @@ class StoredRequests:
         await self._store.release_lock(self._key)
 
     async def has_verb(self) -> bool:
-        """Whether a verb has it."""
-        return bool(await self._store.held_locks([self._key]))
+        """Whether a verb has it. A target without locks does not know."""
+        return not self._store.has_locks or bool(await self._store.held_locks([self._key]))
 
     async def has_worker(self) -> bool:
-        """Whether a process runs the subscription."""
-        return bool(await self._store.held_locks([writer_key(self._oid)]))
+        """Whether a process runs the subscription. A target without locks does not know."""
+        return not self._store.has_locks or bool(await self._store.held_locks([writer_key(self._oid)]))
 
     @property
     def _key(self) -> str:

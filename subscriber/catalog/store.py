@@ -148,6 +148,11 @@ class Store(Protocol):
         """
         ...
 
+    @property
+    def has_locks(self) -> bool:
+        """Whether the target has locks. Without them :meth:`held_locks` finds none."""
+        ...
+
     async def held_locks(self, keys: Collection[str]) -> Collection[str]:
         """Return those of ``keys`` that any session holds, including this one."""
         ...

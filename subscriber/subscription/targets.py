@@ -183,10 +183,10 @@ def read_postgres_snapshot(
 
 
 def open_snapshot_sessions(target: str, jobs: int) -> AbstractAsyncContextManager[SnapshotSessions]:
-    """Open sessions with a target of SQLAlchemy that can begin snapshots.
+    """Open sessions with a target of SQLAlchemy that can begin snapshots, if it has any.
 
     Raises:
-        ConfigurationError: as :func:`open_target`; or it has no snapshots.
+        ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError: the target cannot be reached.
     """
     with _sqlalchemy(target):

@@ -16,7 +16,7 @@ from subscriber.verification.parts import Key, Part, Sums, TableSide
 from subscriber.verification.sides import Rate, together
 from subscriber.verification.tables import Blocks, KeyRanges
 
-__all__ = ["Memory", "TableComparison"]
+__all__ = ["Memory", "TableComparison", "named_rows", "read_cells"]
 
 _PART_ROWS: Final = 100
 """A range that differs is divided by some bits of the hash into parts of about so many rows."""
@@ -50,6 +50,9 @@ class TableComparison:
         progress: is told about it.
         report: gets the result.
         memory: remembers finished ranges; None: nothing does.
+
+    Attributes:
+        alone: of a table without a key, the hashes of rows that only one side has, with their numbers, for the publisher and the target.
     """
 
     def __init__(
@@ -73,12 +76,16 @@ class TableComparison:
         self._progress = progress
         self._report = report
         self._memory = memory
-        # rows that only one side has: with a key their keys, else their hashes
+        # of rows that differ
         self._keys: dict[Key, None] = {}
-        self._alone: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+        self.alone: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
 
-    async def run(self, plan: KeyRanges | Blocks) -> None:
+    async def run(self, plan: KeyRanges | Blocks, earlier: TableComparison | None = None) -> None:
         """Compare the table.
+
+        Args:
+            plan: how the table is divided.
+            earlier: of a table without a key, a comparison that found differences: only those that it found, too, are differences.
 
         Raises:
             SubscriberError: a server rejected a query, or a session was lost.
@@ -87,6 +94,10 @@ class TableComparison:
             await self._run_blocks(plan)
         else:
             await self._run_ranges(plan.parts)
+        if earlier is not None:
+            here, there = (own & other for own, other in zip(self.alone, earlier.alone, strict=True))
+            self.alone = (here, there)
+            self._report.differing_ranges = int(bool(here or there))
         if self._report.differing_ranges:
             await self._name_rows()
 
@@ -166,14 +177,19 @@ class TableComparison:
                     if self._key:
                         self._keys[key] = None
                     else:
-                        self._alone[side][hashed] += count
+                        self.alone[side][hashed] += count
 
     @property
     def _is_full(self) -> bool:
-        found = len(self._keys) + len(self._alone[0]) + len(self._alone[1])
+        found = len(self._keys) + len(self.alone[0]) + len(self.alone[1])
         if found >= self._limits.max_differences:
             self._report.more = True
         return found >= self._limits.max_differences
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """Keys of the rows that differ, as far as they are named."""
+        return list(self._keys)[: self._limits.max_differences]
 
     async def name_keys(self, keys: Iterable[Key]) -> None:
         """Describe the differences of the rows with these keys."""
@@ -185,44 +201,19 @@ class TableComparison:
         if self._key:
             keys = list(self._keys)
             for begin in range(0, min(len(keys), most), _CELL_KEYS):
-                self._report.differences += await self._cells(keys[begin : min(begin + _CELL_KEYS, most)])
+                some = keys[begin : min(begin + _CELL_KEYS, most)]
+                here, there = await together([read_cells(side, some, values=self._limits.show_values) for side in self._sides])
+                self._report.differences += named_rows(some, here, there, key=self._key, columns=self._columns)
             self._report.more |= len(keys) > most
             return
         for side, kind in enumerate((RowKind.MISSING, RowKind.EXTRA)):
-            hashes = list(self._alone[side])[:most]
+            hashes = list(self.alone[side])[:most]
             values = await self._sides[side].values(hashes) if self._limits.show_values and hashes else {}
             for hashed in hashes:
                 shown = dict(zip(self._columns, values[hashed], strict=True)) if hashed in values else None
-                here, there = (shown, None) if side == 0 else (None, shown)
-                self._report.differences.append(RowDifference(kind, count=self._alone[side][hashed], publisher=here, target=there))
-
-    async def _cells(self, keys: Sequence[Key]) -> list[RowDifference]:
-        whole = [tuple(value for value in key if value is not None) for key in keys if None not in key]
-        here, there = await together([side.cells(whole, values=self._limits.show_values) for side in self._sides]) if whole else ({}, {})
-        found: list[RowDifference] = []
-        for key in sorted(keys, key=lambda each: tuple(value or "" for value in each)):
-            name = dict(zip(self._key, key, strict=True))
-            found += self._compared(name, here.get(key, ()), there.get(key, ()))
-            if None in key:
-                found.append(RowDifference(RowKind.EXTRA, name))
-        return found
-
-    def _compared(
-        self, name: Mapping[str, str | None], here: Sequence[Sequence[str | None]], there: Sequence[Sequence[str | None]]
-    ) -> Iterator[RowDifference]:
-        size = len(self._columns)
-
-        def shown(row: Sequence[str | None]) -> Mapping[str, str | None] | None:
-            return dict(zip(self._columns, row[size:], strict=True)) if self._limits.show_values else None
-
-        for own, other in zip(here, there, strict=False):
-            differing = tuple(column for number, column in enumerate(self._columns) if own[number] != other[number])
-            if differing:
-                yield RowDifference(RowKind.DIFFERENT, name, differing, publisher=shown(own), target=shown(other))
-        for own in here[len(there) :]:
-            yield RowDifference(RowKind.MISSING, name, publisher=shown(own))
-        for other in there[len(here) :]:
-            yield RowDifference(RowKind.EXTRA, name, target=shown(other))
+                publisher, target = (shown, None) if side == 0 else (None, shown)
+                count = self.alone[side][hashed]
+                self._report.differences.append(RowDifference(kind, count=count, publisher=publisher, target=target))
 
     def _count(self, publisher: int, target: int) -> None:
         self._report.publisher_rows += publisher
@@ -236,3 +227,57 @@ async def _uncounted(_: int) -> None:
 
 def _differing(here: Sums, there: Sums) -> list[int]:
     return sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))
+
+
+Cells = Mapping[Key, Sequence[Sequence[str | None]]]
+
+
+async def read_cells(side: TableSide, keys: Sequence[Key], *, values: bool) -> Cells:
+    """Read the rows with these keys: see :meth:`TableSide.cells`. A key with a NULL in it finds none.
+
+    Raises:
+        SubscriberError: a server rejected the query, or the session was lost.
+    """
+    whole = [tuple(value for value in key if value is not None) for key in keys if None not in key]
+    found: dict[Key, Sequence[Sequence[str | None]]] = {}
+    for begin in range(0, len(whole), _CELL_KEYS):
+        found.update(await side.cells(whole[begin : begin + _CELL_KEYS], values=values))
+    return found
+
+
+def named_rows(keys: Sequence[Key], here: Cells, there: Cells, *, key: Sequence[str], columns: Sequence[str]) -> list[RowDifference]:
+    """Compare the rows with these keys.
+
+    Args:
+        keys: the keys.
+        here: the rows of the publisher.
+        there: those of the target.
+        key: the columns of the key.
+        columns: all columns.
+    """
+    found: list[RowDifference] = []
+    for each in sorted(keys, key=lambda values: tuple(value or "" for value in values)):
+        name = dict(zip(key, each, strict=True))
+        found += _compared(name, here.get(each, ()), there.get(each, ()), columns)
+        if None in each:
+            found.append(RowDifference(RowKind.EXTRA, name))
+    return found
+
+
+def _compared(
+    name: Mapping[str, str | None], here: Sequence[Sequence[str | None]], there: Sequence[Sequence[str | None]], columns: Sequence[str]
+) -> Iterator[RowDifference]:
+    size = len(columns)
+
+    def shown(row: Sequence[str | None]) -> Mapping[str, str | None] | None:
+        # after the digests, if values were read
+        return dict(zip(columns, row[size:], strict=True)) if len(row) > size else None
+
+    for own, other in zip(here, there, strict=False):
+        differing = tuple(column for number, column in enumerate(columns) if own[number] != other[number])
+        if differing:
+            yield RowDifference(RowKind.DIFFERENT, name, differing, publisher=shown(own), target=shown(other))
+    for own in here[len(there) :]:
+        yield RowDifference(RowKind.MISSING, name, publisher=shown(own))
+    for other in there[len(here) :]:
+        yield RowDifference(RowKind.EXTRA, name, target=shown(other))

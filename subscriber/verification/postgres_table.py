@@ -29,6 +29,10 @@ class PostgresTable:
         chosen = f"({sql.key_hash} & {_SAMPLE_BITS - 1}) < {round((sample or 0) * _SAMPLE_BITS / 100)}"
         self._sample = "" if sample is None else chosen
 
+    def on(self, side: Side) -> PostgresTable:
+        """The same table in another snapshot. All rows: a sample was chosen before."""
+        return PostgresTable(self._sql, side)
+
     def _condition(self, part: Part) -> str:
         return " AND ".join(each for each in (part.sql, self._sample) if each)
 

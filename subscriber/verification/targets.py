@@ -43,7 +43,7 @@ class PlannedTable:
         changed: looks only at rows that changed since an earlier verification; None: this kind of target does not know them.
     """
 
-    publisher: TableSide
+    publisher: PostgresTable
     target: TableSide
     key: Sequence[str]
     columns: Sequence[str]

@@ -157,9 +157,10 @@ def _show(report: VerificationReport, *, quiet: bool, would: bool) -> None:
     compared = [table for table in report.tables if table.left_out is None]
     rows = sum(table.publisher_rows for table in compared)
     differing = len(report.differing)
+    when = "in two passes" if report.lsn is None else f"as of {report.lsn}"
     if not quiet or differing:
         found = f"{differing} of them differ" if differing else "all equal" if report.sample is None else "no difference in the sample"
-        say(f"{len(compared)} tables with {rows:,} rows compared as of {report.lsn} in {report.seconds:.1f} s: {found}")
+        say(f"{len(compared)} tables with {rows:,} rows compared {when} in {report.seconds:.1f} s: {found}")
 
 
 def _show_table(table: TableReport, *, would: bool) -> None:

@@ -1,7 +1,7 @@
 """Sessions that read the target in one snapshot.
 
 The databases of this sink export no snapshots. So every session begins its own one, while no transaction of the subscription is applied.
-SQLite and MariaDB have such snapshots.
+SQLite, MariaDB and MySQL have such snapshots. Of other databases that is not known: there each query is a transaction of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import NullType
 
 from subscriber.abc import PublishedTable
-from subscriber.errors import ConfigurationError, RelationError
+from subscriber.errors import RelationError
 from subscriber.sinks.sqlalchemy.schema.converters import Family, family_of
 from subscriber.sinks.sqlalchemy.schema.target_table import AsIs, TargetTable, load_target_table
-from subscriber.sinks.sqlalchemy.session.database import Database
+from subscriber.sinks.sqlalchemy.session.database import Database, Session
 from subscriber.sinks.sqlalchemy.session.errors import translated
 from subscriber.types.codec import READ_ERRORS
 
@@ -39,14 +39,21 @@ class SnapshotSessions:
 
     Args:
         database: the target.
-        connections: in a transaction each.
+        sessions: with it.
+        stack: ends the snapshots.
     """
 
-    def __init__(self, database: Database, connections: Sequence[AsyncConnection]) -> None:
+    def __init__(self, database: Database, sessions: Sequence[Session], stack: contextlib.AsyncExitStack) -> None:
         self._database = database
-        self._connections = connections
-        self._free = list(connections)
-        self._turns = asyncio.Semaphore(len(connections))
+        self._sessions = sessions
+        self._stack = stack
+        self._free = list(sessions)
+        self._turns = asyncio.Semaphore(len(sessions))
+
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether :meth:`begin` takes snapshots. Otherwise each query sees what was committed before it."""
+        return self._database.dialect_name in _BEGIN
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -54,23 +61,17 @@ class SnapshotSessions:
         """Connect.
 
         Raises:
-            ConfigurationError: this kind of database has no snapshots.
             TargetUnavailable, TargetError
         """
         database = Database(url, create=False)
-        if database.dialect_name not in _BEGIN:
-            raise ConfigurationError(
-                f'a target of kind "{database.dialect_name}" cannot be verified: it has no snapshots',
-                hint="compare it with a query of your own",
-            )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(database.close)
-            connections = []
+            sessions = []
             for _ in range(jobs):
                 session = await database.connect()
                 stack.push_async_callback(session.close)
-                connections.append(await stack.enter_async_context(session.snapshot()))
-            yield cls(database, connections)
+                sessions.append(session)
+            yield cls(database, sessions, stack)
 
     async def begin(self) -> None:
         """Take the snapshots. Nothing may be applied meanwhile.
@@ -78,7 +79,8 @@ class SnapshotSessions:
         Raises:
             TargetUnavailable, TargetError
         """
-        for connection in self._connections:
+        for session in self._sessions if self.has_snapshots else ():
+            connection = await self._stack.enter_async_context(session.snapshot())
             with translated():
                 for statement in _BEGIN[self._database.dialect_name]:
                     await connection.exec_driver_sql(statement)
@@ -87,12 +89,13 @@ class SnapshotSessions:
     async def connection(self) -> AsyncIterator[AsyncConnection]:
         """Use a free session."""
         async with self._turns:
-            connection = self._free.pop()
+            session = self._free.pop()
             try:
-                with translated():
-                    yield connection
+                async with contextlib.nullcontext(session.connection) if session.busy else session.snapshot() as connection:
+                    with translated():
+                        yield connection
             finally:
-                self._free.append(connection)
+                self._free.append(session)
 
     async def table(self, published: PublishedTable, key: Sequence[str]) -> SnapshotTable:
         """Find a published table.

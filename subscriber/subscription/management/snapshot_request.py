@@ -68,17 +68,17 @@ class Asker:
     """
 
     def __init__(self, requests: Requests, name: str, waiting: Waiting) -> None:
-        self._requests = requests
+        self.requests = requests
         self._name = name
         self._waiting = waiting
 
     async def __aenter__(self) -> Asker:
-        await self._requests.take_lock()
+        await self.requests.take_lock()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(TargetUnavailable):
-            await self._requests.release_lock()
+            await self.requests.release_lock()
 
     @contextlib.asynccontextmanager
     async def ask(self, payload: Mapping[str, Any]) -> AsyncIterator[SnapshotRequest]:
@@ -89,25 +89,25 @@ class Asker:
             PublisherError: the process could not do it because of the publisher.
         """
         number = str(uuid.uuid4())
-        await self._requests.put(number, payload)
+        await self.requests.put(number, payload)
         try:
             yield await self._answer(number)
         finally:
             with contextlib.suppress(TargetUnavailable):
-                await self._requests.remove(number)
+                await self.requests.remove(number)
 
     async def _answer(self, number: str) -> SnapshotRequest:
         now = asyncio.get_running_loop().time
         seen = told = now()
         while True:
-            request = await self._requests.read()
+            request = await self.requests.read()
             if request is None or request.number != number:
                 raise TargetError("the request for snapshots was removed from the target's catalog", hint="try again")
             if request.state is RequestState.FAILED:
                 raise answered_error(request.answer)
             if request.state is not RequestState.REQUESTED:
                 return request
-            if await self._requests.has_worker():
+            if await self.requests.has_worker():
                 seen = now()
             elif now() - seen > _NOT_RUNNING_SECONDS:
                 raise TargetError(
@@ -125,12 +125,12 @@ class Asker:
         Raises:
             TargetUnavailable: it came too late; the snapshots may be of different moments.
         """
-        if not await self._requests.change(request.number, only_from=only_from, to=to):
+        if not await self.requests.change(request.number, only_from=only_from, to=to):
             raise TargetUnavailable("the snapshots were not opened in time", hint="try again when the servers are less busy")
 
     async def held_seconds(self, number: str) -> float:
         """How long apply was held for a request whose snapshots are open."""
-        while (request := await self._requests.read()) is not None and request.number == number:
+        while (request := await self.requests.read()) is not None and request.number == number:
             if "held_seconds" in request.answer:
                 return float(request.answer["held_seconds"])
             await asyncio.sleep(_POLL)

@@ -1,7 +1,8 @@
 """The kinds of targets that ``verify`` can read, each as of one LSN.
 
 The process that runs the subscription takes a snapshot of PostgreSQL, and exports it. Sessions with SQLite or MariaDB begin their own ones
-while apply is held. A lake publishes a snapshot of the batches that were landed up to the LSN.
+while apply is held. A lake publishes a snapshot of the batches that were landed up to the LSN. Other databases are read in two passes
+(:mod:`subscriber.subscription.management.second_pass`).
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ class VerifiedTarget(Protocol):
     Attributes:
         definition: of the subscription.
         requests: to the process that runs it.
+        has_snapshots: False: the target is read while transactions are applied, and what differs is compared again.
         store: its catalog, where it remembers which tables were equal; None: it cannot compare only what has changed since.
     """
 
     definition: Definition
     requests: Requests
+    has_snapshots: bool
     store: Store | None
 
     async def open(self, asker: Asker, request: SnapshotRequest, application_name: str) -> None:
@@ -88,6 +91,7 @@ class _Postgres:
     def __init__(self, target: str, jobs: int, stack: contextlib.AsyncExitStack, store: Store, definition: Definition) -> None:
         self.definition = definition
         self.requests: Requests = StoredRequests(store, definition.oid, definition.name)
+        self.has_snapshots = True
         self.store: Store | None = store
         self._target = target
         self._jobs = jobs
@@ -107,6 +111,7 @@ class _Other:
     def __init__(self, sessions: SnapshotSessions, store: Store, definition: Definition) -> None:
         self.definition = definition
         self.requests: Requests = StoredRequests(store, definition.oid, definition.name)
+        self.has_snapshots = sessions.has_snapshots
         self.store: Store | None = None
         self._sessions = sessions
 
@@ -122,6 +127,7 @@ class _Lake:
     def __init__(self, lake: ComparedLake, definition: Definition) -> None:
         self.definition = definition
         self.requests: Requests = lake.requests
+        self.has_snapshots = True
         self.store: Store | None = None
         self._lake = lake
         self._landed: Lsn

@@ -20,11 +20,13 @@ from subscriber.catalog.store import Rows, Store
 from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.subscription.management.second_pass import FirstPass, compare_again
 from subscriber.subscription.management.snapshot_request import Asker, PublisherSide, publisher_sessions
 from subscriber.subscription.management.verification_file import VerificationFile
 from subscriber.subscription.management.verified_targets import VerifiedTarget, open_verified_target
-from subscriber.verification.compare import TableComparison
+from subscriber.verification.compare import Memory, TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
+from subscriber.verification.postgres_table import PostgresTable
 from subscriber.verification.row_sql import TEXT_SETTINGS
 from subscriber.verification.sides import Rate, Side
 from subscriber.verification.tables import row_key, was_rewritten_query
@@ -77,11 +79,15 @@ async def verify(
         run = _Verification(found, limits, progress or Quiet(), file)
         async with run.snapshots(conninfo) as opened:
             reports = await run.compare(opened, tables, changed=changed)
+        if not found.has_snapshots:
+            await run.compare_again(conninfo)
         if file is not None:
             file.remove()
         if limits.sample is None:
             await run.remember(opened, reports)
-    return VerificationReport(name, opened.lsn, opened.held_seconds, reports, time.monotonic() - began, limits.sample)
+    return VerificationReport(
+        name, opened.lsn if found.has_snapshots else None, opened.held_seconds, reports, time.monotonic() - began, limits.sample
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +129,7 @@ class _Verification:
         self._progress = progress
         self._file = file
         self._rate = Rate(limits.max_rate)
+        self._first: list[FirstPass] = []
 
     @contextlib.asynccontextmanager
     async def snapshots(self, conninfo: str) -> AsyncIterator[_Opened]:
@@ -195,17 +202,21 @@ class _Verification:
         if isinstance(planned, str):
             return planned
         report.key = tuple(planned.key)
-        comparison = TableComparison(
-            planned.publisher,
-            planned.target,
-            key=planned.key,
-            columns=planned.columns,
-            limits=self._limits,
-            rate=self._rate,
-            progress=self._progress,
-            report=report,
-            memory=self._file.table(table.name) if self._file is not None else None,
-        )
+
+        def comparing(publisher: PostgresTable, report: TableReport, memory: Memory | None = None) -> TableComparison:
+            return TableComparison(
+                publisher,
+                planned.target,
+                key=planned.key,
+                columns=planned.columns,
+                limits=self._limits,
+                rate=self._rate,
+                progress=self._progress,
+                report=report,
+                memory=memory,
+            )
+
+        comparison = comparing(planned.publisher, report, self._file.table(table.name) if self._file is not None else None)
         found = await planned.changed.differing(since) if since is not None and planned.changed is not None else None
         if found is not None:
             keys, (report.publisher_rows, report.target_rows) = found
@@ -217,7 +228,16 @@ class _Verification:
         ((rewritten,),) = await opened.publisher.run(was_rewritten_query(table.name))
         if rewritten == "true" or not await opened.target.is_intact(table):
             return "it was truncated or rewritten while it was compared: verify it again"
+        if report.differing_ranges:
+            self._first.append(FirstPass(report=report, planned=planned, comparison=comparison, again=comparing))
         return None
+
+    async def compare_again(self, conninfo: str) -> None:
+        """Make the second pass over the tables that differ, one after another."""
+        called = session_name(self._definition.name, "verify")
+        async with Asker(self._target.requests, self._definition.name, self._progress) as asker:
+            for found in self._first:
+                await compare_again(found, asker, conninfo, self._limits, called)
 
     async def _systems(self, rows: Rows) -> dict[str, str]:
         """Identify both servers: transaction ids of others mean nothing here."""

@@ -40,6 +40,8 @@ _HOLD_SECONDS: Final = 2.0
 _ACT_SECONDS: Final = 5.0
 """How long apply may wait for the target's snapshot, or for the requester that opens it."""
 _ANSWER_SECONDS: Final = 3.0
+_KEEP_SECONDS: Final = 60.0
+"""How long a requester may take to open the snapshots. In a target without locks it is not known whether it still runs."""
 _POLL: Final = 0.005
 
 T = TypeVar("T")
@@ -165,7 +167,8 @@ class SnapshotService:
 
     async def _keep(self, requests: Requests, number: str) -> None:
         """Keep the snapshots until the requester has opened them, or has ended."""
-        while await _answered(requests.has_verb()):
+        until = asyncio.get_running_loop().time() + _KEEP_SECONDS
+        while asyncio.get_running_loop().time() < until and await _answered(requests.has_verb()):
             found = await _answered(requests.read())
             if found is None or found.number != number or found.state is not RequestState.OPENED:
                 return

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
 from subscriber import Settings, Subscription, TableName, TargetUnavailable, VerificationLimits, VerificationReport, repair, verify
 from subscriber.catalog.snapshot_requests import StoredRequests
-from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions
+from subscriber.sinks.sqlalchemy import snapshots
+from subscriber.sinks.sqlalchemy.session import locks
+from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions, SnapshotTable
 from subscriber.subscription.targets import open_store
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.sqlalchemy_targets import OtherTarget
@@ -129,6 +132,46 @@ async def test_is_equal_at_one_lsn_under_load(publisher_db: Database, other_targ
         finally:
             stop.set()
             await writer
+
+
+async def test_a_target_without_snapshots_and_locks_is_compared_in_two_passes(
+    publisher_db: Database, other_target: OtherTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_BEGIN", {})
+    monkeypatch.setattr(locks, "_backend", lambda *_: locks._NoLocks())
+    publisher_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 100) AS i;
+        CREATE TABLE bag (v int); ALTER TABLE bag REPLICA IDENTITY FULL; INSERT INTO bag VALUES (-1), (-2);
+        CREATE PUBLICATION pub FOR ALL TABLES
+    """)
+    reads = 0
+    async with running(publisher_db, other_target) as found:
+        read = SnapshotTable.rows
+
+        async def read_after_a_change(table: SnapshotTable, *arguments: Any) -> AsyncIterator[Sequence[Sequence[object]]]:
+            nonlocal reads
+            reads += 1
+            publisher_db.execute(
+                f"UPDATE t SET v = v + 1 WHERE id IN (7, 8); INSERT INTO bag VALUES ({reads}); DELETE FROM t WHERE id = {reads}"
+            )
+            await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+            async for part in read(table, *arguments):
+                yield part
+
+        monkeypatch.setattr(SnapshotTable, "rows", read_after_a_change)
+        report = await verified(found, publisher_db, other_target)
+        assert report.equal, str(report.to_json())
+        assert report.lsn is None
+        assert reads > 2, "each read has made a difference"
+        other_target.execute("UPDATE t SET v = -1 WHERE id = 50")
+        other_target.execute("DELETE FROM t WHERE id = 51")
+        other_target.execute("DELETE FROM bag WHERE v = -2")
+        bag, table = (await verified(found, publisher_db, other_target)).tables
+        assert [(each.kind.value, each.count, each.publisher) for each in bag.differences] == [("missing", 1, {"v": "-2"})]
+        assert [(each.kind.value, each.key, each.target) for each in table.differences] == [
+            ("different", {"id": "50"}, {"id": "50", "v": "-1"}),
+            ("missing", {"id": "51"}, None),
+        ]
 
 
 @pytest.mark.parametrize("other_target", ["sqlite"], indirect=True)

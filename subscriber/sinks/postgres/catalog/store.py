@@ -120,6 +120,10 @@ class PostgresStore:
     async def release_lock(self, key: str) -> None:
         await self.reader.fetch("SELECT pg_catalog.pg_advisory_unlock($1)", lock_number(key))
 
+    @property
+    def has_locks(self) -> bool:
+        return True
+
     async def held_locks(self, keys: Collection[str]) -> Collection[str]:
         held = {row["key"] for row in await self.reader.fetch(_LOCKS)} if keys else set()
         return {key for key in keys if lock_number(key) in held}

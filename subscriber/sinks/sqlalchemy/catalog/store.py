@@ -62,6 +62,10 @@ class SqlAlchemyStore:
     async def release_lock(self, key: str) -> None:
         await self._locks.release(key)
 
+    @property
+    def has_locks(self) -> bool:
+        return self._locks.exist
+
     async def held_locks(self, keys: Collection[str]) -> Collection[str]:
         return {key for key in keys if await self._locks.held(key)}
 

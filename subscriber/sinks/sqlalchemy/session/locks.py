@@ -61,6 +61,11 @@ class Locks:
         self._turn = asyncio.Lock()
 
     @property
+    def exist(self) -> bool:
+        """Whether the database has locks."""
+        return not isinstance(self._backend, _NoLocks)
+
+    @property
     def number(self) -> int | None:
         """The number of the session that takes the locks; None if no session does."""
         return self._backend.session.number if isinstance(self._backend, _SessionLocks) and self._backend.session is not None else None
