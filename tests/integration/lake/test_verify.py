@@ -84,7 +84,7 @@ async def test_a_lake_is_equal_at_one_lsn_under_load(publisher_db: Database, tmp
 async def test_names_rows_that_differ_in_a_lake(publisher_db: Database, tmp_path: Path) -> None:
     publisher_db.execute(TABLES)
     lake = tmp_path / "lake"
-    async with running(publisher_db, lake):
+    async with running(publisher_db, lake, "?apply=local&confirm=applied&batch_delay=20ms"):
         report = await verified(publisher_db, lake)
         assert report.equal, str(report.to_json())
         assert [table.publisher_rows for table in report.tables] == [3, 3001]

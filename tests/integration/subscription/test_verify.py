@@ -119,7 +119,7 @@ async def test_both_sides_are_equal_at_one_lsn_under_load(replicated: Replicated
     async with replicated(ACCOUNTS, "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i") as found:
         with load(publisher_db, TRANSFER, TRANSFER, TRANSFER, "SET synchronous_commit = off; " + TRANSFER):
             lsns = []
-            for _ in range(5):
+            for _ in range(3):
                 report = await verified(found)
                 assert report.equal, report.to_json()
                 assert report.tables[0].publisher_rows == 1000
@@ -283,7 +283,7 @@ async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher_db: Datab
     for database in (publisher_db, target_db):
         database.execute(table.format("in_order") + ";" + table.format("shuffled"))
     publisher_db.execute("""
-        INSERT INTO in_order SELECT i, md5(i::text) FROM generate_series(1, 200000) AS i;
+        INSERT INTO in_order SELECT i, md5(i::text) FROM generate_series(1, 120000) AS i;
         INSERT INTO shuffled SELECT id, v FROM in_order ORDER BY v;
         ANALYZE in_order, shuffled;
         CREATE PUBLICATION pub FOR ALL TABLES
@@ -296,8 +296,8 @@ async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher_db: Datab
         assert in_order.ranges > 1
         assert in_order.differing_ranges == 1
         assert named(in_order) == named(shuffled) == [("different", ("77777",), ("v",))]
-        assert in_order.publisher_rows == in_order.target_rows == shuffled.publisher_rows == shuffled.target_rows == 200000
-        assert (await verified(found, limits=VerificationLimits(sample=10))).tables[0].publisher_rows < 100000
+        assert in_order.publisher_rows == in_order.target_rows == shuffled.publisher_rows == shuffled.target_rows == 120000
+        assert (await verified(found, limits=VerificationLimits(sample=10))).tables[0].publisher_rows < 60000
 
 
 @pytest.mark.publisher(min=15, lacks="column lists")
@@ -456,9 +456,9 @@ async def test_snapshots_of_a_requester_that_ends_are_closed(replicated: Replica
 
 
 async def test_resumes_after_an_interruption(replicated: Replicated, tmp_path: Path) -> None:
-    async with replicated(TEXTS, "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 400000) AS i; ANALYZE t") as found:
+    async with replicated(TEXTS, "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 160000) AS i; ANALYZE t") as found:
         file = tmp_path / "verification.json"
-        task = asyncio.create_task(verified(found, limits=VerificationLimits(jobs=1, max_rate=50_000), resume=file))
+        task = asyncio.create_task(verified(found, limits=VerificationLimits(jobs=1, max_rate=20_000), resume=file))
         while not (file.exists() and json.loads(file.read_text())["tables"]["public.t"]["done"]):
             assert not task.done()
             await asyncio.sleep(0.05)
@@ -467,7 +467,7 @@ async def test_resumes_after_an_interruption(replicated: Replicated, tmp_path: P
         table = only(await verified(found, resume=file))
         assert table.equal
         assert 0 < table.resumed_ranges < table.ranges
-        assert table.publisher_rows == 400_000
+        assert table.publisher_rows == 160_000
         assert not file.exists()
 
 
