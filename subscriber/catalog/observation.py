@@ -39,7 +39,8 @@ class ApplierObservation:
 
     Attributes:
         pid: the id of its process; None: it does not run.
-        host: the host on which it runs.
+        host: the host on which it runs, or from which it last reported.
+        last_report: when it last reported, if its lock cannot be seen: it runs on another host, or the target has no locks.
         engine: the engine that applies.
         lsn: all changes up to this LSN are applied and published; None: none are.
         waiting_batches, waiting_bytes: number and size of the landed batches that are not applied yet. Copies of tables are not counted.
@@ -56,6 +57,7 @@ class ApplierObservation:
 
     pid: int | None = None
     host: str | None = None
+    last_report: datetime | None = None
     engine: str | None = None
     lsn: Lsn | None = None
     waiting_batches: int = 0

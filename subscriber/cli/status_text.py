@@ -68,6 +68,8 @@ def _lines(status: SubscriptionStatus) -> list[str]:
 
 def _applier(applier: ApplierObservation) -> list[str]:
     runs = f"{applier.engine or 'unknown engine'}, PID {applier.pid}" if applier.pid else "not running"
+    if applier.last_report is not None:
+        runs += f" on {applier.host} (last report {applier.last_report:%Y-%m-%d %H:%M:%S%z})"
     waits = f"{applier.waiting_batches} batches, {size(applier.waiting_bytes)} waiting" if applier.waiting_batches else "nothing waiting"
     lines = [f"  applier       {runs}, published {applier.lsn or 'nothing'}, {waits}"]
     if applier.freshness is not None and applier.freshness.get("last") is not None:

@@ -72,6 +72,7 @@ def _applier(applier: ApplierObservation) -> dict[str, Any]:
     return {
         "pid": applier.pid,
         "host": applier.host,
+        "last_report": _time(applier.last_report),
         "engine": applier.engine,
         "published_lsn": _lsn(applier.lsn),
         "waiting_batches": applier.waiting_batches,

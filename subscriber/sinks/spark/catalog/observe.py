@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,7 +15,16 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
 from subscriber.sinks.spark.catalog.snapshots import StoppedTable, read_snapshot
-from subscriber.sinks.spark.catalog.status_files import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly, stopped_logs
+from subscriber.sinks.spark.catalog.status_files import (
+    APPLIER,
+    ERROR,
+    REPORT_SECONDS,
+    RESET,
+    STATUS,
+    read_counters,
+    read_quietly,
+    stopped_logs,
+)
 from subscriber.sinks.spark.catalog.subscriptions import defined, locks
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
@@ -23,6 +34,8 @@ from subscriber.threads import run_in_thread
 
 __all__ = ["observe"]
 
+_LATE_REPORTS: Final = 3
+"""An applier that has not reported for so many intervals does not run, or cannot write."""
 _LSNS: Final = ("received", "latest_end", "applied", "flushed")
 
 
@@ -94,10 +107,15 @@ def _is_of(table: LakeTable | None, stop: StoppedTable) -> bool:
 
 
 def _applier(storage: Storage, told: Mapping[str, Any], stopped: Mapping[str, str]) -> ApplierObservation:
-    running = storage.root is not None and is_held(storage.root / "applier.lock")
+    locked = storage.root is not None and is_held(storage.root / "applier.lock")
+    reported, host = told.get("last_report"), told.get("host")
+    if locked or (storage.root is not None and host == socket.gethostname()):
+        reported = None  # the lock alone tells
+    running = locked or (reported is not None and time.time() < reported + _LATE_REPORTS * REPORT_SECONDS)
     who = ApplierObservation(
         pid=told.get("pid") if running else None,
-        host=told.get("host") if running else None,
+        host=host if running or reported is not None else None,
+        last_report=_time(reported),
         engine=told.get("engine") if running else None,
         last_error=told.get("last_error"),
         last_error_time=_time(told.get("last_error_time")),

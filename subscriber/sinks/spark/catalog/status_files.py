@@ -22,6 +22,7 @@ __all__ = [
     "APPLIER",
     "COUNTERS",
     "ERROR",
+    "REPORT_SECONDS",
     "RESET",
     "STATUS",
     "read_counters",
@@ -37,6 +38,8 @@ STATUS: Final = "status.json"
 ERROR: Final = "error.json"
 APPLIER: Final = "applier.json"
 """Written by the applier."""
+REPORT_SECONDS: Final = 20.0
+"""Interval of its reports."""
 RESET: Final = "reset.json"
 """The counters as of the last reset. The counters themselves only grow, because the workers write them often."""
 

@@ -130,7 +130,8 @@ class Applier:
         self._status.failed(error.one_line(), self.missing, self.progress)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Report the end, and release the lock."""
+        self._status.end()
         self._lock.give_back()
 
     def waiting(self) -> Waiting | None:

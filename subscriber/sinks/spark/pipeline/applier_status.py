@@ -1,23 +1,26 @@
-"""``applier.json``: the status of the applier, for monitoring. It is not durable, and nothing else depends on it."""
+"""``applier.json``: the status of the applier, for monitoring. It is not durable, and nothing else depends on it.
+
+While the applier runs, a thread renews the time of the last report. So ``status`` finds it also where it cannot see its lock: on another
+host, or in an object store.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 import time
-from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.catalog.status_files import stopped_logs
+from subscriber.sinks.spark.catalog.status_files import APPLIER, REPORT_SECONDS, stopped_logs
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress
 
 __all__ = ["ApplierStatus"]
-
-_NAME: Final = "applier.json"
 
 
 class ApplierStatus:
@@ -38,13 +41,16 @@ class ApplierStatus:
         self._error: str | None = None
         self._error_time: float | None = None
         self._written: dict[str, object] | None = None
+        self._writing = threading.Lock()
+        self._stop = threading.Event()
+        self._reports: threading.Thread | None = None
         self.stopped_logs: dict[TableName, str] = {}
 
     def begin(self) -> int:
         """Take over the counters of an earlier applier. Return the number of its rounds and those before."""
         batches = 0
         try:
-            found = read_document(self._storage, _NAME) or {}
+            found = read_document(self._storage, APPLIER) or {}
             counters = found.get("counters", {})
             self._before = MissingRows(int(counters.get("confl_update_missing", 0)), int(counters.get("confl_delete_missing", 0)))
             self._error, self._error_time = found.get("last_error"), found.get("last_error_time")
@@ -52,7 +58,27 @@ class ApplierStatus:
             self.stopped_logs = stopped_logs(found)
         except (TargetError, ValueError, TypeError, AttributeError):
             pass  # nothing depends on it
+        self._stop.clear()
+        self._reports = threading.Thread(target=self._report, name="applier status", daemon=True)
+        self._reports.start()
         return batches
+
+    def _report(self) -> None:
+        while not self._stop.wait(REPORT_SECONDS):
+            self._write(time.time())
+
+    def end(self) -> None:
+        """Report that the applier has ended."""
+        if self._reports is not None:
+            self._stop.set()
+            self._reports.join(REPORT_SECONDS)
+            self._reports = None
+            self._write(None)
+
+    def _write(self, now: float | None) -> None:
+        with self._writing, contextlib.suppress(TargetError):
+            if self._written is not None:
+                write_document(self._storage, APPLIER, {**self._written, "last_report": now}, durable=False)
 
     def failed(self, error: str, missing: MissingRows, progress: ApplierProgress) -> None:
         """Report a failed attempt."""
@@ -90,10 +116,6 @@ class ApplierStatus:
                 "confl_delete_missing": self._before.deletes + missing.deletes,
             },
         }
-        if document == self._written:
-            return
-        try:
-            write_document(self._storage, _NAME, document, durable=False)
-        except TargetError:
-            return
-        self._written = document
+        if document != self._written:
+            self._written = document
+            self._write(time.time())

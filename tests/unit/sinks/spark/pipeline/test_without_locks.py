@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +14,14 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.abc import TableName
+from subscriber.catalog import ApplierObservation
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.messages import Insert
+from subscriber.sinks.spark.catalog.observe import observe
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.pipeline import applier_status
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
@@ -247,3 +251,42 @@ async def test_tables_that_are_ahead_after_a_crash_are_levelled_before_new_work(
     rest = work.run_round()
     assert rest is not None
     assert rest.lsn == 500
+
+
+async def test_status_finds_an_applier_on_another_host_by_its_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier_status, "REPORT_SECONDS", 0.02)
+    sink = await begun(make(tmp_path, "?batch_delay=0"))
+    await _land(sink, 200)
+    await sink.close()
+
+    async def seen() -> ApplierObservation:
+        (found,) = await observe(f"spark://{tmp_path}")
+        assert found.applier is not None
+        return found.applier
+
+    work = _applier(tmp_path)
+    work.open()
+    # on this host its lock would be seen
+    assert ((await seen()).pid, (await seen()).last_report) == (None, None)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
+        first = (await seen()).last_report
+        assert first is not None
+        async with asyncio.timeout(30):
+            while (now := await seen()).last_report == first:
+                await asyncio.sleep(0.01)
+        assert (now.pid, now.host) == (os.getpid(), os.uname().nodename)
+        # its machine has lost power
+        reports = work._status._reports
+        assert reports is not None
+        work._status._stop.set()
+        await asyncio.to_thread(reports.join)
+        elsewhere.setattr(time, "time", lambda: first.timestamp() + 3600)
+        late = await seen()
+        assert (late.pid, late.host) == (None, os.uname().nodename)
+        assert late.last_report is not None
+    work.close()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
+        ended = await seen()
+        assert (ended.pid, ended.host, ended.last_report) == (None, None, None)
