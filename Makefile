@@ -36,6 +36,7 @@ WORKLOAD ?=
 JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
 IMAGE ?= pg-subscriber
+BUILD_ARGS ?=
 
 .PHONY: help bench-pytest test-docker image sbom fuzz demo servers mariadb test-debezium test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix golden wheel lint format docs clean
 
@@ -50,7 +51,8 @@ help:
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
 	@echo 'make test-debezium      Debezium follows the fake publisher (200 MB; Java 17 or later)'
 	@echo 'make test-docker        docker/ on a container engine, which root gets by apt where there is none'
-	@echo 'make image, make sbom   our image (IMAGE=pg-subscriber), and the list of its packages in build/sbom.json'
+	@echo 'make image, make sbom   our image (IMAGE=pg-subscriber), and the list of its packages in build/sbom.json;'
+	@echo '                        BUILD_ARGS= for docker build'
 	@echo 'make crash-spark        forty (KILLS=) kills of a lake'"'"'s programs, its Java and its executors, on a standalone cluster; long tests with Delta'
 	@echo 'make soak-lake          three minutes (SECONDS=) of landing while nobody applies: memory, and the backlog afterwards'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
@@ -168,7 +170,7 @@ test-docker: $(VENV)/.containers
 image: PROGRAM = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' subscriber/__init__.py)
 image:
 	docker build --file docker/Dockerfile --build-arg VERSION=$(PROGRAM) --build-arg REVISION=$$(git rev-parse HEAD) \
-		--tag $(IMAGE):$(PROGRAM) --tag $(IMAGE):latest .
+		--tag $(IMAGE):$(PROGRAM) --tag $(IMAGE):latest $(BUILD_ARGS) .
 
 # the packages of the image, as CycloneDX
 sbom: $(VENV)/.containers

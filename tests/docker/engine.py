@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ PROJECT: Final = f"subscriber-test-{secrets.token_hex(4)}"
 LABEL: Final = f"subscriber.test={PROJECT}"
 """Of everything that this run makes and Compose does not."""
 _PACKAGES: Final = ("docker.io", "iptables")
+_CLIENT: Final = "docker-cli"
+"""From Debian 13 on, the client has a package of its own."""
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 60.0
 
@@ -77,12 +79,19 @@ def wait_until(holds: Callable[[], bool], what: Callable[[], str], seconds: floa
         time.sleep(0.2)
 
 
-def apt_install(*packages: str) -> None:
-    """Install Debian packages."""
+def apt_install(*packages: str, optional: Sequence[str] = ()) -> None:
+    """Install Debian packages, and the optional ones that this release has."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise EngineError(f"only root can install {' '.join(packages)}, on Debian")
     run("apt-get", "update", timeout=600)
-    run("apt-get", "install", "--yes", "--no-install-recommends", *packages, timeout=600)
+    found = [name for name in optional if name in run("apt-cache", "pkgnames", name).split()]
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    run("apt-get", "install", "--yes", "--no-install-recommends", *packages, *found, timeout=1200, env=environment)
+
+
+def install_engine() -> None:
+    """Install Debian's engine and its client."""
+    apt_install(*_PACKAGES, optional=[_CLIENT])
 
 
 @contextlib.contextmanager
@@ -92,8 +101,8 @@ def engine() -> Iterator[str]:
         if not _answers():
             if os.geteuid() != 0:
                 raise EngineError("no Docker engine answers, and only root can install and start one: start Docker, or set DOCKER_HOST")
-            if shutil.which("dockerd") is None:
-                apt_install(*_PACKAGES)
+            if shutil.which("dockerd") is None or shutil.which("docker") is None:
+                install_engine()
             stack.enter_context(_daemon())
         # the client of newer versions needs a plugin for the builder that replaced this one
         if not _works("docker", "buildx", "version"):

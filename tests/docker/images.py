@@ -56,10 +56,8 @@ def base_images() -> Iterator[list[str]]:
 
 
 def our_image() -> str:
-    """Our image from docker/Dockerfile, as a user builds it, except for the network: the build reaches registries as this machine does."""
-    revision = run("git", "-C", ROOT, "rev-parse", "HEAD").strip()
-    file = ROOT / "docker" / "Dockerfile"
-    docker("build", "--network", "host", "--file", file, "--build-arg", f"REVISION={revision}", "--tag", OURS, ROOT, timeout=1800)
+    """Our image, as ``make image`` builds it."""
+    run("make", "-C", ROOT, "image", f"IMAGE={OURS}", timeout=1800)
     return OURS
 
 
@@ -102,9 +100,7 @@ def _build(kind: str, context: Path, **arguments: str) -> str:
     name = f"{_OWN}-{kind}:{digest.hexdigest()[:16]}"
     if not _exists(name):
         words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-        docker(
-            "build", "--network", "host", "--file", recipe, "--build-arg", f"BASE={_base()}", *words, "--tag", name, context, timeout=1800
-        )
+        docker("build", "--file", recipe, "--build-arg", f"BASE={_base()}", *words, "--tag", name, context, timeout=1800)
     return name
 
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from subscriber.testing.ports import free_port
-from tests.docker.engine import PROJECT, ROOT, compose_command, docker, run, wait_until
+from tests.docker.engine import PROJECT, ROOT, compose_command, run, wait_until
 from tests.docker.stack import PASSWORD, Container
 
 IMAGE = "pg-subscriber-spark-test"
@@ -46,8 +46,8 @@ class Lake:
             "EXECUTOR_MEMORY": "700m",
         }
 
-    def compose(self, *words: str) -> str:
-        return run(*self._words, *words, timeout=900, env=self._environment)
+    def compose(self, *words: str, timeout: float = 900) -> str:
+        return run(*self._words, *words, timeout=timeout, env=self._environment)
 
     def service(self, name: str) -> Container:
         return Container(self.compose("ps", "--all", "--quiet", name).strip())
@@ -80,8 +80,8 @@ class Lake:
 
 @pytest.fixture(scope="module")
 def lake(standins: list[str]) -> Iterator[Lake]:
-    docker("build", "--network", "host", "--file", ROOT / "docker" / "spark" / "Dockerfile", "--tag", IMAGE, ROOT, timeout=3000)
     made = Lake()
+    made.compose("build", "subscriber", timeout=3000)
     try:
         made.compose("up", "--wait", "--wait-timeout", "800", "--no-build")
         yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -161,14 +162,22 @@ def test_the_image_runs_the_command_in_exec_form() -> None:
 
 
 def test_the_image_installs_what_constraints_pin_and_nothing_of_the_build_stays() -> None:
-    installs = [rest for name, rest in INSTRUCTIONS if name == "RUN" and "'.[binary,metrics,mysql,postgres,progress,sqlite]'" in rest]
-    assert len(installs) == 1
-    assert "--constraint constraints.txt" in installs[0]
-    assert "--build-constraint constraints.txt" in installs[0]
+    settings = " ".join(rest for name, rest in INSTRUCTIONS if name == "ENV")
+    assert "PIP_CONSTRAINT=/src/constraints.txt" in settings
+    assert "PIP_BUILD_CONSTRAINT=/src/constraints.txt" in settings
     assert all("pip" not in rest for name, rest in FINAL_STAGE if name == "RUN")
     assert [rest for name, rest in FINAL_STAGE if name == "COPY" and rest.startswith("--from=")] == [
         "--from=build /opt/subscriber /opt/subscriber"
     ]
+
+
+def test_image_has_the_extras_that_the_documentation_names() -> None:
+    (extras,) = (rest.removeprefix("EXTRAS=") for name, rest in INSTRUCTIONS if name == "ARG" and rest.startswith("EXTRAS="))
+    page = (ROOT / "docs" / "howto" / "docker.md").read_text()
+    assert re.findall(r"`(\w+)`", page.split("has the extras", 1)[1].split(".")[0]) == extras.split(",")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    spark = yaml.safe_load((DOCKER / "spark" / "compose.yaml").read_text())["x-program"]["build"]["args"]["EXTRAS"]
+    assert {*extras.split(","), *spark.split(",")} <= set(project)
 
 
 def test_the_image_is_labelled_with_the_version() -> None:
