@@ -160,6 +160,10 @@ def _daemon() -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+            # a container in the network of the machine leaves a mount
+            for line in Path("/proc/self/mounts").read_text().splitlines():
+                if (point := line.split()[1]).startswith(f"{directory}/"):
+                    run("umount", point)
             if before is None:
                 del os.environ["DOCKER_HOST"]
             else:
