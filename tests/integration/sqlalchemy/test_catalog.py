@@ -252,6 +252,19 @@ async def test_catalog_takes_a_new_parameter(other_target: OtherTarget, monkeypa
     await catalog.close()
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_a_catalog_of_an_earlier_version_gets_its_columns(other_target: OtherTarget, interrupted: bool) -> None:
+    catalog = await SqlAlchemyCatalog.open(other_target.url)
+    await catalog.close()
+    other_target.execute(f"UPDATE {other_target.ours('version')} SET version = 4")
+    if not interrupted:
+        other_target.execute(f"ALTER TABLE {other_target.ours('verification')} DROP COLUMN compared")
+    catalog = await SqlAlchemyCatalog.open(other_target.url)
+    await catalog.close()
+    assert other_target.fetch(f"SELECT version FROM {other_target.ours('version')}") == [(VERSION,)]
+    assert other_target.fetch(f"SELECT compared FROM {other_target.ours('verification')}") == []
+
+
 async def test_a_catalog_of_a_later_version_is_refused(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
     other_target.execute(f"UPDATE {other_target.ours('version')} SET version = 99")
     with pytest.raises(TargetError, match="version 99") as caught:

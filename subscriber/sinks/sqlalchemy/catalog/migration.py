@@ -54,7 +54,7 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
             await connection.execute(CreateTable(tables.worker))
         for described in (PG_SUBSCRIPTION, VERIFICATION):
             if await connection.run_sync(_has, tables.by_name[described.name]):
-                await _add_columns(connection, described, tables.by_name[described.name], version)
+                await _add_missing_columns(connection, described, tables.by_name[described.name])
         await _create_missing(connection, tables)
         await connection.execute(update(tables.version).values(version=VERSION))
         return
@@ -63,13 +63,13 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
     await connection.execute(insert(tables.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
 
 
-async def _add_columns(connection: AsyncConnection, described: model.Table, table: Table, version: int) -> None:
+async def _add_missing_columns(connection: AsyncConnection, described: model.Table, table: Table) -> None:
+    # an upgrade that was killed may have added some of them: MariaDB commits each
+    there = await connection.run_sync(lambda sync: {str(column["name"]) for column in inspect(sync).get_columns(table.name)})
     name = connection.dialect.identifier_preparer.format_table(table)
-    for column in described.columns.values():
-        # versions 1 and 2 have the same columns
-        if column.version > max(version, 2):
-            added = CreateColumn(table.c[column.name]).compile(dialect=connection.dialect)
-            await connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {added}"))
+    for missing in described.columns.keys() - there:
+        added = CreateColumn(table.c[missing]).compile(dialect=connection.dialect)
+        await connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {added}"))
 
 
 async def _create_missing(connection: AsyncConnection, tables: CatalogTables) -> None:
