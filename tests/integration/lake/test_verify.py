@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from subscriber import ConfigurationError, Subscription, TargetError, Verificati
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
 from tests.support.lakes import applied
+from tests.support.program import running as running_program
 from tests.support.replica import QUICK
 
 TABLES = """
@@ -142,3 +144,27 @@ async def test_compares_every_type_of_a_lake(publisher18_db: Database, tmp_path:
     async with running(publisher18_db, lake):
         report = await verified(publisher18_db, lake, show_values=True)
         assert report.equal, {column for each in report.tables[0].differences for column in each.columns} or report.to_json()
+
+
+async def test_a_killed_verification_of_a_lake_leaves_nothing_behind(publisher_db: Database, tmp_path: Path) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    lake = tmp_path / "lake"
+    async with running(publisher_db, lake, "?batch_delay=0s") as found:
+        publisher_db.execute("INSERT INTO t VALUES (1)")
+        await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+        arguments = ["verify", f"lake_{publisher_db.name}", "--connection", publisher_db.dsn, "--target", f"spark://{lake}"]
+        with running_program(*arguments) as program:
+            while not (lake / "boundary.json").exists():
+                assert program.process.poll() is None
+                await asyncio.sleep(0.02)
+            program.send(signal.SIGKILL)
+            await asyncio.to_thread(program.ended)
+        publisher_db.execute("INSERT INTO t VALUES (2)")
+        await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%snapshot'"
+        await asyncio.to_thread(publisher_db.wait, sessions, 0)
+        task = asyncio.create_task(verified(publisher_db, lake))
+        while not task.done():
+            await applied(lake)
+        report = await task
+        assert (report.equal, report.tables[0].publisher_rows) == (True, 2), str(report.to_json())
