@@ -43,8 +43,9 @@ from subscriber.sinks.spark.maintenance.log_files import (
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_names, renamed_file, resolve_fields
+from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges
 from subscriber.sinks.spark.tables.data_file import DataFile
-from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta, commit_note
+from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.table_errors import TableStopped
 
@@ -341,7 +342,7 @@ class ChangeLog:
         Only neighbouring files are merged, because the order of rows is that of their files. Delta's own OPTIMIZE does not keep it.
         """
         rows_of = log.files()
-        files = [(file.path, rows_of[file.path]) for file in sorted(log.ranges(("_lsn", "_seq")), key=log_order)]
+        files = [(file.path, rows_of[file.path]) for file in sorted(file_ranges(log, ("_lsn", "_seq")), key=log_order)]
         runs = list(runs_of_small_files(files, self._target_rows))
         if sum(map(len, runs)) < _SMALL_FILES:
             return

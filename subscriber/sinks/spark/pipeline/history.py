@@ -41,7 +41,8 @@ from subscriber.sinks.spark.pipeline.stopped_tables import stopping
 from subscriber.sinks.spark.schema.evolution import Stretch, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, LakeColumn, TableSchema, folded_name
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
-from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta, commit_note, with_added
+from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges, null_counts
+from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note, with_added
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, TableStopped
 
@@ -175,7 +176,7 @@ class HistoryTables:
 
     def _step(self, log: LakeDelta, after: Lsn, reached: Lsn) -> _Step:
         rows_of = log.files()
-        files = [file for file in sorted(log.ranges(("_lsn", "_seq")), key=log_order) if file.bounds["_lsn"][1] > after]
+        files = [file for file in sorted(file_ranges(log, ("_lsn", "_seq")), key=log_order) if file.bounds["_lsn"][1] > after]
         rows = 0
         for file in files:
             rows += rows_of[file.path]
@@ -248,7 +249,7 @@ class HistoryTables:
         """The files with rows that may change."""
         known = self._files.get((delta.directory, key), {})
         files: dict[str, BaseFile] = {}
-        current = delta.null_counts("_end_lsn") if kind == "scd2" else {}
+        current = null_counts(delta, "_end_lsn") if kind == "scd2" else {}
         for path, rows in delta.files().items():
             if current.get(path) == 0:
                 continue
@@ -272,7 +273,7 @@ class HistoryTables:
 
     def _merge_small(self, delta: LakeDelta, schema: TableSchema, application: str, end: Lsn) -> None:
         """Compaction of the files with ended versions."""
-        current, rows_of = delta.null_counts("_end_lsn"), delta.files()
+        current, rows_of = null_counts(delta, "_end_lsn"), delta.files()
         small = [(path, rows) for path, rows in rows_of.items() if current[path] == 0 and rows < self._target_rows // 4]
         if len(small) < _SMALL_FILES:
             return

@@ -26,6 +26,7 @@ from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_colu
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
+from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note, with_added
 from subscriber.sinks.spark.tables.file_check import require_files
@@ -56,6 +57,7 @@ class TablePlanner:
         self._engine = engine
         self._target_rows = target_rows
         self._vectors = vectors
+        self._values = ValueSearch(storage)
         self._row_identity = RowIdentityCheck(storage)
         self._declarations = ColumnDeclarations(storage)
         self._ranges: dict[tuple[str, str | None], dict[str, tuple[Bound, Bound] | None]] = {}
@@ -129,7 +131,7 @@ class TablePlanner:
             base = self._base(delta, _first_key(schema))
             retyped = retyped_columns(present, schema)
             # a round that was killed may have left a column in which no row has a value yet
-            empty = {field for field in added if field in present.names and not delta.has_values(field)}
+            empty = {field for field in added if field in present.names and not self._values.has_values(delta, field)}
             valued = set(present.names) - empty
             rewrite = bool(retyped) or bool(added & valued)
             added |= delta.added | (set(schema.arrow.names) - set(present.names))

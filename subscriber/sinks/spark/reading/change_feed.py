@@ -31,6 +31,7 @@ from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.schema.evolution import evolved_schema
 from subscriber.sinks.spark.schema.table_schema import META_NAMES
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_rows, resolve_fields
+from subscriber.sinks.spark.tables.column_statistics import file_ranges
 from subscriber.sinks.spark.tables.delta import LakeDelta
 
 __all__ = ["Changes", "Piece"]
@@ -168,7 +169,7 @@ class Changes:
     def _log_files(self, known: _Known, start: Lsn, end: Lsn) -> list[str]:
         if known.log is None or end <= start:
             return []
-        files = sorted(known.log.ranges(("_lsn", "_seq")), key=log_order)
+        files = sorted(file_ranges(known.log, ("_lsn", "_seq")), key=log_order)
         return [f"{known.log.directory}/{file.path}" for file in files if file.bounds["_lsn"][1] > start and file.bounds["_lsn"][0] <= end]
 
     def read(self, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

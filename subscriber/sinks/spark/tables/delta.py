@@ -15,12 +15,10 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyroaring import BitMap
@@ -32,11 +30,12 @@ from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector
 from subscriber.sinks.spark.tables.lake_columns import ADDED, ADDED_KEY, is_without_zone, lake_schema, with_added
+from subscriber.sinks.spark.tables.log_durability import sync_added, sync_log
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, read_error, write_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED, ENABLE_VECTORS, unwritable, violated
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
 
-__all__ = ["FileRanges", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
+__all__ = ["LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
 
 _CHECKPOINT_VERSIONS: Final = 100
 _PROPERTIES: Final[Mapping[str, str]] = {
@@ -52,14 +51,6 @@ _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscribe
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LAST_COMMITS: Final = 10
 """How many of the last commits of a newly opened table may not be durable yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRanges:
-    """A file, relative to its table, with the minimum and maximum of each column."""
-
-    path: str
-    bounds: Mapping[str, tuple[int, int]]
 
 
 class LakeDelta:
@@ -81,7 +72,6 @@ class LakeDelta:
         self._table: DeltaTable | None = None
         self._durable = -1
         self._log = TableLog(storage, directory)
-        self._valued: dict[str, dict[str, bool]] = {}  # dropped columns, and for each file whether it has values of them
 
     @property
     def uri(self) -> str:
@@ -124,7 +114,7 @@ class LakeDelta:
         if self.version:
             raise CommitConflict(self.uri)
         self._storage.sync([self.directory])
-        self._sync_log(self.version)
+        self._sync_log()
 
     def _retention(self) -> dict[str, str]:
         return dict.fromkeys(_RETENTION, f"interval {self._retain_hours} hours")
@@ -180,7 +170,8 @@ class LakeDelta:
         """The number of rows in each file, even deleted ones. Paths are relative to the table."""
         return {path: self.row_count(file) for path, file in self.table_files().items()}
 
-    def _actions(self) -> pa.Table:
+    def add_actions(self) -> pa.Table:
+        """The files of the loaded version with Delta's statistics, see ``column_statistics.py``."""
         with self._reading():
             return pa.table(self._there.get_add_actions(flatten=True))
 
@@ -206,56 +197,6 @@ class LakeDelta:
     def rows_at(self, version: int) -> frozenset[tuple[str, DeletionVector | None]]:
         """Identifies the rows of a version: its files, and their deletion vectors. Raises as :meth:`files_at`."""
         return frozenset((path, file.vector) for path, file in self.files_at(version).items())
-
-    def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
-        """The files with the minimum and maximum of integer columns, from Delta's statistics. Our files always have them."""
-        actions = self._actions()
-        if not actions.num_rows:
-            return []
-        bounds = {name: list(zip(*(actions[f"{end}.{name}"].to_pylist() for end in ("min", "max")), strict=True)) for name in columns}
-        paths = actions["path"].to_pylist()
-        return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
-
-    def null_counts(self, field: str) -> dict[str, int | None]:
-        """The number of NULLs of a column in each file, by Delta's statistics. None: unknown."""
-        actions = self._actions()
-        name = f"null_count.{field}"
-        paths = actions["path"].to_pylist()
-        return dict(zip(paths, actions[name].to_pylist() if name in actions.schema.names else [None] * len(paths), strict=True))
-
-    def has_values(self, field: str) -> bool:
-        """Whether some row has a value in this column, by Delta's statistics; or by those in the file if Delta has none.
-
-        A list counts only if it has an element that is a value.
-
-        Raises:
-            TargetError: a file cannot be read.
-        """
-        actions = self._actions()
-        paths, rows = actions["path"].to_pylist(), actions["num_records"].to_pylist()
-        nulls = self.null_counts(field).values()
-        known = self._valued.get(field, {})
-        found: dict[str, bool] = {}
-        for path, count, missing in zip(paths, rows, nulls, strict=True):
-            if missing is not None:
-                found[path] = missing < count
-            else:
-                found[path] = known[path] if path in known else self._states_values(path, field)
-        self._valued[field] = found
-        return any(found.values())
-
-    def _states_values(self, path: str, field: str) -> bool:
-        with self._storage.reading(path), pq.ParquetFile(f"{self.directory}/{path}", filesystem=self._storage.filesystem) as file:
-            metadata = file.metadata
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            for column in (group.column(index) for index in range(group.num_columns)):
-                if column.path_in_schema != field and not column.path_in_schema.startswith(f"{field}.list."):
-                    continue
-                stated = column.statistics
-                if stated is None or not stated.has_null_count or stated.null_count < column.num_values:
-                    return True
-        return False
 
     def applied(self, application: str) -> Lsn | None:
         """The LSN of an application's last commit. None if it never committed."""
@@ -373,7 +314,7 @@ class LakeDelta:
             except CommitConflict:
                 if overwrite is not None or not self._is_maintained(before, taken):
                     raise
-        self._sync_log(self.version)
+        self._sync_log()
 
     def _write_next(self, change: TableChange) -> None:
         version = self.version + 1
@@ -458,24 +399,12 @@ class LakeDelta:
             return
         # a killed process of ours leaves at most its last commit; other writers make a few at once
         since = self._durable if self._durable >= 0 else max(self.version - _LAST_COMMITS, -1)
-        for version in range(since + 1, self.version + 1):
-            added = [action[kind] for action in self.actions(version) or () for kind in ("add", "cdc") if kind in action]
-            files = {unquote(action["path"]) for action in added}
-            files.update(DeletionVector.from_json(action["deletionVector"]).file or "" for action in added if action.get("deletionVector"))
-            self._storage.sync_files(f"{self.directory}/{path}" for path in files - {""})
-        self._storage.sync([self.directory])
-        self._sync_log(self.version, since)
+        sync_added(self._storage, self.directory, self._log, since, self.version)
+        self._sync_log(since)
 
-    def _sync_log(self, version: int, since: int | None = None) -> None:
-        log = f"{self.directory}/{LOG}"
-        since = self._durable if since is None else since
-        for number in range(since + 1, version + 1):
-            for ending in ("json", "crc", "checkpoint.parquet"):
-                name = f"{number:020d}.{ending}"
-                # Spark writes a checksum file for each file, and relies on it
-                self._storage.sync_files([f"{log}/{name}", f"{log}/.{name}.crc"])
-        self._storage.sync_files([f"{log}/_last_checkpoint", f"{log}/._last_checkpoint.crc"])
-        self._storage.sync([log])
+    def _sync_log(self, since: int | None = None) -> None:
+        since, version = self._durable if since is None else since, self.version
+        sync_log(self._storage, self.directory, since, version)
         self._durable = version
         if version // _CHECKPOINT_VERSIONS > max(since, 0) // _CHECKPOINT_VERSIONS:
             with self._translated():

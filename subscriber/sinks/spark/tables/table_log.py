@@ -20,9 +20,11 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 from subscriber.sinks.spark.tables.table_errors import DamagedTable, TableStopped
 
-__all__ = ["LOG", "TableFile", "TableLog"]
+__all__ = ["LOG", "SIDECARS", "TableFile", "TableLog", "checkpoint_version"]
 
 LOG: Final = "_delta_log"
+SIDECARS: Final = "_sidecars"
+"""Its directory with parts of checkpoints."""
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
 _COLUMNS: Final = ("add", "remove", "sidecar")
 _MAPS: Final = ("partitionValues", "tags")
@@ -159,7 +161,7 @@ class TableLog:
                 rows = file.read(columns=there).to_pylist() if there else []
         for row in rows:
             if row.get("sidecar") is not None:
-                yield from self._checkpoint(f"{self._directory}/{LOG}/_sidecars/{row['sidecar']['path']}")
+                yield from self._checkpoint(f"{self._directory}/{LOG}/{SIDECARS}/{row['sidecar']['path']}")
             elif row.get("add") is not None:
                 yield {"add": _action(row["add"])}
             elif row.get("remove") is not None:
@@ -184,6 +186,12 @@ class TableLog:
     def forget_removed(self, before: int) -> None:
         """Forget files of deletion vectors that were removed before a time, in milliseconds."""
         self.removed = {name: since for name, since in self.removed.items() if since >= before}
+
+
+def checkpoint_version(name: str) -> int | None:
+    """The version of the checkpoint that a file of a log belongs to. None: it belongs to none."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
 def _complete(names: list[str]) -> list[str]:

@@ -121,6 +121,32 @@ def test_a_log_is_removed_after_the_checkpoint_that_stands_for_it_is_on_disk(
     assert LakeDelta(storage(tmp_path), "t").load()
 
 
+def test_checkpoints_of_spark_are_made_durable_in_all_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    delta = LakeDelta(storage(tmp_path), "t")
+    delta.create(pa.schema([("id", pa.int32())]))
+    DeltaTable(delta.uri).create_checkpoint()
+    log = tmp_path / "t/_delta_log"
+    (log / "_sidecars").mkdir()
+    content = next(log.glob("*.checkpoint.parquet")).read_bytes()
+    names = [f"{0:020d}.checkpoint.{form}" for form in ("0000000001.0000000001.parquet", "6b7f7e3a-0d2c-4c1e-9f51-3f6a1c9f2b11.json")]
+    names += [f".{names[0]}.crc", "_sidecars/part.parquet"]
+    synced: list[str] = []
+    real = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), log))
+        real(descriptor)
+
+    delta = LakeDelta(storage(tmp_path), "t")
+    delta.load()
+    for name in names:
+        (log / name).write_bytes(content)
+    monkeypatch.setattr(os, "fsync", recorded)
+    delta.make_durable()
+    assert {*names, f"{0:020d}.json", f"{0:020d}.checkpoint.parquet", "_sidecars"} <= set(synced)
+    assert synced[-2:] == ["_last_checkpoint", "."], "it names one of them"
+
+
 async def test_within_the_retention_time_every_snapshot_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:
     publisher = Publisher(11)
     sink = await begun(make(tmp_path), tables=NAMES)

@@ -1,0 +1,87 @@
+"""What Delta's statistics say about the columns of a table's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.tables.delta import LakeDelta
+
+__all__ = ["FileRanges", "ValueSearch", "file_ranges", "null_counts"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileRanges:
+    """A file, relative to its table, with the minimum and maximum of each column."""
+
+    path: str
+    bounds: Mapping[str, tuple[int, int]]
+
+
+def file_ranges(delta: LakeDelta, columns: Sequence[str]) -> list[FileRanges]:
+    """The files with the minimum and maximum of integer columns. Our files always have them."""
+    actions = delta.add_actions()
+    if not actions.num_rows:
+        return []
+    bounds = {name: list(zip(*(actions[f"{end}.{name}"].to_pylist() for end in ("min", "max")), strict=True)) for name in columns}
+    paths = actions["path"].to_pylist()
+    return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
+
+
+def null_counts(delta: LakeDelta, field: str) -> dict[str, int | None]:
+    """The number of NULLs of a column in each file. None: unknown."""
+    return _null_counts(delta.add_actions(), field)
+
+
+def _null_counts(actions: pa.Table, field: str) -> dict[str, int | None]:
+    name, paths = f"null_count.{field}", actions["path"].to_pylist()
+    return dict(zip(paths, actions[name].to_pylist() if name in actions.schema.names else [None] * len(paths), strict=True))
+
+
+class ValueSearch:
+    """Whether columns have values. It remembers files that Delta has no statistics of.
+
+    Args:
+        storage: of the lake.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known: dict[tuple[str, str], dict[str, bool]] = {}
+
+    def has_values(self, delta: LakeDelta, field: str) -> bool:
+        """Whether some row has a value in this column, by Delta's statistics; or by those in the file if Delta has none.
+
+        A list counts only if it has an element that is a value.
+
+        Raises:
+            TargetError: a file cannot be read.
+        """
+        actions = delta.add_actions()
+        nulls, known = _null_counts(actions, field), self._known.get((delta.directory, field), {})
+        found: dict[str, bool] = {}
+        for path, count in zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True):
+            missing = nulls[path]
+            if missing is not None:
+                found[path] = missing < count
+            else:
+                found[path] = known[path] if path in known else self._states_values(f"{delta.directory}/{path}", field)
+        self._known[delta.directory, field] = found
+        return any(found.values())
+
+    def _states_values(self, path: str, field: str) -> bool:
+        with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as file:
+            metadata = file.metadata
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            for column in (group.column(index) for index in range(group.num_columns)):
+                if column.path_in_schema != field and not column.path_in_schema.startswith(f"{field}.list."):
+                    continue
+                stated = column.statistics
+                if stated is None or not stated.has_null_count or stated.null_count < column.num_values:
+                    return True
+        return False
