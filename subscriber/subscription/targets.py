@@ -15,8 +15,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from subscriber.abc import Query, Sink
+from subscriber.abc import PublishedTable, Query, Sink
+from subscriber.abc.schema import SchemaProgress, Section
 from subscriber.abc.sequences import PublishedSequence, SequenceResult
+from subscriber.abc.table_schema import DatabaseSchema, SchemaDifference
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApplyOptions",
+    "compare_with_other",
+    "create_in_other",
     "is_lake",
     "is_plugin",
     "observe_target",
@@ -221,6 +225,34 @@ async def set_sequences(target: str, sequences: Sequence[PublishedSequence], *, 
     with _postgres():
         from subscriber.sinks.postgres.sequences import set_sequences as set_postgres  # noqa: PLC0415 -- as above
     return await set_postgres(target, sequences, force=force, dry_run=dry_run)
+
+
+async def create_in_other(
+    target: str, tables: Sequence[PublishedTable], schema: DatabaseSchema, sections: Sequence[Section], progress: SchemaProgress
+) -> list[str]:
+    """Create tables, keys and indexes in a target of SQLAlchemy. See :func:`subscriber.sinks.sqlalchemy.schema_objects.copy_schema`.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`.
+        TargetUnavailable, TargetError: an object cannot be created.
+    """
+    with _sqlalchemy(target):
+        from subscriber.sinks.sqlalchemy.schema_objects import copy_schema  # noqa: PLC0415 -- as above
+
+        return await copy_schema(target, tables, schema, sections, progress)
+
+
+async def compare_with_other(target: str, tables: Sequence[PublishedTable], schema: DatabaseSchema) -> list[SchemaDifference]:
+    """Compare the schema with that of a target of SQLAlchemy.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`.
+        TargetUnavailable, TargetError: the target cannot be read.
+    """
+    with _sqlalchemy(target):
+        from subscriber.sinks.sqlalchemy.schema_objects import compare_schema  # noqa: PLC0415 -- as above
+
+        return await compare_schema(target, tables, schema)
 
 
 def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None:

@@ -41,6 +41,13 @@ def _add_copy(parser: argparse.ArgumentParser) -> None:
         help="only this part. pre-data, before the rows are copied: everything that rows and changes need, with primary keys. post-data,"
         " after it: other indexes, constraints, triggers, statistics. Default: both",
     )
+    parser.add_argument(
+        "--publication",
+        action="append",
+        default=[],
+        metavar="P",
+        help="for a target that is not PostgreSQL: create the tables of this publication; may be repeated",
+    )
     add_copy_options(parser)
     parser.set_defaults(execute=_copy)
 
@@ -158,11 +165,16 @@ class SchemaNarrator:
 async def _copy(args: argparse.Namespace) -> int:
     narrator = SchemaNarrator(args)
     sections = [each for each in Section if args.section is None or each in args.section]
-    missing = await copy_schema(
-        args.name, target=args.target, connection=args.connection, options=schema_options(args, *sections), progress=narrator
+    left_out = await copy_schema(
+        args.name,
+        target=args.target,
+        connection=args.connection,
+        publications=args.publication,
+        options=schema_options(args, *sections),
+        progress=narrator,
     )
-    for role in missing:
-        complain(printable(f'role "{role}" does not exist in the target: its ownership and privileges were left out'))
+    for line in left_out:
+        complain(printable(line))
     narrator.conclude()
     return 0
 

@@ -9,7 +9,7 @@ from subscriber.abc.schema import SchemaProgress, Section
 from subscriber.abc.table_schema import SchemaDifference
 from subscriber.errors import ConfigurationError
 from subscriber.subscription.management.publisher import find_publisher
-from subscriber.subscription.setup.schema_differences import find_differences
+from subscriber.subscription.setup.schema_differences import copy_to_other, find_differences
 from subscriber.subscription.targets import is_lake, uses_sqlalchemy
 from subscriber.walreceiver.session import Session
 
@@ -50,6 +50,7 @@ async def copy_schema(
     *,
     target: str,
     connection: str | None = None,
+    publications: Sequence[str] = (),
     options: SchemaOptions | None = None,
     progress: SchemaProgress = lambda step: None,
 ) -> list[str]:
@@ -59,11 +60,12 @@ async def copy_schema(
         name: of a subscription of the target, whose publisher is used. None: ``connection`` is given.
         target: URL or conninfo of the target.
         connection: connection string of the publisher.
+        publications: for a target that is not PostgreSQL: their tables are created; with ``name``, instead of those of the subscription.
         options: what to copy, and how.
         progress: told about each object.
 
     Returns:
-        Roles that the target lacks, so that their ownership and privileges were left out.
+        What was left out, one line each: privileges of roles that the target lacks; kinds of indexes and constraints that it lacks.
 
     Raises:
         ConfigurationError: the publisher is not known; pg_dump is missing, or older than the publisher; the target is a lake.
@@ -73,9 +75,12 @@ async def copy_schema(
     options = options or SchemaOptions()
     if is_lake(target):
         raise ConfigurationError("a lake creates its tables by itself", hint="omit this step")
-    conninfo, _ = await find_publisher(name, target, connection, ())
+    conninfo, published = await find_publisher(name, target, connection, publications)
     if uses_sqlalchemy(target):
-        raise ConfigurationError("not yet")
+        if not published:
+            raise ConfigurationError("no tables are chosen", hint="give the name of a subscription, or --publication")
+        async with await Session.connect(conninfo, application_name="subscriber schema") as session:
+            return await copy_to_other(session, target, published, options.sections, progress)
     from subscriber.schema.archive import Selection  # noqa: PLC0415 -- its drivers come with an extra
     from subscriber.schema.postgres import SchemaOrder, copy_to_postgres  # noqa: PLC0415 -- as above
 
@@ -90,7 +95,8 @@ async def copy_schema(
     order = SchemaOrder(
         selection=selection, sections=options.sections, renamed_roles=options.map_roles or {}, jobs=options.jobs, bindir=options.bindir
     )
-    return await copy_to_postgres(conninfo, target, order, progress)
+    missing = await copy_to_postgres(conninfo, target, order, progress)
+    return [f'role "{role}" does not exist in the target: its ownership and privileges were left out' for role in missing]
 
 
 async def diff_schema(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subscriber.abc import Finding
+from subscriber.abc.schema import SchemaProgress, Section
 from subscriber.abc.table_schema import SchemaDifference
 from subscriber.errors import PublisherError
 from subscriber.schema.differences import differences
 from subscriber.schema.inspection import SchemaScope, inspect
-from subscriber.subscription.targets import uses_sqlalchemy
-from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names
+from subscriber.subscription.targets import compare_with_other, create_in_other, uses_sqlalchemy
+from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
 from subscriber.walreceiver.session import Session
 
-__all__ = ["difference_findings", "find_differences"]
+__all__ = ["copy_to_other", "difference_findings", "find_differences"]
 
 _SHOWN = 3
 
@@ -33,10 +34,26 @@ async def find_differences(
     scope = SchemaScope(tables=tables.keys(), schemas=schemas, everything=everything)
     publisher = await inspect(session.execute, scope)
     if uses_sqlalchemy(target):
-        return []
+        return await compare_with_other(target, await published_tables(session, publications), publisher)
     from subscriber.schema.postgres import inspect_target  # noqa: PLC0415 -- its drivers come with an extra
 
     return differences(publisher, await inspect_target(target, scope))
+
+
+async def copy_to_other(
+    session: Session, target: str, publications: Sequence[str], sections: Sequence[Section], progress: SchemaProgress
+) -> list[str]:
+    """Create the published tables, and their keys and indexes, in a target of SQLAlchemy. See :func:`subscriber.copy_schema`.
+
+    Raises:
+        PublisherError: the publisher cannot be read, or a publication does not exist.
+        TargetError: an object cannot be created.
+    """
+    if missing := await missing_publications(session, publications):
+        raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
+    tables = await published_tables(session, publications)
+    schema = await inspect(session.execute, SchemaScope(tables=[table.name for table in tables]))
+    return await create_in_other(target, tables, schema, sections, progress)
 
 
 def difference_findings(found: Sequence[SchemaDifference]) -> list[Finding]:

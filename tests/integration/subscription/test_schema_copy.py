@@ -151,7 +151,9 @@ async def test_owners_and_privileges(publisher18_db: Database, target_db: Databa
         """)
         target_db.execute(f"CREATE ROLE {kept.name}")
         wanted = SchemaOptions(bindir=BINDIR, map_roles={renamed.name: other.name})
-        assert await copy_schema(connection=both[0].dsn, target=both[1].dsn, options=wanted) == [missing.name]
+        assert await copy_schema(connection=both[0].dsn, target=both[1].dsn, options=wanted) == [
+            f'role "{missing.name}" does not exist in the target: its ownership and privileges were left out'
+        ]
         found = dict(target_db.fetch("SELECT relname, relowner::regrole::text FROM pg_class WHERE relkind = 'r' AND oid >= 16384"))
         assert found == {"a": kept.name, "b": other.name, "c": target_db.value("SELECT current_user::text")}
         assert target_db.value(f"SELECT has_table_privilege('{other.name}', 'a', 'SELECT WITH GRANT OPTION')")

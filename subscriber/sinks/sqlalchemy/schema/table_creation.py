@@ -6,10 +6,10 @@ Each step of the DDL is idempotent: on MySQL each step commits. After a crash be
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sqlalchemy import TIMESTAMP, Column, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
+from sqlalchemy import TIMESTAMP, Column, ForeignKeyConstraint, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
@@ -27,7 +27,7 @@ from subscriber.sinks.sqlalchemy.schema.trial_creation import failed_trials, not
 from subscriber.types import PgType
 from subscriber.types.codec import WITHOUT_BINARY, binary_problem
 
-__all__ = ["add_columns", "check", "create_table", "table_to_create", "unusable", "usable"]
+__all__ = ["Reference", "TableDetails", "add_columns", "check", "create_table", "foreign_key", "table_to_create", "unusable", "usable"]
 
 _STRUCTURE: Final = "42P16"
 
@@ -59,31 +59,82 @@ def _add_column(element: _AddColumn, compiler: DDLCompiler, **_: Any) -> str:
     return f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(element.column)}"
 
 
-async def table_to_create(connection: AsyncConnection, published: PublishedTable, *, temporary: bool = False) -> Table:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A foreign key: its columns, the table that they refer to, the columns there, and its actions in SQL."""
+
+    columns: Sequence[str]
+    table: TableName
+    others: Sequence[str]
+    on_delete: str | None = None
+    on_update: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDetails:
+    """What a copied schema has beyond what replication needs.
+
+    Attributes:
+        keys: columns of further unique keys and of foreign keys: their text gets a length.
+        counter: the column that takes values from a sequence, if the target can count it: the only column of the primary key.
+        comment: the table's comment.
+        comments: those of columns.
+        references: foreign keys that are created with the table.
+    """
+
+    keys: tuple[tuple[str, ...], ...] = ()
+    counter: str | None = None
+    comment: str | None = None
+    comments: Mapping[str, str] = field(default_factory=dict)
+    references: tuple[Reference, ...] = ()
+
+
+async def table_to_create(
+    connection: AsyncConnection, published: PublishedTable, *, temporary: bool = False, details: TableDetails | None = None
+) -> Table:
     """Build the table to create: columns, NOT NULL, primary key, and the replica identity's key if it differs from the primary key."""
+    details = details or TableDetails()
     name = target_name(published.name)
     sources = source_types(published)
     primary = published.primary_key
     identity = published.key_columns if published.replica_identity in {"d", "i"} else ()
     keys = [key for key in (primary or identity, identity) if key]
-    keyed = {column for key in keys for column in key}
-    texts = max((sum(_is_text(source) for column, source in sources if column in key) for key in keys), default=0)
+    never_null = {column for key in keys for column in key}
+    keyed = never_null.union(*details.keys)
+    texts = max((sum(_is_text(source) for column, source in sources if column in key) for key in (*keys, *details.keys)), default=0)
     types = await _created_types(connection, sources, texts)
     columns = [
         Column(
             identifier(column),
             types.of(source, key=column in keyed),
-            nullable=column not in published.not_null and column not in keyed,
-            autoincrement=False,
+            nullable=column not in published.not_null and column not in never_null,
+            autoincrement=column == details.counter,
+            comment=details.comments.get(column),
         )
         for column, source in sources
     ]
-    constraints: list[PrimaryKeyConstraint | UniqueConstraint] = []
+    metadata = MetaData()
+    constraints: list[PrimaryKeyConstraint | UniqueConstraint | ForeignKeyConstraint] = []
     if keys:
         constraints.append(PrimaryKeyConstraint(*keys[0]))
         constraints += [UniqueConstraint(*key) for key in keys[1:] if key != keys[0]]
+    constraints += [foreign_key(metadata, name, reference) for reference in details.references]
+    options: dict[str, Any] = {**_TABLE_OPTIONS, "sqlite_autoincrement": details.counter is not None}
     prefixes = ["TEMPORARY"] if temporary else []
-    return Table(name, MetaData(), *columns, *constraints, prefixes=prefixes, **_TABLE_OPTIONS)
+    return Table(name, metadata, *columns, *constraints, prefixes=prefixes, comment=details.comment, **options)
+
+
+def foreign_key(metadata: MetaData, table: str, reference: Reference) -> ForeignKeyConstraint:
+    """Build a foreign key. SQLAlchemy wants to know the other table: it gets one of the same name with these columns."""
+    place, others = target_name(reference.table), reference.others
+    if place != table and place not in metadata.tables:
+        Table(place, metadata)
+    if place != table:
+        for each in others:
+            if each not in metadata.tables[place].c:
+                metadata.tables[place].append_column(Column(identifier(each)))
+    named = [metadata.tables[place].c[each] for each in others] if place != table else [f"{place}.{each}" for each in others]
+    return ForeignKeyConstraint(list(reference.columns), named, onupdate=reference.on_update, ondelete=reference.on_delete)
 
 
 def _is_text(source: PgType) -> bool:
@@ -95,7 +146,7 @@ async def _created_types(connection: AsyncConnection, sources: Iterable[tuple[st
     return CreatedTypes(dialect.name, is_mariadb=bool(getattr(dialect, "is_mariadb", False)), keys=texts)
 
 
-async def create_table(connection: AsyncConnection, published: PublishedTable) -> None:
+async def create_table(connection: AsyncConnection, published: PublishedTable, details: TableDetails | None = None) -> None:
     """Create the table, if it does not exist.
 
     Raises:
@@ -105,7 +156,7 @@ async def create_table(connection: AsyncConnection, published: PublishedTable) -
     for finding in structure_findings(published, connection.dialect):
         raise RelationError(finding.message, sqlstate=_STRUCTURE, hint=finding.hint)
     try:
-        table = await table_to_create(connection, published)
+        table = await table_to_create(connection, published, details=details)
         await connection.execute(CreateTable(table, if_not_exists=True))
     except SQLAlchemyError as error:
         raise not_created(published.name, error) from None
