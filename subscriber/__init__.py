@@ -46,6 +46,7 @@ if _typing.TYPE_CHECKING:
     from subscriber.subscription.management.sequences import sync_sequences
     from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
     from subscriber.subscription.management.verify import verify
+    from subscriber.subscription.migration import Migration
     from subscriber.subscription.run_status import Status, Until
     from subscriber.subscription.setup.checks import check
     from subscriber.subscription.subscription import Subscription
@@ -77,6 +78,7 @@ __all__ = [
     "Launcher",
     "Lsn",
     "MessageChange",
+    "Migration",
     "NeverPrepared",
     "ProtocolError",
     "PublisherError",
@@ -175,6 +177,7 @@ _MODULES = {
     "subscriber.subscription.management.schema": ("SchemaOptions", "copy_schema", "diff_schema"),
     "subscriber.subscription.management.sequences": ("sync_sequences",),
     "subscriber.subscription.management.verify": ("verify",),
+    "subscriber.subscription.migration": ("Migration",),
     "subscriber.subscription.run_status": ("Status", "Until"),
     "subscriber.subscription.setup.checks": ("check",),
     "subscriber.subscription.subscription": ("Subscription",),

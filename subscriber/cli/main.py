@@ -32,6 +32,7 @@ _VERBS: Final = {
     "drop": "remove a subscription",
     "status": "show the status of subscriptions",
     "verify": "compare the rows of both sides at one position",
+    "migrate": "bring a database to a target, up to the cutover",
     "schema": "copy the publisher's schema to the target, or compare both",
     "cutover": "move the application to the target, and back",
     "sequences": "set the target's sequences to those of the publisher",

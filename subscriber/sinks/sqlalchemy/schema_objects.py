@@ -83,6 +83,9 @@ async def compare_schema(url: str, tables: Sequence[PublishedTable], schema: Dat
     """
     database = Database(url, create=False)
     try:
+        if database.path is not None and not database.path.exists():
+            absent = 'table "{}" does not exist in the target'
+            return [SchemaDifference(kind="table", name=each.name, message=absent.format(each.name)) for each in tables]
         async with database.reading() as connection:
             found = [
                 SchemaDifference(kind="column", name=each.table, message=each.message, ddl=(f"-- {each.hint}",))

@@ -116,6 +116,7 @@ def test_verbs_without_servers(streams: Streams) -> None:
     works(streams, "decode", str(GOLDEN), prints=True)
     works(streams, "run", "--help", prints=True)
     works(streams, "schema", "copy", "--help", prints=True)
+    works(streams, "migrate", "--help", prints=True)
     works(streams, "sequences", "--help", prints=True)
     assert run(streams, "status", "--target=sqlite:///no/such/fileä.db").status == 1
     # what a monitoring program would take for WARNING or CRITICAL

@@ -133,6 +133,9 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             assert main(["--quiet", *words]) == 0
             launcher.send(15)
             assert launcher.ended().status == 0
+    elif verb == "migrate":
+        assert main(["--quiet", *words, "--bindir", str(find_binaries(18)), "--until-ready"]) == 0
+        page_setup.defined = True
     elif verb == "schema":
         if words[1] == "diff" and not page_setup.defined:
             run_subscriber(["subscriber", "create", "move", *words[words.index("--target") :]], page_setup)

@@ -1,0 +1,261 @@
+"""``migrate``: everything from an empty target to the moment before the cutover, in one call.
+
+The steps are those of the other verbs, and each finds out what is done already. So after an error or a crash, the same call continues:
+
+========  ==============================================================  ===========================================
+step      does                                                            done already, if
+========  ==============================================================  ===========================================
+publish   CREATE PUBLICATION … FOR ALL TABLES                             the publication exists
+schema    ``schema copy``, section pre-data                               the objects exist
+create    ``create``: the subscription and its slot                       the subscription exists
+copy      runs the subscription until all tables are ready                the tables are ready
+indexes   ``schema copy``, section post-data, while changes are applied   the objects exist
+follow    waits until the target has what was committed when it began     the position is there
+verify    ``verify``                                                      never: rows may have changed
+========  ==============================================================  ===========================================
+
+The target's catalog has a row for each step that was done, with its time. The subscription runs in this process from ``copy`` on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from subscriber.abc import TableState
+from subscriber.abc.schema import SchemaProgress, Section
+from subscriber.apply.progress import CopyProgress
+from subscriber.catalog import Observation
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ApplyError, ConfigurationError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.cutover.record import Record
+from subscriber.subscription.launcher import Launcher
+from subscriber.subscription.management.create import create_subscription
+from subscriber.subscription.management.schema import SchemaOptions, copy_schema
+from subscriber.subscription.management.verify import verify
+from subscriber.subscription.targets import is_lake, observe_target, open_store
+from subscriber.walreceiver.new_publication import ensure_publication
+from subscriber.walreceiver.session import Session
+
+__all__ = ["Migration"]
+
+_POLL_SECONDS: Final = 0.5
+_APPLICATION: Final = "subscriber migrate"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    name: str
+    began: float
+    ended: float
+
+
+class Migration:
+    """Moves a database up to the cutover.
+
+    Args:
+        name: of the subscription.
+        connection: connection string of the publisher.
+        target: URL or conninfo of the target.
+        publication: its name; it is created if it does not exist.
+        options: the parameters of the subscription, if it is created.
+        settings: of the process.
+        schema: what is copied of the schema.
+        verification: whether the rows are compared.
+        tell: is given a line for each step.
+        schema_progress: is told about each object of the schema.
+        copy_progress: is told about the copies of tables.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connection: str,
+        target: str,
+        publication: str,
+        options: SubscriptionOptions | None = None,
+        settings: Settings | None = None,
+        schema: SchemaOptions | None = None,
+        verification: bool = True,
+        tell: Tell = lambda line: None,
+        schema_progress: SchemaProgress = lambda step: None,
+        copy_progress: CopyProgress | None = None,
+    ) -> None:
+        if is_lake(target):
+            raise ConfigurationError("a database cannot be migrated to a lake", hint="use subscriber run")
+        self._name = name
+        self._connection = connection
+        self._target = target
+        self._publication = publication
+        self._options = options or SubscriptionOptions()
+        self._settings = settings or Settings()
+        self._schema = schema or SchemaOptions()
+        self._verification = verification
+        self._tell = tell
+        self._schema_progress = schema_progress
+        self._copy_progress = copy_progress
+        self._steps: list[_Step] = []
+        self._launcher: Launcher | None = None
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """End :meth:`run` cleanly, from the event loop. The same migration continues later."""
+        self._stop.set()
+
+    async def run(self, *, wait: bool = True) -> bool:
+        """Make the steps, then run the subscription until it is dropped (``cutover --complete``) or :meth:`stop` is called.
+
+        Args:
+            wait: False: return after the last step.
+
+        Returns:
+            Whether all steps were made; False: :meth:`stop` was called before.
+
+        Raises:
+            ConfigurationError: the publication cannot be created, or pg_dump is missing or too old.
+            PublisherError, TargetError: a step failed. What was made stays; the same call continues.
+            ApplyError: rows differ.
+        """
+        work = asyncio.create_task(self._run(wait=wait))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+                return True
+            return bool(self._steps) and self._steps[-1].name == self._last
+        finally:
+            stopping.cancel()
+            work.cancel()
+            await asyncio.gather(work, stopping, return_exceptions=True)
+
+    @property
+    def _last(self) -> str:
+        return "verify" if self._verification else "follow"
+
+    async def _run(self, *, wait: bool) -> None:
+        async with self._timed("publish"), await Session.connect(self._connection, application_name=_APPLICATION) as session:
+            made = await ensure_publication(session, self._publication)
+            self._tell(f'publication "{self._publication}" {"created" if made else "exists"}')
+        async with self._timed("schema"):
+            await self._copy_schema(Section.PRE_DATA)
+        async with self._timed("create"):
+            await self._create()
+        async with self._running() as running:
+            async with self._timed("copy"):
+                await self._until(running, _is_copied)
+            async with self._timed("indexes"):
+                await self._copy_schema(Section.POST_DATA)
+            async with self._timed("follow"):
+                lsn = await self._publisher_lsn()
+                await self._until(running, lambda found: found.worker is not None and (found.worker.flushed or Lsn(0)) >= lsn)
+            if self._verification:
+                async with self._timed("verify"):
+                    await self._verify()
+            self._tell(f"ready for the cutover: subscriber cutover {self._name} --target …")
+            if wait:
+                await self._until(running, lambda found: False, dropped=True)
+
+    @contextlib.asynccontextmanager
+    async def _timed(self, name: str) -> AsyncIterator[None]:
+        began, clock = time.time(), time.monotonic()
+        yield
+        self._steps.append(_Step(name, began, began + time.monotonic() - clock))
+        self._tell(f"{name}: {time.monotonic() - clock:.1f} s")
+        if name not in {"publish", "schema"}:
+            await self._record()
+
+    async def _record(self) -> None:
+        """Store the steps. Those before ``create`` are stored with it: before, the target has no catalog."""
+        async with open_store(self._target, _APPLICATION) as (store, find):
+            record = Record(store, (await find(self._name)).oid)
+            await record.load()
+            for step in self._steps:
+                key = f"migrate {step.name}"
+                if not record.made(key):
+                    await record.begin(key)
+                    await record.end(key, {"seconds": round(step.ended - step.began, 3)})
+
+    async def _copy_schema(self, section: Section) -> None:
+        for line in await copy_schema(
+            connection=self._connection,
+            target=self._target,
+            publications=[self._publication],
+            options=replace(self._schema, sections=[section]),
+            progress=self._schema_progress,
+        ):
+            self._tell(line)
+
+    async def _create(self) -> None:
+        found = await self._observed()
+        if found is None:
+            await create_subscription(
+                self._name,
+                connection=self._connection,
+                publications=[self._publication],
+                target=self._target,
+                options=self._options,
+                settings=self._settings,
+            )
+            self._tell(f'subscription "{self._name}" created')
+        elif tuple(found.definition.publications) != (self._publication,):
+            raise ConfigurationError(
+                f'subscription "{self._name}" exists, with other publications', hint="choose another name, or drop it: subscriber drop"
+            )
+        else:
+            self._tell(f'subscription "{self._name}" exists')
+
+    async def _observed(self) -> Observation | None:
+        found = (each for each in await observe_target(self._target) if each.definition.name == self._name and each.definition.made)
+        return next(found, None)
+
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncIterator[asyncio.Task[None]]:
+        launcher = Launcher(self._target, [self._name], settings=self._settings, progress=self._copy_progress)
+        running = asyncio.create_task(launcher.run())
+        try:
+            yield running
+        finally:
+            launcher.stop()
+            await running
+
+    async def _until(self, running: asyncio.Task[None], reached: Callable[[Observation], bool], *, dropped: bool = False) -> None:
+        while True:
+            if running.done():
+                await running
+                raise TargetError(f'subscription "{self._name}" does not run any more', hint="repeat the command")
+            found = await self._observed()
+            if found is None:
+                if dropped:
+                    return
+                raise TargetError(f'subscription "{self._name}" was dropped', hint="repeat the command to begin again")
+            if reached(found):
+                return
+            await asyncio.wait({running}, timeout=_POLL_SECONDS)
+
+    async def _publisher_lsn(self) -> Lsn:
+        async with await Session.connect(self._connection, application_name=_APPLICATION) as session:
+            return await session.current_wal_lsn()
+
+    async def _verify(self) -> None:
+        report = await verify(self._name, target=self._target)
+        left = [f'table "{each.table}" was not compared: {each.left_out}' for each in report.tables if each.left_out is not None]
+        for line in left:
+            self._tell(line)
+        if report.differing:
+            tables: Sequence[str] = [f'"{each.table}"' for each in report.differing]
+            raise ApplyError(
+                f"rows differ in {len(tables):,} of {len(report.tables):,} tables: {', '.join(tables[:3])}",
+                hint=f"`subscriber run --target …`, then `subscriber verify {self._name}` names the rows, and --repair corrects them",
+            )
+
+
+def _is_copied(found: Observation) -> bool:
+    return all(table.entry.state is TableState.READY for table in found.tables)

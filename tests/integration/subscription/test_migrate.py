@@ -1,0 +1,92 @@
+"""``subscriber migrate``: everything up to the cutover."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from subscriber.testing.binaries import find_binaries
+from tests.integration.subscription.test_schema_copy import dumped
+from tests.support.database import Database
+from tests.support.program import running, subscriber
+
+BINDIR = str(find_binaries(18))
+SCHEMA = """
+CREATE TABLE a (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v int); CREATE INDEX a_v ON a (v);
+CREATE TABLE b (id bigserial PRIMARY KEY, a int NOT NULL REFERENCES a, UNIQUE (a, id)); CREATE INDEX b_a ON b (a);
+INSERT INTO a (v) SELECT g FROM generate_series(1, 2000) AS g; INSERT INTO b (a) SELECT g FROM generate_series(1, 2000) AS g
+"""
+WRITE = (
+    "WITH new AS (INSERT INTO a (v) VALUES (0) RETURNING id) INSERT INTO b (a) SELECT id FROM new; UPDATE a SET v = v + 1 WHERE id % 50 = 0"
+)
+STEPS = ["publish", "schema", "create", "copy", "indexes", "follow", "verify"]
+
+
+class Writers:
+    """Write on the publisher until the end of the block."""
+
+    def __init__(self, publisher: Database) -> None:
+        self._publisher = publisher
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def _write(self) -> None:
+        with self._publisher.connect() as session:
+            while not self._end.wait(0.02):
+                for statement in WRITE:
+                    session.execute(statement)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def arguments(publisher: Database, target: Database, *more: str) -> tuple[str, ...]:
+    name = f"move_{publisher.name}"
+    return ("migrate", name, "--from", publisher.conninfo(), "--to", target.dsn, "--bindir", BINDIR, *more)
+
+
+@pytest.mark.slow
+def test_it_continues_after_a_kill_at_each_step(publisher_db: Database, target_db: Database) -> None:
+    publisher_db.execute(SCHEMA)
+    with Writers(publisher_db):
+        for step in STEPS[:-1]:
+            with running(*arguments(publisher_db, target_db), loud=True) as program:
+                program.says(f"{step}: ")
+                program.send(signal.SIGKILL)
+                assert program.ended().status == -signal.SIGKILL
+        with running(*arguments(publisher_db, target_db), loud=True) as program:
+            program.says("ready for the cutover")
+            assert target_db.value("SELECT count(*) FROM subscriber.cutover WHERE ended_at IS NOT NULL") == len(STEPS)
+            program.send(signal.SIGTERM)
+            assert program.ended().status == 0
+    if publisher_db.version == target_db.version:
+        assert dumped(target_db) == dumped(publisher_db)
+    assert subscriber(*arguments(publisher_db, target_db, "--until-ready", "--no-verify")).status == 0
+    for table in ("a", "b"):
+        query = f"SELECT count(*), sum(id), sum({'v' if table == 'a' else 'a'}) FROM {table}"
+        assert target_db.fetch(query) == publisher_db.fetch(query)
+
+
+def test_differences_and_bad_input(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE keyless (id int)")
+    done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"))
+    assert done.status == 1
+    assert 'without a primary key, the publisher would reject UPDATE and DELETE of published tables: "public.keyless"' in done.errors
+    assert publisher18_db.fetch("SELECT FROM pg_publication") == []
+    assert target_db.value("SELECT to_regclass('keyless') IS NULL AND to_regnamespace('subscriber') IS NULL")
+    publisher18_db.execute("ALTER TABLE keyless ADD PRIMARY KEY (id); INSERT INTO keyless VALUES (1)")
+    done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"), loud=True)
+    assert done.status == 0, done.errors
+    assert [line.split(": ")[1] for line in done.errors.splitlines() if line.endswith(" s") and line.split(": ")[1] in STEPS] == STEPS
+    target_db.execute("INSERT INTO keyless VALUES (2)")
+    done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"))
+    assert done.status == 1
+    assert 'rows differ in 1 of 1 tables: "public.keyless" (hint: ' in done.errors
+    done = subscriber(*arguments(publisher18_db, target_db, "--publication", "other"))
+    assert (done.status, "with other publications" in done.errors) == (1, True), done
