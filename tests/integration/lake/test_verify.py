@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from subscriber import ConfigurationError, Subscription, TargetError, VerificationLimits, VerificationReport, repair, verify
+from subscriber.sinks.spark.reading import compared_lake
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
 from tests.support.lakes import applied
@@ -111,7 +112,9 @@ async def test_names_rows_that_differ_in_a_lake(publisher_db: Database, tmp_path
             await repair(await verified(publisher_db, lake), target=f"spark://{lake}")
 
 
-async def test_the_applier_publishes_a_snapshot_where_apply_was_held(publisher_db: Database, tmp_path: Path) -> None:
+async def test_the_applier_publishes_a_snapshot_where_apply_was_held(
+    publisher_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     lake = tmp_path / "lake"
     async with running(publisher_db, lake, "?batch_delay=0s") as found:
@@ -131,6 +134,7 @@ async def test_the_applier_publishes_a_snapshot_where_apply_was_held(publisher_d
         assert report.lsn is not None
         assert snapshot.lsn > report.lsn
         publisher_db.execute("INSERT INTO t VALUES (4)")
+        monkeypatch.setattr(compared_lake, "_NOT_RUNNING_SECONDS", 1)
         with pytest.raises(TargetError, match="the lake has no applier"):
             await verified(publisher_db, lake)
 

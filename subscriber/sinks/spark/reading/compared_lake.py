@@ -31,8 +31,8 @@ __all__ = ["ComparedLake", "LakeTables"]
 _ROWS: Final = 2000
 _POLL_SECONDS: Final = 0.1
 _TOLD_SECONDS: Final = 10.0
-_NOT_RUNNING_SECONDS: Final = 5.0
-"""An applier that is started again has no lock for a moment."""
+_NOT_RUNNING_SECONDS: Final = 60.0
+"""An applier that is started takes its lock when its engine is ready: Spark needs some ten seconds."""
 
 
 class ComparedLake:
@@ -97,13 +97,13 @@ class ComparedLake:
             if is_past:
                 raise TargetError(f"the lake has published no snapshot at {landed}", hint="verify again")
             assert self._storage.root is not None
-            if is_held(self._storage.root / "applier.lock"):
+            if has_applier := is_held(self._storage.root / "applier.lock"):
                 seen = now()
             elif now() - seen > _NOT_RUNNING_SECONDS:
                 raise TargetError("the lake has no applier: its tables do not follow", hint="start it with `subscriber spark-apply`")
             if now() - told > _TOLD_SECONDS:
                 told = now()
-                waiting(f"the lake has not published a snapshot at {lsn} yet")
+                waiting(f"the lake has not published a snapshot at {lsn} yet" if has_applier else "the lake has no applier yet")
             await asyncio.sleep(_POLL_SECONDS)
 
 
