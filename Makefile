@@ -38,11 +38,12 @@ JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 IMAGE ?= pg-subscriber
 BUILD_ARGS ?=
 
-.PHONY: help bench-pytest test-docker image sbom fuzz demo servers mariadb test-debezium test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix golden wheel lint format docs clean
+.PHONY: help bench-pytest test-docker image sbom fuzz demo demo-migration servers mariadb test-debezium test-spark test-spark-alone test-spark-delta crash-spark soak-lake soak chaos benchmark-parallel bench bench-copy bench-tables quick test test-crash test-matrix golden wheel lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
 	@echo '                        TARGET may be sqlite, mariadb or spark (a lake; pyspark is half a gigabyte), too'
+	@echo 'make demo-migration     move PostgreSQL 15 to 18 while an application writes, and back; ROWS=2000000'
 	@echo 'make quick              the unit and property tests, and the most important ones on servers: for each edit'
 	@echo 'make test               the tests, on real servers that it brings itself'
 	@echo 'make test-crash         what takes longest: kills of the launcher, of other targets and of lakes, a short soak, a backlog'
@@ -122,6 +123,10 @@ mariadb: $(VENV)/.demo
 
 demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spark%,$(TARGET)),$(VENV)/.spark)
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)') $(if $(KEEP),--keep '$(KEEP)')
+
+demo-migration: $(VENV)/.demo
+	$(BIN)/python -m subscriber.testing.download 15
+	$(BIN)/python -m subscriber.testing.demonstration.migration $(if $(filter-out 0,$(ROWS)),--rows $(ROWS))
 
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest $(if $(filter file,$(origin TEST_ARGS)),-n auto,$(TEST_ARGS)) -m 'not slow and not crash and not endurance and not spark' $(QUICK)

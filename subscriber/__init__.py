@@ -35,7 +35,7 @@ if _typing.TYPE_CHECKING:
         TargetUnavailable,
     )
     from subscriber.protocol.lsn import Lsn
-    from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, plan_cutover, roll_back
+    from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
     from subscriber.subscription.cutover.options import CutoverOptions
     from subscriber.subscription.launcher import Launcher
     from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
@@ -129,6 +129,7 @@ __all__ = [
     "cutover",
     "diff_schema",
     "drop_subscription",
+    "open_target",
     "plan_cutover",
     "repair",
     "reset_subscription_stats",
@@ -166,7 +167,7 @@ _MODULES = {
         "TargetUnavailable",
     ),
     "subscriber.protocol.lsn": ("Lsn",),
-    "subscriber.subscription.cutover.cutover": ("abort_cutover", "complete_cutover", "cutover", "plan_cutover", "roll_back"),
+    "subscriber.subscription.cutover.cutover": ("abort_cutover", "complete_cutover", "cutover", "open_target", "plan_cutover", "roll_back"),
     "subscriber.subscription.cutover.options": ("CutoverOptions",),
     "subscriber.subscription.launcher": ("Launcher",),
     "subscriber.subscription.management.alter": ("SubscriptionAlteration", "alter_subscription"),

@@ -8,7 +8,7 @@ from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import say
 from subscriber.errors import ConfigurationError
-from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, plan_cutover, roll_back
+from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
 
 __all__ = ["add_arguments"]
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     act = parser.add_mutually_exclusive_group()
     act.add_argument("--dry-run", action="store_true", help="print the plan and what would make it fail; change nothing")
     act.add_argument("--abort", action="store_true", help="undo an interrupted cutover or rollback")
+    act.add_argument("--open-target", action="store_true", help="let writers into a target that --abort or --rollback has left closed")
     act.add_argument("--rollback", action="store_true", help="move the writers back to the publisher, with everything written since")
     act.add_argument("--complete", action="store_true", help="remove the way back, the slots and the catalogs; the publisher stays closed")
     parser.add_argument(
@@ -81,8 +82,8 @@ async def _execute(args: argparse.Namespace) -> int:
     def tell(text: str) -> None:
         confirm(args, text)
 
-    if (args.abort or args.complete) and options is not None:
-        raise ConfigurationError("--abort and --complete take no options of a cutover", hint="omit them")
+    if (args.abort or args.complete or args.open_target) and options is not None:
+        raise ConfigurationError("--abort, --open-target and --complete take no options of a cutover", hint="omit them")
     if args.dry_run:
         lines = await plan_cutover(args.name, target=args.target, options=options, **admins)
         say("\n".join(lines))
@@ -90,12 +91,14 @@ async def _execute(args: argparse.Namespace) -> int:
     if args.abort:
         await abort_cutover(args.name, target=args.target, tell=tell, **admins)
         confirm(args, "undone")
+    elif args.open_target:
+        await open_target(args.name, target=args.target, tell=tell, **admins)
     elif args.complete:
         opens = await complete_cutover(args.name, target=args.target, tell=tell, **admins)
         confirm(args, f"completed; the old database stays closed to writers, and this SQL opens it: {opens}" if opens else "completed")
     elif args.rollback:
         seconds = await roll_back(args.name, target=args.target, options=options, tell=tell, **admins)
-        confirm(args, f"rolled back{_time(seconds)}; the new database stays closed to writers, and --abort opens it")
+        confirm(args, f"rolled back{_time(seconds)}; the new database stays closed to writers")
     else:
         seconds = await cutover(args.name, target=args.target, options=options, tell=tell, **admins)
         confirm(args, f"cut over{_time(seconds)}; keep the way back running with `subscriber run --target` for the old database")

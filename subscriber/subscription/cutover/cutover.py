@@ -21,7 +21,7 @@ from subscriber.subscription.targets import is_lake, observe_target, uses_sqlalc
 from subscriber.walreceiver.fence import Fence
 from subscriber.walreceiver.session import Session
 
-__all__ = ["abort_cutover", "complete_cutover", "cutover", "plan_cutover", "roll_back"]
+__all__ = ["abort_cutover", "complete_cutover", "cutover", "open_target", "plan_cutover", "roll_back"]
 
 _OLD: Final = "the old database"
 _NEW: Final = "the new database"
@@ -281,7 +281,7 @@ def _steps(found: _Cutover, options: CutoverOptions) -> list[str]:
 async def abort_cutover(
     name: str, *, target: str, publisher_admin: str | None = None, target_admin: str | None = None, tell: Tell | None = None
 ) -> None:
-    """Undo a cutover or a rollback that was interrupted, or open a new database that one has left closed. Arguments: as :func:`cutover`.
+    """Undo a cutover or a rollback that was interrupted. Arguments: as :func:`cutover`.
 
     Raises:
         ConfigurationError: there is nothing to undo, or writers were let into the other database.
@@ -294,8 +294,25 @@ async def abort_cutover(
             if known is not None:
                 await found.move(direction, known).undo()
                 return
+        raise ConfigurationError(f'no cutover of subscription "{name}" is under way', hint="there is nothing to undo")
+
+
+async def open_target(
+    name: str, *, target: str, publisher_admin: str | None = None, target_admin: str | None = None, tell: Tell | None = None
+) -> None:
+    """Let writers into a target that an undone cutover or a rollback has left closed. Arguments: as :func:`cutover`.
+
+    Make sure before that no writer uses it instead of the publisher: this opens it beside the publisher.
+
+    Raises:
+        ConfigurationError: a cutover is under way, or the target is not closed.
+        SubscriberError: the target cannot be reached, or rejected a request.
+    """
+    async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell) as found:
+        if found.record.entries:
+            raise ConfigurationError(f'a cutover of subscription "{name}" is under way', hint="use --abort, --rollback or --complete")
         if found.new.fence is None or await found.new.fence.number() is None:
-            raise ConfigurationError(f'no cutover of subscription "{name}" is under way', hint="there is nothing to undo")
+            raise ConfigurationError(f"{_NEW} is not closed", hint="there is nothing to open")
         await found.new.fence.open()
         found.tell(f"writers can use {_NEW}")
 
@@ -356,10 +373,9 @@ async def complete_cutover(
         if found.back is not None:
             await found.back.remove()
             found.tell("the way back is removed")
-        await drop_unused_catalog(found.old_admin, closed=True)
-        launched = await found.forward.has_launcher()
+        await drop_unused_catalog(found.publisher, found.old_admin, closed=True)
         opens = str(entry.details["opens"])
     await drop_subscription(name, target=target)
-    if not uses_sqlalchemy(target) and not launched:
-        await drop_unused_catalog(target_admin or target, closed=False)
+    if not uses_sqlalchemy(target):
+        await drop_unused_catalog(target, target_admin or target, closed=False)
     return opens or None

@@ -72,11 +72,6 @@ class Link:
             oid = (await catalog.find(self.name)).oid
             return bool(await catalog.store.held_locks([writer_key(oid)]))
 
-    async def has_launcher(self) -> bool:
-        """Whether a process runs the subscriptions of its target."""
-        async with opened_catalog(self.target) as catalog:
-            return bool(await catalog.store.held_locks([LAUNCHER_KEY]))
-
     async def wait(self, lsn: Lsn) -> None:
         """Wait until everything up to ``lsn`` is durable in the target. If no process runs the subscription, run it here meanwhile.
 
@@ -228,7 +223,7 @@ class BackLink(Link):
             await drop_subscription(self.name, target=self.target)
         async with await self._session() as session:
             await session.execute(f"DROP PUBLICATION IF EXISTS {quote_identifier(self.name)}")
-        await drop_unused_catalog(self._target_admin, closed=False)
+        await drop_unused_catalog(self.target, self._target_admin, closed=False)
 
     async def _session(self) -> Session:
         session = await Session.connect(self._admin, application_name=session_name(self.name, "cutover"))
@@ -240,10 +235,11 @@ def _nothing(_: Lsn) -> None:
     """Ignore what is durable."""
 
 
-async def drop_unused_catalog(admin: str, *, closed: bool) -> None:
-    """Drop the catalog in a database if it has no subscription.
+async def drop_unused_catalog(target: str, admin: str, *, closed: bool) -> None:
+    """Drop the catalog in a database if it has no subscription and no launcher.
 
     Args:
+        target: the database.
         admin: connection string of a role that may drop it.
         closed: drop it also if the database is closed: the fence's table is in the same schema.
     """
@@ -255,5 +251,7 @@ async def drop_unused_catalog(admin: str, *, closed: bool) -> None:
         catalog, fence = found[0]
         if catalog is None or (fence is not None and not closed):
             return
-        if await session.execute("SELECT count(*) FROM subscriber.pg_subscription") == [("0",)]:
+        async with opened_catalog(target) as opened:
+            used = await opened.store.held_locks([LAUNCHER_KEY]) or await opened.subscriptions()
+        if not used:
             await session.execute("DROP SCHEMA subscriber CASCADE")

@@ -232,7 +232,7 @@ class Move:
                 await destination.open()
         await self._record.forget(*self.keys)
         if kept:
-            self._tell(f"{self._destination.title} stays closed to writers; --abort opens it")
+            self._tell(f"{self._destination.title} stays closed to writers; --open-target opens it")
 
     # --- the steps
 

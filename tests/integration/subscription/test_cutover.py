@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from subscriber import ConfigurationError, Launcher, SubscriberError, SubscriptionInUse, create_subscription
-from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, plan_cutover, roll_back
+from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
 from subscriber.subscription.cutover.link import opened_catalog
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.walreceiver import fence
@@ -130,7 +130,7 @@ async def test_switch_that_fails(command: str, publisher18_db: Database, target_
         assert "everything was undone: writers use the old database" in caught.value.one_line()
         again(publisher18_db, target_db)
         assert (writes(publisher18_db), writes(target_db)) == (True, False), "the command may have led writers to the target"
-        await abort_cutover(name, target=target_db.dsn)
+        await open_target(name, target=target_db.dsn)
         target_db.reconnect()
         assert writes(target_db)
         assert left_over(publisher18_db, target_db, name) == []
@@ -206,7 +206,7 @@ async def test_revoked_privileges_come_back(publisher18_db: Database, target_db:
             assert (writes(publisher18_db, old.conninfo), writes(target_db, new.conninfo)) == (True, False)
             assert sorted(publisher18_db.value(acl)) == sorted(before)
             await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
-            await abort_cutover(name, target=target_db.dsn)
+            await open_target(name, target=target_db.dsn)
             target_db.reconnect()
             assert target_db.fetch("SELECT * FROM t ORDER BY id") == publisher18_db.fetch("SELECT * FROM t ORDER BY id")
 
