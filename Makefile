@@ -66,6 +66,7 @@ help:
 	@echo 'make bench SINK=postgres  beside a native subscription and pg_recvlogical: WORKLOAD=inserts,single for some workloads,'
 	@echo '                        ROWS=100000 for a quick look (default: 1000000), VERSION=15, JSON=FILE'
 	@echo 'make bench SINK=verify    verify beside clients that read all rows of both sides; ROWS=1000000 for a quick look'
+	@echo 'make bench SINK=migration  migrate beside pg_dump and pg_restore -j 2, 60 tables; ROWS=600000 for a quick look'
 	@echo 'make bench SINK=landing   landing in a lake beside pg_recvlogical, with the same variables'
 	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars):'
 	@echo '                        WORKLOAD=price,tables,copies,backlog,memory,scaling,copy,landing for some, ENGINE=local,spark,script,'
@@ -196,12 +197,13 @@ benchmark-parallel: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb) $(if $(filter spark,$(SINK)),$(VENV)/.spark)
 	$(PIP) install --constraint constraints.txt --group bench
-	$(BENCH_$(or $(filter spark postgres landing verify,$(SINK)),sinks))
+	$(BENCH_$(or $(filter spark postgres landing migration verify,$(SINK)),sinks))
 
 BENCH_sinks = $(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE)
 BENCH_spark = $(BIN)/python -m tests.benchmark.spark --rows $(ROWS) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
 	$(if $(ENGINE),--engine $(ENGINE)) $(if $(filter file,$(origin SECONDS)),,--seconds $(SECONDS))
 BENCH_verify = $(BIN)/python -m tests.benchmark.verification $(ROWS)
+BENCH_migration = $(BIN)/python -m tests.benchmark.migration $(ROWS)
 BENCH_landing = $(BENCH_postgres) --landing
 BENCH_postgres = $(if $(filter-out 16 18,$(VERSION)),$(BIN)/python -m subscriber.testing.download $(VERSION) &&) \
 	$(BIN)/python -m tests.benchmark.postgres --version $(VERSION) --rows $(ROWS) $(if $(WORKLOAD),--workload $(WORKLOAD)) \

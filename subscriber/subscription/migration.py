@@ -33,7 +33,7 @@ from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.cutover.record import Record
+from subscriber.subscription.cutover.record import MIGRATION, Record
 from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.schema import SchemaOptions, copy_schema
@@ -175,10 +175,10 @@ class Migration:
     async def _record(self) -> None:
         """Store the steps. Those before ``create`` are stored with it: before, the target has no catalog."""
         async with open_store(self._target, _APPLICATION) as (store, find):
-            record = Record(store, (await find(self._name)).oid)
+            record = Record(store, (await find(self._name)).oid, MIGRATION)
             await record.load()
             for step in self._steps:
-                key = f"migrate {step.name}"
+                key = f"{MIGRATION}{step.name}"
                 if not record.made(key):
                     await record.begin(key)
                     await record.end(key, {"seconds": round(step.ended - step.began, 3)})

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from subscriber import crash_points
 from subscriber.catalog.model import CUTOVER, known_values
 from subscriber.catalog.store import Store
 
-__all__ = ["Entry", "Record"]
+__all__ = ["MIGRATION", "Entry", "Record"]
+
+MIGRATION: Final = "migrate "
+"""What the names of the steps of a migration begin with."""
 
 
 @dataclass(slots=True)
@@ -34,14 +37,16 @@ class Record:
     Args:
         store: the target's catalog.
         oid: the subscription's.
+        kind: :data:`MIGRATION` for the steps of a migration, which are kept beside those of a cutover.
 
     Attributes:
         entries: by step.
     """
 
-    def __init__(self, store: Store, oid: int) -> None:
+    def __init__(self, store: Store, oid: int, kind: str = "") -> None:
         self._store = store
         self._oid = oid
+        self._kind = kind
         self.entries: dict[str, Entry] = {}
 
     async def load(self) -> None:
@@ -54,6 +59,7 @@ class Record:
             found = await rows.select(CUTOVER, {"subid": self._oid})
         with known_values(CUTOVER):
             self.entries = {row["step"]: Entry(row["began_at"], row["ended_at"], json.loads(row["details"])) for row in found}
+        self.entries = {step: entry for step, entry in self.entries.items() if step.startswith(MIGRATION) is (self._kind == MIGRATION)}
 
     def made(self, step: str) -> bool:
         """Whether a step was made completely."""
