@@ -46,7 +46,7 @@ help:
 	@echo 'make demo-migration     move PostgreSQL 15 to 18 while an application writes, and back; ROWS=2000000'
 	@echo 'make quick              the unit and property tests, and the most important ones on servers: for each edit'
 	@echo 'make test               the tests, on real servers that it brings itself'
-	@echo 'make test-crash         what takes longest: kills of the launcher, of other targets and of lakes, a short soak, a backlog'
+	@echo 'make test-crash         what takes longest: all crash points, kills of the launcher, of other targets and of lakes, a short soak, a backlog'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
 	@echo 'make golden             the recordings in tests/golden again, with servers 13 to 18'
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'

@@ -56,6 +56,21 @@ POINTS: Final[Mapping[str, str]] = {
     "sqlalchemy.committed": "a batch is committed, and not reported as durable",
     "sqlalchemy.rows_copied": "rows of a copy were stored, and are not committed",
     "sqlalchemy.copy_stored": "the end of a copy was stored, and is not committed",
+    "landing.files_written": "the files of a batch are complete, and no manifest names them",
+    "landing.landed": "the manifest of a batch is written, and the batch is not reported as durable",
+    "landing.position_stored": "a position without rows is stored, and not reported as durable",
+    "landing.rows_copied": "a file with rows of a copy is complete, and no document names it",
+    "landing.copy_stored": "the document of a copy is written, and the table's state does not say that it is copied",
+    "landing.prepared_files_written": "the files of a prepared transaction are complete, and no document names them",
+    "landing.prepared": "the document of a prepared transaction is written, and the position is not moved",
+    "landing.commit_written": "the rows of a prepared transaction are in the landing zone, and no manifest names them",
+    "publishing.files_written": "the files of a round are complete, and no table has committed them",
+    "publishing.table_committed": "a table has committed its files; others may not have",
+    "publishing.committed": "all tables of a round have committed, and no snapshot has these versions",
+    "publishing.snapshot_written": "the file of a snapshot is complete, and not committed",
+    "publishing.published": "a snapshot is published",
+    "publishing.log_written": "the change log has what was landed, and the landed files still exist",
+    "publishing.manifests_removed": "manifests are removed, and their files still exist",
 }
 """All points of this package, and what has happened there. The first part of a name is the step."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
+from subscriber import crash_points
 from subscriber.abc import Batch
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.spool_file import SpoolFile
@@ -14,6 +15,10 @@ from subscriber.apply.worker import ApplyWorker
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
+from subscriber.sinks.spark.files.storage import PendingFile
+from subscriber.sinks.spark.landing_stream import LandingStream
+from subscriber.sinks.spark.pipeline.applier import Applier as LakeApplier
+from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
 from subscriber.sinks.sqlalchemy.apply.applier import Applier
 from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
 from subscriber.subscription.setup import setup
@@ -21,6 +26,7 @@ from subscriber.transaction.model import Event, Transaction
 from subscriber.walreceiver.connection import WalReceiverConnection
 
 __all__ = [
+    "PUBLISHED_BEFORE_COMMITS",
     "acknowledge_before_apply",
     "acknowledge_commit_before_commit_prepared",
     "apply_again_what_a_table_has",
@@ -30,9 +36,14 @@ __all__ = [
     "keep_rolled_back_savepoint",
     "move_position_after_commit",
     "name_prepared_transaction_by_process",
+    "publish_snapshot_before_commits",
     "store_copied_rows_after_state",
     "trust_position_of_slot",
+    "write_manifest_before_files",
 ]
+
+PUBLISHED_BEFORE_COMMITS: Final = "mistake.published_before_commits"
+"""A point of :func:`publish_snapshot_before_commits`: how many snapshots are published before depends on the time."""
 
 
 def _plant(owner: object, name: str, wrong: object) -> None:
@@ -177,3 +188,45 @@ def forget_table_slot() -> None:
         pass
 
     _plant(setup, "drop_leftover_slots", wrong)
+
+
+def write_manifest_before_files() -> None:
+    """The manifest of a batch is written, and its files get their names afterwards."""
+    commit, report = PendingFile.commit, LandingStream._report_landed
+    waiting: list[tuple[PendingFile, str | None]] = []
+
+    def later(self: PendingFile, name: str | None = None) -> int:
+        if not (name or self.name).startswith("landing/"):
+            return commit(self, name)
+        waiting.append((self, name))
+        return int(self.stream.tell())
+
+    def wrong(self: LandingStream, lsn: Lsn) -> None:
+        for file, name in waiting:
+            commit(file, name)
+        waiting.clear()
+        report(self, lsn)
+
+    _plant(PendingFile, "commit", later)
+    _plant(LandingStream, "_report_landed", wrong)
+
+
+def publish_snapshot_before_commits() -> None:
+    """The snapshot of a round is published, and its tables commit afterwards."""
+    apply, tidy = Engine.apply, LakeApplier.tidy
+    waiting: list[tuple[Engine, Sequence[TableRound]]] = []
+
+    def later(self: Engine, works: Sequence[TableRound]) -> list[TableResult]:
+        waiting.append((self, works))
+        return [TableResult() for _ in works]
+
+    def wrong(self: LakeApplier, **named: Any) -> int:
+        if any(work.task.after for _, works in waiting for work in works):
+            crash_points.reached(PUBLISHED_BEFORE_COMMITS)
+        for engine, works in waiting:
+            apply(engine, works)
+        waiting.clear()
+        return tidy(self, **named)
+
+    _plant(Engine, "apply", later)
+    _plant(LakeApplier, "tidy", wrong)

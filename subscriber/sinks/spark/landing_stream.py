@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Final
 
+from subscriber import crash_points
 from subscriber.abc import ApplyStatistics, Batch, Position, RelationGate
 from subscriber.errors import (
     ApplyError,
@@ -169,6 +170,7 @@ class LandingStream:
             return
         moved = replace(stored, lsn=lsn)
         await run_in_thread(lambda: self._lake.set_position(moved))
+        crash_points.reached("landing.position_stored")
         self.lander.position = max(self.lander.position, lsn)
 
     def _report_landed(self, lsn: Lsn) -> None:
@@ -295,6 +297,7 @@ class LandingStream:
                         hint="it was prepared before this lake began: start over in a new directory",
                     )
                 if landed:
+                    crash_points.reached("landing.commit_written")
                     await run_in_thread(
                         lambda: zone.add(landed, position, message.end_lsn, transactions=1, commit_time=message.commit_time)
                     )

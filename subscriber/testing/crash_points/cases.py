@@ -9,6 +9,7 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,10 +18,11 @@ from typing import Final
 from subscriber import crash_points
 from subscriber.crash_points import POINTS
 from subscriber.errors import SubscriberError
-from subscriber.testing.crash_points.child import ERROR_STATUS, NAME, Start, make_subscription, run_child
-from subscriber.testing.crash_points.failures import EXIT_STATUS, Failure, FailureAt, cut_connections
+from subscriber.testing.crash_points.child import ERROR_STATUS, Start, make_subscription, run_child, stop_synchronized
+from subscriber.testing.crash_points.failures import EXIT_STATUS, Failure, FailureAt, cut_connections, fill_disk
+from subscriber.testing.crash_points.publisher import TIMEOUT, CrashPublisher, FakeCrashPublisher
 from subscriber.testing.crash_points.scenario import Scenario
-from subscriber.testing.crash_points.target import CrashTarget, CuttableTarget
+from subscriber.testing.crash_points.target import CrashTarget, CuttableTarget, FullDiskTarget
 
 __all__ = ["CORE_POINTS", "Counts", "CrashCase", "Failure", "crash_cases"]
 
@@ -28,11 +30,8 @@ CORE_POINTS: Final[Sequence[str]] = tuple(
     point for point in POINTS if point.partition(".")[0] in {"setup", "copy", "apply", "prepare", "spool", "acknowledge"}
 )
 """The points that the program reaches with every sink."""
-_WRITES: Final = frozenset({"spool.written"})
-"""Where a disk may be full. The error must be one that the step expects, so these are not all points."""
 _STARTS: Final = 4
 """A case needs two starts, or three if the error ends the first attempt."""
-_TIMEOUT: Final = 60.0
 
 Counts = Counter[str]
 """How often each point is reached without a failure."""
@@ -57,37 +56,49 @@ class CrashCase:
     def __str__(self) -> str:
         return f"{self.point}-{self.failure.value}" + (f"-{self.occurrence}" if self.occurrence > 1 else "")
 
-    async def run(self, target: CrashTarget, directory: Path, *, mistake: Callable[[], None] | None = None) -> Counts:
+    async def run(
+        self,
+        target: CrashTarget,
+        directory: Path,
+        *,
+        publisher: CrashPublisher | None = None,
+        mistake: Callable[[], None] | None = None,
+    ) -> Counts:
         """Run it.
 
         Args:
             target: empty.
             directory: for the spool, and for the log of the processes.
+            publisher: empty. None: the fake one.
             mistake: is called in each process first; see :class:`Start`.
 
         Returns:
             How often each point was reached, for a case with occurrence 0.
 
         Raises:
+            ValueError: a target that lives in this process has no full disk and no mistake.
             AssertionError: rows are missing or there too often, something is left behind, the program did not start again, or the point
                 was not reached.
             FeedbackViolation: the publisher was told what is not true.
         """
         happened, counts = directory / "happened", directory / "counts"
         counting = self.occurrence == 0
-        scenario = Scenario(two_phase=self.two_phase)
+        if isinstance(target, CuttableTarget) and (mistake is not None or self.failure is Failure.DISK_FULL):
+            raise ValueError("a full disk, or a mistake, is for a target whose sink runs in a process of its own")
+        scenario = Scenario(publisher or FakeCrashPublisher(), two_phase=self.two_phase)
         scenario.fill()
         await scenario.create_tables(target)
-        async with scenario.publisher as publisher:
-            cut = _local_cut(target, scenario) if isinstance(target, CuttableTarget) else cut_connections
-            failure = FailureAt(self.point, self.failure, self.occurrence, happened, cut, counts if counting else None)
-            start = Start(target, publisher.dsn(), directory, self.two_phase, failure, mistake)
+        async with scenario.publisher:
+            cut = _local_cut(target, scenario.publisher) if isinstance(target, CuttableTarget) else cut_connections
+            fill = target.fill_disk if isinstance(target, FullDiskTarget) else fill_disk
+            failure = FailureAt(self.point, self.failure, self.occurrence, happened, cut, fill, counts if counting else None)
+            start = Start(target, scenario.publisher.dsn(), directory, self.two_phase, failure, mistake)
             runner = _LocalRunner(start) if isinstance(target, CuttableTarget) else _ProcessRunner(start)
             try:
-                async with asyncio.timeout(_TIMEOUT):
+                async with asyncio.timeout(TIMEOUT):
                     await self._follow(scenario, runner)
             except TimeoutError:
-                raise AssertionError(f"the scenario did not end within {_TIMEOUT:.0f} s\n{_log(directory)}") from None
+                raise AssertionError(f"the scenario did not end within {TIMEOUT:.0f} s\n{_log(directory)}") from None
             finally:
                 await runner.kill()
             found = await scenario.differences(target)
@@ -99,12 +110,11 @@ class CrashCase:
 
     async def _follow(self, scenario: Scenario, runner: _Runner) -> None:
         """Let the publisher do its steps while the program runs, and is started again when it has failed. Then end it cleanly."""
-        publisher = scenario.publisher
         supervising = asyncio.create_task(runner.supervise())
 
         async def write() -> None:
             async for _ in scenario.steps():
-                await publisher.until_confirmed(NAME, timeout=_TIMEOUT)
+                await scenario.publisher.until_all_confirmed()
 
         writing = asyncio.create_task(write())
         try:
@@ -152,7 +162,7 @@ class _Runner:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """End it cleanly."""
+        """End it cleanly when all tables are synchronized."""
         self._stopping = True
 
     async def kill(self) -> None:
@@ -163,13 +173,16 @@ class _ProcessRunner(_Runner):
     def __init__(self, start: Start) -> None:
         super().__init__(start)
         self._process: BaseProcess | None = None
+        self._stop: Connection | None = None
 
     async def _run(self) -> bool:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         start = self._start
         if start.failure is not None and start.failure.happened.exists():
             start = Start(start.target, start.conninfo, start.directory, start.two_phase, None, start.mistake)
-        process = self._process = _context(type(start.target).__module__).Process(target=run_child, args=(start,), daemon=True)
+        context = _context(type(start.target).__module__)
+        stop, self._stop = context.Pipe(duplex=False)
+        process = self._process = context.Process(target=run_child, args=(start, stop), daemon=True)
         process.start()
         loop.add_reader(process.sentinel, ended.set)
         if self._stopping:
@@ -178,14 +191,17 @@ class _ProcessRunner(_Runner):
             await ended.wait()
         finally:
             loop.remove_reader(process.sentinel)
+            stop.close()
+            self._stop.close()
+            self._stop = None
         process.join()
         assert process.exitcode in {0, EXIT_STATUS, ERROR_STATUS}, f"exit status {process.exitcode}\n{_log(start.directory)}"
         return process.exitcode != 0
 
     def stop(self) -> None:
         super().stop()
-        if self._process is not None:
-            self._process.terminate()
+        if self._stop is not None:
+            self._stop.send_bytes(b"stop")
 
     async def kill(self) -> None:
         if self._process is not None and self._process.is_alive():
@@ -197,11 +213,12 @@ class _LocalRunner(_Runner):
     def __init__(self, start: Start) -> None:
         super().__init__(start)
         self._subscription = make_subscription(start)
+        self._stops: list[asyncio.Task[None]] = []
 
     async def _run(self) -> bool:
         self._subscription = make_subscription(self._start)
         if self._stopping:
-            self._subscription.stop()
+            self.stop()
         failure = self._start.failure
         with crash_points.watched(failure) if failure is not None else contextlib.nullcontext():
             try:
@@ -212,13 +229,12 @@ class _LocalRunner(_Runner):
 
     def stop(self) -> None:
         super().stop()
-        self._subscription.stop()
+        self._stops.append(asyncio.create_task(stop_synchronized(self._subscription)))
 
 
-def _local_cut(target: CuttableTarget, scenario: Scenario) -> Callable[[], None]:
+def _local_cut(target: CuttableTarget, publisher: CrashPublisher) -> Callable[[], None]:
     def cut() -> None:
-        for session in scenario.publisher.sessions.values():
-            session.writer.transport.abort()
+        publisher.cut()
         target.cut()
 
     return cut
@@ -248,7 +264,7 @@ def crash_cases(
     Args:
         points: by default those that every sink reaches. Add names of your own that your sink passes to
             :func:`subscriber.crash_points.reached`.
-        failures: the kinds. A full disk only happens where the program writes to one.
+        failures: the kinds.
         two_phase: whether the sink can hold prepared transactions.
     """
     return [
@@ -256,5 +272,4 @@ def crash_cases(
         for point in points
         if two_phase or not point.startswith("prepare.")
         for failure in failures
-        if failure is not Failure.DISK_FULL or point in _WRITES
     ]

@@ -6,21 +6,22 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 from subscriber import crash_points
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import SubscriberError
+from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.subscription import Subscription
-from subscriber.testing.crash_points.failures import FailureAt
-from subscriber.testing.crash_points.target import CrashTarget
+from subscriber.testing.crash_points.failures import Failure, FailureAt, free_disk
+from subscriber.testing.crash_points.target import CrashTarget, FullDiskTarget
 
-__all__ = ["ERROR_STATUS", "NAME", "PUBLICATION", "Start", "make_subscription", "run_child"]
+__all__ = ["ERROR_STATUS", "NAME", "PUBLICATION", "Start", "make_subscription", "run_child", "stop_synchronized"]
 
 NAME: Final = "crash_point"
 """Of the subscription and its slot."""
@@ -72,23 +73,53 @@ def make_subscription(start: Start) -> Subscription:
     )
 
 
-def run_child(start: Start) -> None:
-    """Run until SIGTERM. Exits with :data:`ERROR_STATUS` after an error of the subscription."""
+async def stop_synchronized(subscription: Subscription) -> None:
+    """Stop it when all tables are synchronized, or leave it if it has ended."""
+    with contextlib.suppress(SubscriberError):
+        await subscription.wait_for(Lsn(1))
+        subscription.stop()
+
+
+def run_child(start: Start, stop: Connection) -> None:
+    """Run until ``stop`` can be read, and all tables are synchronized.
+
+    Exits with :data:`ERROR_STATUS` after an error of the subscription.
+    """
     log = os.open(start.directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(log, stream)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, force=True)
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if start.failure is not None and start.failure.failure is Failure.DISK_FULL:
+        handlers.insert(0, _FreeDisk(start.target))
+    logging.basicConfig(handlers=handlers, level=logging.INFO, force=True)
     if start.mistake is not None:
         start.mistake()
     try:
         with crash_points.watched(start.failure) if start.failure is not None else contextlib.nullcontext():
-            asyncio.run(_run(start))
+            asyncio.run(_run(start, stop))
     except SubscriberError as error:
         _log.error("%s", error)
         sys.exit(ERROR_STATUS)
 
 
-async def _run(start: Start) -> None:
+class _FreeDisk(logging.Handler):
+    """Makes room on a full disk when the program reports a problem."""
+
+    def __init__(self, target: CrashTarget) -> None:
+        super().__init__(logging.WARNING)
+        self._free = target.free_disk if isinstance(target, FullDiskTarget) else free_disk
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._free()
+
+
+async def _run(start: Start, stop: Connection) -> None:
     subscription = make_subscription(start)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, subscription.stop)
+    loop, stopping = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def stopped() -> None:
+        loop.remove_reader(stop.fileno())
+        stopping.add(asyncio.create_task(stop_synchronized(subscription)))
+
+    loop.add_reader(stop.fileno(), stopped)
     await subscription.run()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Final
 
 from subscriber.errors import TargetUnavailable
 
-__all__ = ["EXIT_STATUS", "Failure", "FailureAt", "cut_connections"]
+__all__ = ["EXIT_STATUS", "Failure", "FailureAt", "cut_connections", "fill_disk", "free_disk"]
 
 EXIT_STATUS: Final = 86
 """Of a process that ended at its point."""
@@ -29,7 +29,7 @@ class Failure(Enum):
     CUT = "cut"
     """All connections of the process are cut."""
     DISK_FULL = "disk_full"
-    """The step raises OSError with ENOSPC, as a write to a full disk does."""
+    """No write succeeds any more, until the program has reported that."""
 
 
 @dataclass(slots=True)
@@ -43,6 +43,7 @@ class FailureAt:
         happened: a file that is created when it fails.
         counts: a file that gets a line for each point that is reached. None: no file.
         cut: cuts the connections.
+        fill_disk: from then on, writes fail.
     """
 
     point: str
@@ -50,6 +51,7 @@ class FailureAt:
     occurrence: int
     happened: Path
     cut: Callable[[], None]
+    fill_disk: Callable[[], None]
     counts: Path | None = None
 
     def __call__(self, point: str) -> None:
@@ -70,7 +72,18 @@ class FailureAt:
             case Failure.CUT:
                 self.cut()
             case Failure.DISK_FULL:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self.fill_disk()
+
+
+def fill_disk() -> None:
+    """Let this process write no more to any file: the system rejects it as for a file that is too large."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def free_disk() -> None:
+    """End what :func:`fill_disk` has begun."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 def cut_connections() -> None:

@@ -13,3 +13,6 @@ with contextlib.suppress(ImportError):
     from subscriber.sinks.postgres import sink as postgres_sink
 with contextlib.suppress(ImportError):
     from subscriber.sinks.sqlalchemy import sink as sqlalchemy_sink
+with contextlib.suppress(ImportError):
+    from subscriber.sinks.spark import sink as spark_sink
+    from subscriber.sinks.spark.pipeline import program

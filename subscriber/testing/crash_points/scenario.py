@@ -13,22 +13,21 @@ from typing import Final
 
 from subscriber.testing.compliance.sample_messages import Table
 from subscriber.testing.crash_points.child import NAME, PUBLICATION
+from subscriber.testing.crash_points.publisher import CrashPublisher
 from subscriber.testing.crash_points.target import CrashTarget, TidyTarget
-from subscriber.testing.fake_publisher import FakePublisher
 
 __all__ = ["Scenario"]
 
-_ACCOUNTS: Final = Table("accounts", "*id int4", "note")
+_ITEMS: Final = Table("items", "*id int4", "note")
 _HISTORY: Final = Table("history", "number int4", "note")
 _QUIET: Final = [Table(f"quiet_{number}", "*id int4", "note") for number in range(3)]
 """With the others, enough tables for a group."""
-_TABLES: Final = (_ACCOUNTS, _HISTORY, *_QUIET)
+_TABLES: Final = (_ITEMS, _HISTORY, *_QUIET)
 _NOTE: Final = "x" * 400
-_COPIED: Final = 50
-_LARGE_NOTE: Final = "y" * 100_000
+_COPIED: Final = 800
+_LARGE_NOTE: Final = "y" * 7_000
 """Makes the table too large for a group of tables."""
 _LARGE: Final = 250
-_TIMEOUT: Final = 60.0
 
 
 def _rows(first: int, count: int, column: str, note: str = _NOTE) -> list[dict[str, object]]:
@@ -39,24 +38,25 @@ class Scenario:
     """One run of the publisher.
 
     Args:
+        publisher: empty.
         two_phase: whether there are prepared transactions.
     """
 
-    def __init__(self, *, two_phase: bool) -> None:
+    def __init__(self, publisher: CrashPublisher, *, two_phase: bool) -> None:
         self._two_phase = two_phase
-        self.publisher = FakePublisher(18, logical_decoding_work_mem=16 * 1024, keepalive_seconds=0.1)
+        self.publisher = publisher
 
     def fill(self) -> None:
         """Create the tables and their first rows."""
         publisher = self.publisher
-        publisher.create_table("accounts", {"id": "int4", "note": "text"}, key=["id"])
+        publisher.create_table("items", {"id": "int4", "note": "text"}, key=["id"])
         publisher.create_table("history", {"number": "int4", "note": "text"})
         for table in _QUIET:
             publisher.create_table(table.name.name, {"id": "int4", "note": "text"}, key=["id"])
         publisher.create_table("private", {"id": "int4"}, key=["id"])
         publisher.create_publication(PUBLICATION, *[table.name.name for table in _TABLES])
         with_rows = publisher.transaction()
-        with_rows.insert("accounts", _rows(1, 20, "id"))
+        with_rows.insert("items", _rows(1, 20, "id"))
         with_rows.insert("history", _rows(1, _COPIED, "number", _LARGE_NOTE))
         for table in _QUIET:
             with_rows.insert(table.name.name, _rows(1, 20, "id"))
@@ -70,18 +70,18 @@ class Scenario:
     async def steps(self) -> AsyncIterator[None]:
         """Do one thing after another. What is committed by then must be confirmed before the next step."""
         publisher = self.publisher
-        # during the copy: the table must catch up. The slot of a group is temporary
-        await publisher.until(lambda: any(name != NAME and not slot.temporary for name, slot in publisher.slots.items()), _TIMEOUT)
+        # during the copy: the table must catch up
+        await publisher.until_table_slot()
         async with publisher.transaction() as t:
             t.insert("history", number=1001, note="during the copy")
         yield
         if self._two_phase:
-            await publisher.until(lambda: NAME in publisher.slots and publisher.slots[NAME].two_phase, _TIMEOUT)
+            await publisher.until_two_phase()
         for number in range(3):
             async with publisher.transaction() as t:
-                t.insert("accounts", id=201 + number, note="small")
-                t.update("accounts", {"id": 1 + number}, note=f"changed {number}")
-                t.delete("accounts", {"id": 11 + number})
+                t.insert("items", id=201 + number, note="small")
+                t.update("items", {"id": 1 + number}, note=f"changed {number}")
+                t.delete("items", {"id": 11 + number})
                 t.insert("history", number=2001 + number, note="small")
         yield
         for number in range(2):
@@ -89,13 +89,13 @@ class Scenario:
                 t.insert("history", _rows(3000 + 1000 * number, _LARGE, "number"))
                 with t.savepoint():
                     t.insert("history", _rows(1, _LARGE, "number"))
-                    await self._received()
+                    await publisher.until_received()
                     t.rollback_savepoint()
                 t.insert("history", number=3999 + 1000 * number, note="after a savepoint")
             yield
         rolled_back = publisher.transaction()
         rolled_back.insert("history", _rows(5000, _LARGE, "number"))
-        await self._received()
+        await publisher.until_received()
         rolled_back.rollback()
         # changes that are not published move the position too
         async with publisher.transaction() as t:
@@ -108,17 +108,12 @@ class Scenario:
             t.insert("history", number=9001, note="last")
         yield
 
-    async def _received(self) -> None:
-        """Wait until the subscriber has received what is streamed of the open transaction."""
-        lsn, known = self.publisher.wal.end, len(self.publisher.feedback)
-        await self.publisher.until(lambda: any(record.update.write >= lsn for record in self.publisher.feedback.records[known:]), _TIMEOUT)
-
     async def _prepared_steps(self) -> AsyncIterator[None]:
         publisher = self.publisher
         for number, large in enumerate((False, True)):
             first, second = publisher.transaction(), publisher.transaction()
             first.insert("history", _rows(6000 + 1000 * number, _LARGE if large else 1, "number"))
-            first.update("accounts", {"id": 4 + number}, note="prepared")
+            first.update("items", {"id": 4 + number}, note="prepared")
             first.prepare(f"committed {number}")
             second.insert("history", _rows(1, _LARGE if large else 1, "number"))
             second.prepare(f"rolled back {number}")
@@ -142,7 +137,7 @@ class Scenario:
                 found.append(f'table "{name}": {missing} rows of the publisher are not in the target')
             if more := (held - published).total():
                 found.append(f'table "{name}": {more} rows of the target are not on the publisher, or are there too often')
-        if more_slots := sorted(self.publisher.slots.keys() - {NAME}):
+        if more_slots := sorted({*self.publisher.slot_names()} - {NAME}):
             found.append(f"slots are left on the publisher: {', '.join(more_slots)}")
         if isinstance(target, TidyTarget):
             found += target.left_behind()

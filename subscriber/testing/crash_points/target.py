@@ -9,7 +9,7 @@ from subscriber.abc import Sink
 from subscriber.testing.compliance.sample_messages import Table
 from subscriber.testing.compliance.target import Row
 
-__all__ = ["CrashTarget", "CuttableTarget", "TidyTarget"]
+__all__ = ["CrashTarget", "CuttableTarget", "FullDiskTarget", "TidyTarget"]
 
 
 class CrashTarget(Protocol):
@@ -34,6 +34,19 @@ class TidyTarget(Protocol):
 
     def left_behind(self) -> Sequence[str]:
         """Return a sentence for each prepared transaction, temporary table or file that should not be there any more."""
+        ...
+
+
+@runtime_checkable
+class FullDiskTarget(Protocol):
+    """A target whose files another process writes, as a server's. Otherwise the files that the case's process writes are limited."""
+
+    def fill_disk(self) -> None:
+        """Let the target reject writes as on a full disk. A child process calls it, on a copy that was pickled."""
+        ...
+
+    def free_disk(self) -> None:
+        """Let it accept them again."""
         ...
 
 

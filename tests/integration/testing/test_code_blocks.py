@@ -401,6 +401,8 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/plugins.md", "class Kafka("): is_run_elsewhere,
     ("docs/howto/own-sink.md", "class JsonSink("): replicate_into_own_sink,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
+    # by tests/crash_points/test_own_sink.py
+    ("docs/howto/own-sink.md", "def test_crash_points("): is_run_elsewhere,
     ("docs/howto/lake-read.md", "import snapshot"): read_a_lake,
     ("docs/howto/lake-read.md", "postgres_changes"): read_a_lake,
     ("docs/howto/lake-read.md", "postgres_snapshot"): read_a_lake,

@@ -21,6 +21,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from subscriber import crash_points
 from subscriber.abc import (
     ApplyStatistics,
     Batch,
@@ -185,6 +186,7 @@ class SparkTableSink:
         except BaseException:
             file.discard()
             raise
+        crash_points.reached("landing.rows_copied")
         self._files.append(LandedFile(table_id=self.relation_id, path=name, rows=file.rows, size=size, schema=schema))
 
     async def finish_copy(self, position: Position) -> None:
@@ -203,6 +205,7 @@ class SparkTableSink:
             write_document(storage, f"{directory}/{COPY_DOCUMENT}", document)
 
         await run_in_thread(finish)
+        crash_points.reached("landing.copy_stored")
         await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
 
     async def position(self) -> Position:

@@ -25,6 +25,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from subscriber import crash_points
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
@@ -98,8 +99,10 @@ class PreparedTransactions:
             batch.discard()
             raise
         self._storage.sync([directory])
+        crash_points.reached("landing.prepared_files_written")
         document = {"xid": transaction.xid, "gid": gid, "end": str(transaction.end_lsn), "files": [file.to_json() for file in files]}
         write_document(self._storage, f"{directory}/{_DOCUMENT}", document)
+        crash_points.reached("landing.prepared")
 
     def commit(self, message: CommitPrepared, directory: str) -> list[LandedFile] | None:
         """Write its rows into the landing zone's directory, as of the commit. They count with the manifest, which the caller writes.

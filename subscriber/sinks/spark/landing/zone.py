@@ -23,6 +23,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from subscriber import crash_points
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import TEMPORARY, PendingFile, Storage
@@ -317,7 +318,9 @@ class LandingZone:
         )
         if files:
             self._storage.sync([self.directory])
+        crash_points.reached("landing.files_written")
         write_document(self._storage, manifest_name(self.directory, end), manifest.to_json())
+        crash_points.reached("landing.landed")
         self.last = end
         return manifest
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from subscriber import crash_points
 from subscriber.abc import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
@@ -150,6 +151,7 @@ class ChangeLog:
             return since
         for name in sorted({*state.removed, *tables}):
             self._append_all(name, tables.get(name), manifests, snapshot.landed)
+        crash_points.reached("publishing.log_written")
         for name, table in copies:
             if name not in self._stopped:
                 self._storage.remove_directory(copy_directory(table))
@@ -192,6 +194,7 @@ class ChangeLog:
         kept = next((one.end for one in manifests if any(file.table_id in stopped for file in one.files)), last)
         # manifests first: files that no manifest names are ignored
         self._storage.delete(manifest_name(LANDING, one.end) for one in manifests if one.end < min(first, kept))
+        crash_points.reached("publishing.manifests_removed")
         for file in self._storage.files(LANDING):
             end = batch_end(file.name)
             if end is not None and end < first and (end < kept or batch_table(file.name) not in stopped):

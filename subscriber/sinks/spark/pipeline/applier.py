@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
+from subscriber import crash_points
 from subscriber.abc import TableName, TableState
 from subscriber.errors import DataLossError, SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -242,7 +243,9 @@ class Applier:
             documents |= history_documents(stopped_histories, snapshot, landed)
             published = replace(continued, tables={**continued.tables, **histories}, stopped=documents)
             if published != snapshot:
+                crash_points.reached("publishing.committed")
                 published = self._publisher.publish(published)
+                crash_points.reached("publishing.published")
         self._published = published
         self._seen = seen if len(taken) == len(manifests) else None
         changed = bool(waiting or taken) or snapshot is None or published.tables != snapshot.tables or published.stopped != snapshot.stopped

@@ -19,6 +19,7 @@ from typing import ClassVar, Final, TypeVar
 import pyarrow as pa
 from pyroaring import BitMap
 
+from subscriber import crash_points
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.storage import Storage
@@ -134,12 +135,14 @@ class Engine(ABC):
         units = [self.divide(work) for work in works]
         results = iter(self.run([unit for of_table in units for unit in of_table]))
         done = [[next(results) for _ in of_table] for of_table in units]
+        crash_points.reached("publishing.files_written")
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
             return list(pool.map(self._committed, works, done))
 
     def _committed(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
         began = time.monotonic()
         found = self.commit(work, results)
+        crash_points.reached("publishing.table_committed")
         found.seconds = sum(result.seconds for result in results) + time.monotonic() - began
         return found
 

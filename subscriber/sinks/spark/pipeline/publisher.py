@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pyarrow.parquet as pq
 
+from subscriber import crash_points
 from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS, Publication, Snapshot, Snapshots, snapshot_rows
 from subscriber.sinks.spark.files.storage import Storage
@@ -96,6 +97,7 @@ class SnapshotPublisher:
         except BaseException:
             pending.discard()
             raise
+        crash_points.reached("publishing.snapshot_written")
         file = DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
         try:
             self.delta.commit([file], list(self.delta.table_files()), _APPLICATION, snapshot.lsn, note=publication.note())
