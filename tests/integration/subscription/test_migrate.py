@@ -19,7 +19,8 @@ CREATE TABLE b (id bigserial PRIMARY KEY, a int NOT NULL REFERENCES a, UNIQUE (a
 INSERT INTO a (v) SELECT g FROM generate_series(1, 2000) AS g; INSERT INTO b (a) SELECT g FROM generate_series(1, 2000) AS g
 """
 WRITE = (
-    "WITH new AS (INSERT INTO a (v) VALUES (0) RETURNING id) INSERT INTO b (a) SELECT id FROM new; UPDATE a SET v = v + 1 WHERE id % 50 = 0"
+    "WITH new AS (INSERT INTO a (v) VALUES (0) RETURNING id) INSERT INTO b (a) SELECT id FROM new",
+    "UPDATE a SET v = v + 1 WHERE id % 50 = 0",
 )
 STEPS = ["publish", "schema", "create", "copy", "indexes", "follow", "verify"]
 
