@@ -8,6 +8,7 @@ TARGET ?=
 TEST_ARGS ?= -n 4
 SECONDS ?= 600
 KILLS   ?= 40
+READS   ?= 1000
 PAYLOADS ?= 1000000
 SEED    ?=
 comma := ,
@@ -159,7 +160,9 @@ test-spark-delta:
 
 crash-spark: $(VENV)/.dev $(VENV)/.spark
 	SUBSCRIBER_SPARK_KILLS=$(KILLS) $(BIN)/python -m pytest -s -p no:randomly tests/spark/test_kills.py
-	SUBSCRIBER_TEST_SPARK=required $(BIN)/python -m pytest -m 'spark and endurance' tests/delta
+	SUBSCRIBER_TEST_SPARK=required SUBSCRIBER_MAINTENANCE_SECONDS=$(if $(filter file,$(origin SECONDS)),300,$(SECONDS)) \
+		$(BIN)/python -m pytest -m 'spark and endurance' tests/delta
+	SUBSCRIBER_TEST_SPARK=required SUBSCRIBER_REGISTERED_READS=$(READS) $(BIN)/python -m pytest -s tests/delta/test_registration.py -k torn
 
 soak-lake: $(VENV)/.dev
 	SUBSCRIBER_BACKLOG_SECONDS=$(if $(filter file,$(origin SECONDS)),180,$(SECONDS)) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_lake_backlog.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.mark.parametrize("name", ["local", "merge"])
-async def test_table_changes_are_the_changes_of_the_log(
-    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    await changed_lake(tmp_path, random.Random(3), monkeypatch, lambda: engine_of(name, delta, tmp_path))
+def spark_feed(delta: SparkSession) -> Callable[[str, list[str]], Feed]:
+    """Reads the feed of a table by ``table_changes``."""
 
     def fed(uri: str, columns: list[str]) -> Feed:
         texts = [f"CAST({column} AS STRING)" for column in columns]
@@ -33,4 +31,12 @@ async def test_table_changes_are_the_changes_of_the_log(
             found.setdefault(version, (Counter(), Counter()))[side][tuple(values)] += 1
         return found
 
-    assert_fed(tmp_path, fed)
+    return fed
+
+
+@pytest.mark.parametrize("name", ["local", "merge"])
+async def test_table_changes_are_the_changes_of_the_log(
+    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    await changed_lake(tmp_path, random.Random(3), monkeypatch, lambda: engine_of(name, delta, tmp_path))
+    assert_fed(tmp_path, spark_feed(delta))
