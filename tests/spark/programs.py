@@ -88,6 +88,14 @@ def subscriber(publisher: Database, directory: Path, parameters: str, *more: str
     return Running(command, directory / "subscriber.log", os.environ, directory)
 
 
+def program(directory: Path, arguments: Sequence[str], conf: Mapping[str, str], environment: Mapping[str, str]) -> Running:
+    """``subscriber VERB …``, whose executors, if any, have this environment's Python and this program."""
+    command = [sys.executable, "-m", "subscriber", "-v", *arguments]
+    for name, value in conf.items():
+        command += ["--conf", f"{name}={value}"]
+    return Running(command, directory / f"{arguments[0]}.log", {**_environment(Path(sys.executable)), **environment}, directory)
+
+
 def _environment(python: Path) -> dict[str, str]:
     return {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": str(python), "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
 

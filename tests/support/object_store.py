@@ -1,4 +1,7 @@
-"""An object store: moto's S3, as a process. It does not show what is special to a real one (other latencies, other errors)."""
+"""An object store: moto's S3, as a process. It does not show what is special to a real one (other latencies, other errors).
+
+moto keeps objects in memory, so a test cannot kill it. It kills a gate instead: a process that forwards the connections.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 from pyarrow import fs
@@ -17,13 +21,56 @@ from pyarrow import fs
 from subscriber.testing.ports import LOOPBACK, free_port
 
 _SECONDS = 90.0
-_SERVER = """
+_END_WITH_PARENT = """
 import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+"""
+_SERVER = f"""{_END_WITH_PARENT}
 from moto.server import main
 main(sys.argv[1:])
 """
-"""It ends with the process that started it, however that ends."""
+_GATE = f"""{_END_WITH_PARENT}
+import asyncio, contextlib
+
+async def forward(reader, writer):
+    with contextlib.suppress(OSError), contextlib.closing(writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+async def connected(reader, writer):
+    store_reader, store_writer = await asyncio.open_connection("{LOOPBACK}", int(sys.argv[2]))
+    await asyncio.gather(forward(reader, store_writer), forward(store_reader, writer))
+
+async def main():
+    server = await asyncio.start_server(connected, "{LOOPBACK}", int(sys.argv[1]))
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+class Gate:
+    """Forwards connections to the object store. If it is killed, requests in progress end anywhere; some take effect without an answer.
+
+    Attributes:
+        endpoint: for programs that use it.
+    """
+
+    def __init__(self) -> None:
+        self._port, self._store = free_port(), urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
+        self.endpoint = f"http://{LOOPBACK}:{self._port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", _GATE, str(self._port), str(self._store)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        _wait_for(self._process, self._port)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
 
 @contextlib.contextmanager
@@ -35,10 +82,7 @@ def object_store() -> Iterator[str]:
     with tempfile.TemporaryFile() as log, pytest.MonkeyPatch.context() as patch:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         try:
-            deadline = time.monotonic() + _SECONDS
-            while not _answers(port):
-                assert process.poll() is None and time.monotonic() < deadline, "moto's server does not come up"  # noqa: PT018
-                time.sleep(0.05)
+            _wait_for(process, port)
             for name in [name for name in os.environ if name.startswith("AWS_")]:
                 patch.delenv(name)
             environment = {
@@ -59,6 +103,13 @@ def object_store() -> Iterator[str]:
         finally:
             process.kill()
             process.communicate()
+
+
+def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not _answers(port):
+        assert process.poll() is None and time.monotonic() < deadline, "moto's server does not come up"  # noqa: PT018
+        time.sleep(0.05)
 
 
 def _answers(port: int) -> bool:

@@ -140,7 +140,8 @@ class Location:
         if kind != "spark":
             raise ConfigurationError(f'"{parts.scheme}" is not a Spark target', hint=_EXAMPLE)
         if inner and inner != "file":
-            place = f"{inner}://{parts.netloc}"
+            # Spark's name for S3 is s3a
+            place = f"{'s3' if inner == 's3a' else inner}://{parts.netloc}"
             # a secret key may contain a slash; then there is no @ in netloc
             if ":" in parts.netloc and not _WITH_PORT.fullmatch(place):
                 raise ConfigurationError(

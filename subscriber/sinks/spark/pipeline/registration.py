@@ -37,6 +37,7 @@ from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, SnapshotTable
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.session.jobs import first_words, job_errors
+from subscriber.sinks.spark.session.object_stores import hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta
 from subscriber.sinks.spark.tables.delta import LakeDelta
 
@@ -196,7 +197,7 @@ class CatalogRegistration:
 
     def _register(self, snapshot: Snapshot, names: Mapping[TableName, str]) -> None:
         sql = self._spark.sql
-        uris = {name: LakeDelta(self._storage, table.path).uri for name, table in snapshot.tables.items()}
+        uris = {name: hadoop_uri(LakeDelta(self._storage, table.path).uri) for name, table in snapshot.tables.items()}
         if not self._views:
             sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
         columns = {

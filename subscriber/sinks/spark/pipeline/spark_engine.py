@@ -7,7 +7,8 @@ takes longer than a small unit does. There are two kinds of units:
 * If a table's unit would be too large for one task, and the session has Delta's extension, its units only fold their changes
   (``folding.py``), and Delta's own MERGE INTO applies the folded changes. MERGE accepts one source row for each key, and supports neither
   unchanged TOASTed values nor an UPDATE whose row does not exist. So a unit reads the keys and unchanged values that it needs from the
-  table, and writes the final row of each key. MERGE's own commit contains the LSN, by Delta's settings for it.
+  table, and writes the final row of each key. MERGE's own commit contains the LSN, by Delta's settings for it. On S3 this needs a log store
+  that the user has chosen: Delta's default one may replace a version that another program commits at the same time.
 
 MERGE is used for tables with a key and rows. It is not used for REPLICA IDENTITY FULL (it cannot distinguish equal rows), first loads,
 TRUNCATE, new types of columns, and tables with columns of names that MERGE uses itself.
@@ -33,6 +34,7 @@ from subscriber.sinks.spark.pipeline.merge_sql import key_limits, merge_statemen
 from subscriber.sinks.spark.schema.table_schema import folded_name
 from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
+from subscriber.sinks.spark.session.object_stores import creates_versions_once, hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta, refuse_connect, require_delta_jar
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.table_errors import CommitConflict
@@ -89,7 +91,7 @@ class SparkEngine(Engine):
         large_unit: as a multiple of the target, the rows of a unit above which MERGE is used.
 
     Raises:
-        ConfigurationError: the session has Delta's extension, but not a jar that fits; or it is one of Spark Connect.
+        ConfigurationError: the session has Delta's extension, but a jar is missing or does not fit; or it is one of Spark Connect.
         SparkLost: Spark has ended.
     """
 
@@ -106,6 +108,7 @@ class SparkEngine(Engine):
             self._can_merge = has_delta(spark)
             if self._can_merge:
                 require_delta_jar(spark)
+                self._can_merge = creates_versions_once(spark, location)
         except job_errors() as error:
             raise job_failed(spark, error) from error
         self._sessions: dict[str, SparkSession] = {}
@@ -124,8 +127,8 @@ class SparkEngine(Engine):
             if not self._can_merge and work.application not in self._warned and is_merged(work, self._large_unit):
                 self._warned.add(work.application)
                 _log.warning(
-                    'table "%s": a task holds more than %d files in memory, because the session has no MERGE INTO'
-                    " (hint: docs/explanation/lake.md says how to give it Delta's extension)",
+                    'table "%s": a task holds more than %d files in memory, because MERGE INTO cannot be used'
+                    " (hint: docs/explanation/lake.md says what it needs)",
                     work.name,
                     self._large_unit,
                 )
@@ -183,7 +186,7 @@ class SparkEngine(Engine):
             session = self._session(work)
             _name_jobs(self._spark.sparkContext, job_name("MERGE INTO", [work.name], Lsn(work.task.after), work.source.reached))
             self._read(session, files).createOrReplaceTempView("changes")
-            session.sql(merge_statement(work.delta.uri, schema, "changes", deleted_flag(schema), limits, known=known))
+            session.sql(merge_statement(hadoop_uri(work.delta.uri), schema, "changes", deleted_flag(schema), limits, known=known))
         except job_errors() as error:
             text = str(error)
             if "DELTA_CONCURRENT" in text or "ConcurrentModification" in text:
@@ -214,7 +217,7 @@ class SparkEngine(Engine):
         # Spark takes the size of the files for the size of the rows in memory. Then a task would hold more than fits
         factor = sum(file.memory for file in files) / sum(file.size for file in files)
         session.conf.set("spark.sql.sources.fileCompressionFactor", str(max(factor, 1.0)))
-        return session.read.parquet(*(escape_glob(f"{root}/{file.path}") for file in files))
+        return session.read.parquet(*(escape_glob(hadoop_uri(f"{root}/{file.path}")) for file in files))
 
 
 def _name_jobs(context: SparkContext, name: str) -> None:

@@ -15,6 +15,7 @@ from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.schema.table_schema import SPECIAL
+from subscriber.sinks.spark.session.object_stores import hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class LakeSnapshot:
         pinned = PinnedTable(storage, where.path, where.version)
         opened = pinned.open()
         if has_delta(self._spark):
-            return self._spark.read.format("delta").option("versionAsOf", where.version).load(pinned.uri)
+            return self._spark.read.format("delta").option("versionAsOf", where.version).load(hadoop_uri(pinned.uri))
         from pyspark.sql.types import StructType  # noqa: PLC0415 -- an extra
 
         if not pinned.is_plain:
@@ -148,7 +149,7 @@ class LakeSnapshot:
             reader = self._spark.read.format(PostgresSnapshot.name()).option("table", name).option("asOfLsn", str(self.lsn))
             return reader.load(self._target)
         schema = StructType.fromJson(json.loads(opened.schema().to_json()))
-        files = [escape_glob(f"{pinned.uri}/{file.path}") for file in pinned.files()]
+        files = [escape_glob(hadoop_uri(f"{pinned.uri}/{file.path}")) for file in pinned.files()]
         if not files:
             return self._spark.createDataFrame([], schema)
         # independent of the calendar that the session assumes for files without Spark's mark

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.sinks.spark.session.java import find_java
 from subscriber.sinks.spark.session.jobs import end_session, first_words, job_errors
+from subscriber.sinks.spark.session.object_stores import s3a_conf
 from subscriber.sinks.spark.session.user_conf import user_conf
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         if local:
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         theirs = _submitted_conf() if is_under_spark() else user_conf()
-        settings = {name: value for name, value in {**_CONF, **(_LOCAL if local else {})}.items() if name not in theirs}
+        defaults = {**_CONF, **s3a_conf(), **(_LOCAL if local else {})}
+        settings = {name: value for name, value in defaults.items() if name not in theirs}
         for name, value in {**settings, **(conf or {})}.items():
             builder = builder.config(name, value)
         failures: tuple[type[Exception], ...] = (*job_errors(), RuntimeError)
