@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
 
-from subscriber import Subscription, Until
+from subscriber import ConfigurationError, Subscription, Until
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
+from subscriber.sinks.spark.session.object_stores import creates_versions_once
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from tests.crash.process import QUICK as QUICK_SETTINGS
@@ -30,6 +32,9 @@ from tests.support.database import Database
 from tests.support.lakes import applied, apply_all, assert_same, storage
 from tests.support.object_store import Gate, object_store
 from tests.support.replica import QUICK
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
 
@@ -108,6 +113,22 @@ async def test_merge_and_readers_open_tables_by_s3a(publisher18_db: Database, la
         subprocess.run, [sys.executable, "-c", READ, target, *settings], capture_output=True, text=True, timeout=400, check=False
     )
     assert read.stdout.splitlines() == ["sum public.left_side 1930", "sum public.right_side 2070"], read.stderr[-3000:]
+
+
+def test_merge_on_s3_needs_a_chosen_log_store_and_the_connector(delta: SparkSession) -> None:
+    """The session of these tests has Delta's jar, but not the one of S3."""
+    uri = "s3://bucket/lake"
+    assert not creates_versions_once(delta, uri)
+    assert creates_versions_once(delta, "gs://bucket/lake")
+    assert creates_versions_once(delta, None)
+    delta.conf.set("spark.delta.logStore.s3a.impl", "io.delta.storage.S3SingleDriverLogStore")
+    try:
+        with pytest.raises(ConfigurationError, match="its jar is missing") as raised:
+            creates_versions_once(delta, uri)
+    finally:
+        delta.conf.unset("spark.delta.logStore.s3a.impl")
+    assert raised.value.hint is not None
+    assert "org.apache.hadoop:hadoop-aws" in raised.value.hint
 
 
 @pytest.fixture

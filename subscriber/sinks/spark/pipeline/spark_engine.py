@@ -108,7 +108,7 @@ class SparkEngine(Engine):
             self._can_merge = has_delta(spark)
             if self._can_merge:
                 require_delta_jar(spark)
-                self._can_merge = creates_versions_once(spark, location)
+                self._can_merge = creates_versions_once(spark, location.uri)
         except job_errors() as error:
             raise job_failed(spark, error) from error
         self._sessions: dict[str, SparkSession] = {}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.session.jobs import job_errors
 
 if TYPE_CHECKING:
@@ -43,15 +42,19 @@ def s3a_conf(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return found
 
 
-def creates_versions_once(spark: SparkSession, location: Location) -> bool:
+def creates_versions_once(spark: SparkSession, uri: str | None) -> bool:
     """Whether Delta's own commits never replace a version that another program has committed.
 
     On S3 they may do so, unless the user has chosen Delta's log store.
 
+    Args:
+        spark: the session of the applier.
+        uri: of the lake. None: it is a directory.
+
     Raises:
         ConfigurationError: the user has chosen one, but the session cannot access S3.
     """
-    if location.uri is None or urlsplit(location.uri).scheme != _S3:
+    if uri is None or urlsplit(uri).scheme != _S3:
         return True
     if not any(spark.conf.get(name, None) for name in _LOG_STORES):
         return False

@@ -87,6 +87,7 @@ def test_a_url_is_read() -> None:
     assert Location.parse("spark+hdfs://me@name:8020/lake") == Location(uri="hdfs://me@name:8020/lake")
     assert Location.parse("spark+abfs://container@account.dfs.core.windows.net/a").uri == "abfs://container@account.dfs.core.windows.net/a"
     assert Location.parse("spark+s3://bucket/prefix?batch_delay=1s") == Location(uri="s3://bucket/prefix", delay=1.0)
+    assert Location.parse("spark+s3a://bucket/prefix") == Location(uri="s3://bucket/prefix")
     paced = Location.parse("spark:///a?freshness=1min&max_write_rate=10MB/s&retain_hours=48")
     assert paced == Location(path="/a", freshness=60.0, max_write_rate=10 * 1024**2, retain_hours=48)
     assert paced.changed({"freshness": "500ms"}) == Location(path="/a", freshness=0.5, max_write_rate=10 * 1024**2, retain_hours=48)
