@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from subscriber.errors import ConfigurationError
@@ -58,8 +58,9 @@ def creates_versions_once(spark: SparkSession, uri: str | None) -> bool:
         return True
     if not any(spark.conf.get(name, None) for name in _LOG_STORES):
         return False
+    java: Any = spark.sparkContext._jvm  # noqa: SLF001 -- pyspark has no other way to ask
     try:
-        spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader().loadClass(_CONNECTOR)  # type: ignore[union-attr]  # noqa: SLF001 -- pyspark has no other way to ask
+        java.Thread.currentThread().getContextClassLoader().loadClass(_CONNECTOR)
     except job_errors():
         raise ConfigurationError(
             "MERGE INTO on S3 needs Hadoop's S3 connector, but its jar is missing",
