@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
-from subscriber.threads import run_in_thread
+from subscriber.threads import run_in_thread, to_its_end
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["LakeSessions", "OpenedSparkSink"]
@@ -278,7 +278,8 @@ class OpenedSparkSink:
 
         async def export() -> tuple[str, int]:
             stream = await self._streaming()
-            await _whole(stream.land())
+            # a batch that is not landed completely would have to be sent again
+            await to_its_end(stream.land())
             landed = stream.lander.zone.last
             await run_in_thread(lambda: write_boundary(self.lake.storage, landed))
             return str(landed), 0
@@ -297,15 +298,3 @@ class OpenedSparkSink:
         shared = self._sessions
         copying = shared.location.copying(shared.settings)
         return made(table, lambda: shared.lake, shared.lock, shared.catalog, self.statistics, copying=copying)
-
-
-async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work to its end even if the caller is cancelled: a batch that is not landed completely would have to be sent again."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()
-        raise
