@@ -1,7 +1,7 @@
 """Requests of other processes to the one that runs a lake's subscription: :class:`subscriber.catalog.snapshot_requests.Requests`.
 
 ``snapshot_request.json`` is written by the verb, and ``snapshot_answer.json`` by the process. Each has one writer, so no lock is needed to
-change a state. Neither is durable: a request does not outlive the verb.
+change a state. Neither is durable: a request does not outlive the verb. One that a crash of the machine has damaged is ignored.
 
 ``boundary.json`` has the end of a landed batch. A round of the applier that reaches it ends there, so that a snapshot with exactly these
 batches is published. It is written while nothing is landed. So an applier that knows a later batch also finds the boundary, if it reads
@@ -21,8 +21,9 @@ from subscriber.catalog.snapshot_requests import RequestState, SnapshotRequest
 from subscriber.errors import SubscriptionInUse
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.status_files import read_quietly
 from subscriber.sinks.spark.catalog.subscriptions import locks
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.file_lock import FileLock, is_held
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.threads import run_in_thread
@@ -55,11 +56,11 @@ class LakeRequests:
         return await run_in_thread(self._read)
 
     def _read(self) -> SnapshotRequest | None:
-        request, answer = read_document(self._storage, _REQUEST), read_document(self._storage, _ANSWER)
-        if request is None:
+        request, answer = read_quietly(self._storage, _REQUEST), read_quietly(self._storage, _ANSWER)
+        if not request:
             return None
         number, state, said = request["request"], RequestState.REQUESTED, {}
-        if answer is not None and answer["request"] == number:
+        if answer and answer["request"] == number:
             state, said = RequestState(answer["state"]), answer["answer"]
         return SnapshotRequest(number, RequestState.DONE if request["done"] else state, request["payload"], said)
 
@@ -135,8 +136,8 @@ def read_boundary(storage: Storage) -> Lsn:
     """The end of the batch that a round must end with. Read the batches before.
 
     Raises:
-        TargetError: it cannot be read.
+        TargetUnavailable: the lake cannot be read.
     """
     # an object store has no verbs
-    found = read_document(storage, _BOUNDARY) if storage.root is not None else None
-    return Lsn.parse(found["landed"]) if found is not None else INVALID_LSN
+    found = read_quietly(storage, _BOUNDARY) if storage.root is not None else {}
+    return Lsn.parse(found["landed"]) if found else INVALID_LSN

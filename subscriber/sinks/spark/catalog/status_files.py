@@ -50,7 +50,7 @@ _APPLIER_COUNTERS: Final = ("confl_update_missing", "confl_delete_missing")
 
 
 def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
-    """Read a document that is only for monitoring. The result is empty if it is missing or damaged.
+    """Read a document that is not durable. The result is empty if it is missing or damaged.
 
     Raises:
         TargetUnavailable: the lake cannot be read.
