@@ -58,6 +58,7 @@ _SMALL_FILES: Final = 64
 """Compaction starts at this number of files with less than a quarter of the target."""
 _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
+_SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,8 @@ class ChangeLog:
             snapshot: the published snapshot.
             since: what the last call returned.
             enough: number of files.
-            is_applied: whether a table has its copy. None: there is no Delta table. In the snapshot, the same name may be the table from
-                before it was copied again.
+            is_applied: whether a table has its copy. None: there is no Delta table. It raises TableStopped if the table cannot be read.
+                In the snapshot, the same name may be the table from before it was copied again.
 
         Raises:
             TargetError: the log cannot be written. Nothing is removed.
@@ -134,12 +135,25 @@ class ChangeLog:
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=snapshot.landed)
         waiting = sum(len(manifest.files) for manifest in manifests if manifest.end > since)
         state = self._lake.state
-        tables = {name: table for name, table in state.tables.items() if _has_copy(snapshot, name, table, is_applied)}
+        unknown: set[int] = set()
+
+        def has_its_copy(name: TableName, table: LakeTable) -> bool | None:
+            try:
+                return is_applied(name, table)
+            except TableStopped:
+                # its log continues, unless a copy waits that the table may lack
+                if table.entry.state in _SYNCHRONIZED and not self._storage.files(copy_directory(table)):
+                    return True
+                unknown.add(table.id)
+                return False
+
+        tables = {name: table for name, table in state.tables.items() if _has_copy(snapshot, name, table, has_its_copy)}
+        kept = frozenset(unknown)
         # a copy that a later copy replaced before it was applied is no longer needed either
         left = [
             (name, table)
             for name, table in state.removed.items()
-            if table.until is not None and (name in tables or is_applied(name, table))
+            if table.until is not None and (name in tables or has_its_copy(name, table))
         ]
         copies = [
             (name, table) for name, table in (*tables.items(), *left) if table.generation and self._storage.files(copy_directory(table))
@@ -155,7 +169,7 @@ class ChangeLog:
         for name, table in copies:
             if name not in self._stopped:
                 self._storage.remove_directory(copy_directory(table))
-        self._remove_landed(manifests, snapshot.needed)
+        self._remove_landed(manifests, snapshot.needed, kept)
         return snapshot.landed
 
     def _append_all(self, name: TableName, table: LakeTable | None, manifests: Sequence[Manifest], landed: Lsn) -> None:
@@ -164,12 +178,21 @@ class ChangeLog:
             if table is not None:
                 self._append_since_removed(name, table, manifests, landed)
         except TableStopped as error:
-            log, known = self._log(name, table or self._lake.state.removed[name]), self._stopped.get(name)
-            self._stopped[name] = StoppedLog(error.one_line(), log.version if log.is_there else None)
+            known, log = self._stopped.get(name), self._log(name, table or self._lake.state.removed[name])
+            # open it again: it may have been read before it was damaged
+            del self._logs[log.directory]
+            self._stopped[name] = StoppedLog(error.one_line(), self._readable_version(name))
             if known is None or known.error != error.one_line():
                 _logger.error('the change log of table "%s" gets nothing more: %s', name, error.one_line())
         else:
             self._stopped.pop(name, None)
+
+    def _readable_version(self, name: TableName) -> int | None:
+        log = self._log(name, self._lake.state.tables.get(name) or self._lake.state.removed[name])
+        try:
+            return log.version if log.load() else None
+        except TableStopped:
+            return None
 
     def _has_changed(self, name: TableName, stop: StoppedLog) -> bool:
         log = self._log(name, self._lake.state.tables.get(name) or self._lake.state.removed[name])
@@ -178,17 +201,19 @@ class ChangeLog:
         except TableStopped:
             return False
 
-    def _remove_landed(self, manifests: Sequence[Manifest], needed: Lsn) -> None:
+    def _remove_landed(self, manifests: Sequence[Manifest], needed: Lsn, kept_tables: frozenset[int]) -> None:
         """Remove landed files that are in the tables and in the logs. A file of an applier that was killed amid this goes, too.
 
         Args:
             manifests: up to the snapshot.
             needed: stopped tables need the files after this LSN.
+            kept_tables: the numbers of tables whose logs cannot be written yet.
         """
         if not manifests:
             return
         state = self._lake.state
         stopped = {table.id for name in self._stopped for table in (state.tables.get(name), state.removed.get(name)) if table is not None}
+        stopped |= kept_tables
         last = manifests[-1].end
         first = next((manifest.end for manifest in manifests if manifest.end > needed), last)
         kept = next((one.end for one in manifests if any(file.table_id in stopped for file in one.files)), last)

@@ -62,12 +62,14 @@ class OpenTables:
         return True
 
     def is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool | None:
-        """Whether the table has been committed since its last copy. False if it cannot be read. None if there is no Delta table."""
+        """Whether the table has been committed since its last copy. None if there is no Delta table.
+
+        Raises:
+            TableStopped: it cannot be read.
+            TargetError: its file system cannot be read.
+        """
         delta = self.of(name, table)
-        try:
-            return delta.applied(application(lake, table)) is not None if delta.load() else None
-        except TableStopped:
-            return False
+        return delta.applied(application(lake, table)) is not None if delta.load() else None
 
 
 def application(lake: Lake, table: LakeTable) -> str:

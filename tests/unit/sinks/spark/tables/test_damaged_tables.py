@@ -132,3 +132,53 @@ async def test_damaged_change_log_gets_nothing_until_its_directory_is_removed(tm
     work.tidy()
     assert not work.progress.stopped_logs
     assert DeltaTable(str(log)).to_pyarrow_table()["_lsn"].to_pylist() == [300, 400]
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_change_log_of_a_damaged_table_lacks_nothing(tmp_path: Path, noticed: bool) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    work = applier(tmp_path)
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    all_rounds(work)
+    await land(sink, 300, Update(5, None, None, row("1", "b")), Update(6, None, None, row("1", "b")))
+    all_rounds(work)
+    last = commit(tmp_path / "tables/public/t", 2)
+    whole = last.read_bytes()
+    if noticed:
+        last.write_bytes(b"garbage")
+    work = applier(tmp_path)
+    await land(sink, 400, Update(5, None, None, row("1", "c")), Update(6, None, None, row("1", "c")))
+    assert (TABLE in all_rounds(work).stopped) is noticed
+    if not noticed:
+        work._tables.opened.clear()
+        last.write_bytes(b"garbage")
+    work.tidy(now=True)
+    last.write_bytes(whole)
+    await land(sink, 500, Update(5, None, None, row("1", "d")), Update(6, None, None, row("1", "d")))
+    await sink.close()
+    work = applier(tmp_path)
+    assert not all_rounds(work).stopped
+    work.tidy(now=True)
+    for name in ("t", "other"):
+        log = DeltaTable(str(tmp_path / f"log/public/{name}")).to_pyarrow_table().sort_by("_lsn")
+        assert log["note"].to_pylist() == ["a", "b", "c", "d"]
+    assert len(list((tmp_path / "landing").glob("*.json"))) == 1
+
+
+async def test_change_log_continues_at_once_when_it_is_restored(tmp_path: Path) -> None:
+    sink = await damaged(tmp_path, "none")
+    work = applier(tmp_path)
+    all_rounds(work)
+    work.tidy(now=True)
+    await land(sink, 500, Update(5, None, None, row("1", "d")))
+    await sink.close()
+    all_rounds(work)
+    last = max((tmp_path / "log/public/t" / LOG).glob("*.json"))
+    whole = last.read_bytes()
+    last.write_bytes(b"garbage")
+    work.tidy(now=True)
+    assert TABLE in work.progress.stopped_logs
+    last.write_bytes(whole)
+    work.tidy()
+    assert not work.progress.stopped_logs
+    assert max(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["_lsn"].to_pylist()) == 500
