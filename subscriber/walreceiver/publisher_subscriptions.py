@@ -24,14 +24,12 @@ class SubscribedTable:
         subscription: the subscription's name.
         slot_name: the subscription's slot on its own publisher, or None.
         takes_any_origin: whether it also receives changes that its own publisher replicated from elsewhere (origin = any).
-        enabled: whether it may run.
     """
 
     table: TableName
     subscription: str
     slot_name: str | None
     takes_any_origin: bool
-    enabled: bool
 
 
 _RELATED: Final = """
@@ -50,9 +48,9 @@ SELECT DISTINCT n.nspname, c.relname, {columns}
  ORDER BY 1, 2, 3
 """
 
-_COLUMNS: Final = "s.subname, s.subslotname, s.suborigin, s.subenabled"
+_COLUMNS: Final = "s.subname, s.subslotname, s.suborigin"
 
-_COLUMNS_BEFORE_16: Final = "s.subname, s.subslotname, 'any', s.subenabled"
+_COLUMNS_BEFORE_16: Final = "s.subname, s.subslotname, 'any'"
 
 _BY_OID: Final = """{schema}.pg_subscription_rel AS sr ON sr.srrelid = related.relid
   JOIN {schema}.pg_subscription AS s ON s.oid = sr.srsubid"""
@@ -85,6 +83,6 @@ async def subscribed_tables(connection: WalReceiverConnection, publications: Seq
         except PublisherError:
             continue
     return [
-        SubscribedTable(TableName(namespace or "", table or ""), name or "", slot, origin == "any", enabled == "t")
-        for namespace, table, name, slot, origin, enabled in rows
+        SubscribedTable(TableName(namespace or "", table or ""), name or "", slot, origin == "any")
+        for namespace, table, name, slot, origin in rows
     ]

@@ -358,8 +358,8 @@ def test_check_warns_where_replication_can_work(replication: ReplicationSetup) -
         assert sum(message in line for line in lines) == 1
     done = replication.run("--until-caught-up")
     assert done.status == 0
-    # the same warnings, at the first start
-    assert len(done.errors.splitlines()) == len(lines)
+    # the same warnings, at the first start; only `check` compares keys and indexes
+    assert len(done.errors.splitlines()) == sum("the schema of the target differs" not in line for line in lines)
     assert all(" WARNING " in line for line in done.errors.splitlines())
 
 

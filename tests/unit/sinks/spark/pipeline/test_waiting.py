@@ -82,6 +82,7 @@ class Registered(CatalogRegistration):
         self._do()
 
 
+@pytest.mark.spark
 async def test_unexpected_error_of_the_registration_ends_the_applier(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path))
     await land(sink, 200, KEYED, Insert(5, row("1", "a")))
