@@ -29,6 +29,7 @@ class PendingChanges:
 
     Attributes:
         reached: the LSN of the table after these files are applied.
+        begins: its LSN before.
         files: paths relative to the lake, in order.
         size: of all files, in bytes.
         schemas: in order; neighbours are different. Empty if there is no description of the table.
@@ -40,6 +41,10 @@ class PendingChanges:
     size: int = 0
     schemas: list[TableSchema] = field(default_factory=list)
     described: list[TableSchema] = field(default_factory=list)
+    begins: Lsn = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begins = self.reached
 
     def add(self, files: Sequence[LandedFile]) -> None:
         for file in files:

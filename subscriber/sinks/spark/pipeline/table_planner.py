@@ -198,7 +198,7 @@ class TablePlanner:
         copying = copy_application(application(lake, table))
         if delta.applied(copying) is None:
             if not delta.is_there:
-                delta.create(copied.schema.current)
+                delta.create(copied.schema.current, copied.lsn)
             note = commit_note("copy", copied.lsn)
             delta.commit(copied.base, (), copying, copied.lsn, note=note, overwrite=copied.schema.current)
         self._checks.require_ours_since_copy(lake, table, delta)
@@ -222,7 +222,7 @@ class TablePlanner:
             TargetError: it cannot be written.
         """
         if not work.delta.is_there:
-            work.delta.create(work.task.schema.current)
+            work.delta.create(work.task.schema.current, work.source.begins)
         elif work.overwrite is None:
             work.delta.add_columns(work.task.schema.current)
         if work.overwrite is None:

@@ -132,7 +132,7 @@ class LakeTables:
             raise RelationError(f"the lake has stopped it: {stop.error}")
         if where is None:
             raise RelationError(f"it is not in the snapshot at {self._snapshot.lsn}", hint="verify again when it is synchronized")
-        pinned = PinnedTable(self._storage, where.path, where.version)
+        pinned = PinnedTable(self._storage, where.path, where.version, where.applied)
         present = await run_in_thread(lambda: pinned.schema)
         (described,) = resolve_fields(present.names, [TableSchema.of_published(published)])
         fields = [column.field for column in described.columns]

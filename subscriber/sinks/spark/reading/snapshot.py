@@ -136,7 +136,7 @@ class LakeSnapshot:
         """
         where = find_table(self._found, name)
         storage = Storage.open(Location.of(self._target))
-        pinned = PinnedTable(storage, where.path, where.version)
+        pinned = PinnedTable(storage, where.path, where.version, where.applied)
         opened = pinned.open()
         if has_delta(self._spark):
             return self._spark.read.format("delta").option("versionAsOf", where.version).load(hadoop_uri(pinned.uri))

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.reading.options import arrow_schema, table_options
@@ -40,8 +41,8 @@ class PostgresSnapshot(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._found: tuple[str, int] | None = None
-        """Directory and version of the table. They stay as they were first found."""
+        self._found: tuple[str, int, Lsn | None] | None = None
+        """Directory, version and LSN of the table. They stay as they were first found."""
 
     @classmethod
     def name(cls) -> str:
@@ -53,7 +54,7 @@ class PostgresSnapshot(DataSource):
         if self._found is None:
             found = find_snapshot(storage, self.options.get("asOfLsn"), self.options.get("asOfTimestamp"))
             where = find_table(found, str(table))
-            self._found = where.path, where.version
+            self._found = where.path, where.version, where.applied
         return PinnedTable(storage, *self._found)
 
     def schema(self) -> StructType:
@@ -74,13 +75,13 @@ class _Partition(InputPartition):
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, path: str, directory: str, version: int, schema: pa.Schema) -> None:
-        self._place = path, directory, version
+    def __init__(self, path: str, directory: str, version: int, applied: Lsn | None, schema: pa.Schema) -> None:
+        self._place = path, directory, version, applied
         self._schema = schema
 
     def _table(self) -> PinnedTable:
-        path, directory, version = self._place
-        return PinnedTable(Storage.open(Location.of(path)), directory, version)
+        path, directory, version, applied = self._place
+        return PinnedTable(Storage.open(Location.of(path)), directory, version, applied)
 
     def partitions(self) -> Sequence[InputPartition]:
         return [_Partition(file) for file in self._table().files()]

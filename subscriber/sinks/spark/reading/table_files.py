@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import conformed
@@ -40,12 +41,14 @@ class PinnedTable:
         storage: of the lake.
         directory: of the table, relative to the lake.
         version: Delta's version number.
+        applied: the LSN of that version. None: it is not known.
     """
 
-    def __init__(self, storage: Storage, directory: str, version: int) -> None:
+    def __init__(self, storage: Storage, directory: str, version: int, applied: Lsn | None = None) -> None:
         self._storage = storage
         self._delta = LakeDelta(storage, directory)
         self._version = version
+        self._applied = applied
         self._opened: DeltaTable | None = None
         self.uri = self._delta.uri
 
@@ -62,6 +65,13 @@ class PinnedTable:
                 raise TargetError(
                     f"Delta table {self.uri} has no version {self._version} any more", hint="its log was removed; read a newer snapshot"
                 ) from error
+            # after the log: it is written before a log begins again
+            begins = self._delta.begins()
+            if self._applied is not None and begins is not None and self._applied < begins:
+                self._opened = None
+                raise TargetError(
+                    f"Delta table {self.uri} was removed or damaged, and began again at {begins}", hint="read a newer snapshot"
+                )
         return self._opened
 
     @property

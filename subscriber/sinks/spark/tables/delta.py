@@ -25,6 +25,7 @@ from pyroaring import BitMap
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of, commit_by_library, row_count, stored_vectors
 from subscriber.sinks.spark.tables.data_file import DataFile
@@ -49,6 +50,8 @@ _HOURS: Final = re.compile(r"interval (\d+) hours")
 _NEW_COLUMNS: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "new columns"})})
 _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "retention"})})
 _WITHOUT_ZONE: Final = "timestampNtz"
+_BEGUN: Final = "_begun.json"
+"""Delta ignores names that begin with an underscore."""
 _LAST_COMMITS: Final = 10
 """How many of the last commits of a newly opened table may not be durable yet."""
 
@@ -100,14 +103,21 @@ class LakeDelta:
         self._storage.remove_directory(f"{self.directory}/{LOG}")
         self._table = None
 
-    def create(self, schema: pa.Schema) -> None:
+    def create(self, schema: pa.Schema, begins: Lsn | None = None) -> None:
         """Create the table, empty.
+
+        Args:
+            schema: its columns.
+            begins: every snapshot that has the table has it at this LSN or later. An earlier one had another table in this directory,
+                with versions of the same numbers.
 
         Raises:
             CommitConflict: another writer created it at the same time. It may have rows already.
             TargetError: it cannot be created.
         """
         self._storage.make_directory(self.directory)
+        if begins is not None:
+            write_document(self._storage, f"{self.directory}/{_BEGUN}", {"lsn": str(begins)})
         with self._translated():
             self._durable, self._log = -1, TableLog(self._storage, self.directory)
             self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration={**_PROPERTIES, **self._retention()})
@@ -115,6 +125,15 @@ class LakeDelta:
             raise CommitConflict(self.uri)
         self._storage.sync([self.directory])
         self._sync_log()
+
+    def begins(self) -> Lsn | None:
+        """What :meth:`create` was told. None: nothing.
+
+        Raises:
+            TargetError: it cannot be read.
+        """
+        found = read_document(self._storage, f"{self.directory}/{_BEGUN}")
+        return None if found is None else Lsn.parse(found["lsn"])
 
     def _retention(self) -> dict[str, str]:
         return dict.fromkeys(_RETENTION, f"interval {self._retain_hours} hours")

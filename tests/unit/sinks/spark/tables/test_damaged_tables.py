@@ -11,8 +11,11 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableEntry, TableState
 from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Update
+from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
@@ -87,6 +90,29 @@ async def test_damaged_table_leaves_the_snapshot_alone_and_a_new_copy_repairs_it
     assert rows(tmp_path) == [(1, "c"), (7, "seven"), (8, "eight")]
     work.tidy(now=True)
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("damage", ["garbage", "log"])
+async def test_earlier_snapshots_do_not_read_the_table_that_began_again(tmp_path: Path, damage: str) -> None:
+    sink = await damaged(tmp_path, damage)
+    work = applier(tmp_path)
+    assert all_rounds(work).stopped
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\tc\n7\tseven\n", 500)
+    all_rounds(work)
+    await land(sink, 600, Insert(5, row("8", "eight")))
+    await sink.close()
+    newest = all_rounds(work)
+    earlier = Snapshots(storage(tmp_path)).as_of_landed(Lsn(300))
+    assert earlier is not None
+    assert earlier.tables[TABLE].version <= newest.tables[TABLE].version
+    old, new = (
+        PinnedTable(storage(tmp_path), table.path, table.version, table.applied) for table in (earlier.tables[TABLE], newest.tables[TABLE])
+    )
+    with pytest.raises(TargetError, match="began again"):
+        old.files()
+    assert new.files()
 
 
 async def test_damaged_table_continues_once_its_log_is_restored(tmp_path: Path) -> None:
