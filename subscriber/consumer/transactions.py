@@ -301,9 +301,11 @@ class TransactionStream(Generic[Received_co]):
     async def _disconnect(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            if session.receiver.peek() is None:
-                await self._follow_idle(session)
-            await session.close()
+            try:
+                if session.receiver.peek() is None:
+                    await self._follow_idle(session)
+            finally:
+                await session.close()
 
 
 def _happened_at(event: Event) -> Lsn:

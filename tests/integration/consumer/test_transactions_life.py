@@ -15,6 +15,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.consumer.received import ReceivedTransaction
 from subscriber.consumer.transactions import transactions
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, PublisherUnavailable, SlotInUse
+from subscriber.protocol.lsn import Lsn
 from subscriber.transaction.changes import InsertChange
 from tests.support.database import Database
 from tests.support.received import SOON, TIMEOUT, changes, cut_connection, eventually, first, simple, slots
@@ -215,3 +216,24 @@ async def test_stop_while_the_publisher_is_away(source: Database) -> None:
     found: AsyncIterator[ReceivedTransaction] = aiter(stream)
     with pytest.raises(StopAsyncIteration):
         await anext(found)
+
+
+async def test_a_position_that_cannot_be_stored_leaves_no_connection(source: Database) -> None:
+    async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
+        pass
+
+    async def refuse(lsn: Lsn) -> None:
+        raise ConfigurationError(f"cannot store {lsn}", hint="none")
+
+    stream = transactions(source.conninfo(), publications=["p"], slot_name="s", start_lsn=source.current_lsn(), advance=refuse)
+    source.execute("CREATE TABLE other (id int)")
+    sessions: list[object] = []  # a connection that nobody has is closed anyway
+
+    async def read() -> None:
+        async with asyncio.timeout(TIMEOUT), stream:
+            sessions.append(stream._session)
+            await first(stream)
+
+    with pytest.raises(ConfigurationError, match="cannot store"):
+        await read()
+    await eventually(source, "SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
