@@ -56,6 +56,12 @@ LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
 WHERE d.datname = pg_catalog.current_database() AND a.privilege_type = 'CONNECT'
 ORDER BY 1
 """
+_OVERRIDES: Final = """
+SELECT DISTINCT r.rolname FROM pg_catalog.pg_db_role_setting s JOIN pg_catalog.pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) AS c
+WHERE s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())) AND r.rolcanlogin
+  AND c LIKE 'default_transaction_read_only=%' AND lower(c) NOT LIKE ALL (ARRAY['%=on', '%=true', '%=yes', '%=1'])
+ORDER BY 1
+"""
 _EMPTY: Final = """
 SELECT NOT EXISTS (
     SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'subscriber'
@@ -142,10 +148,9 @@ class Fence:
     async def problems(self, kind: str) -> list[tuple[str, str]]:
         """What keeps the database from being closed: errors, each with a hint."""
         async with await self._session() as session:
-            ((role, owner, superuser, standby),) = await session.execute(
-                "SELECT current_user, pg_catalog.pg_has_role(d.datdba, 'USAGE'), r.rolsuper, pg_catalog.pg_is_in_recovery()"
-                " FROM pg_catalog.pg_database d, pg_catalog.pg_roles r WHERE d.datname = pg_catalog.current_database()"
-                " AND r.rolname = current_user"
+            ((role, owner, standby),) = await session.execute(
+                "SELECT current_user, pg_catalog.pg_has_role(d.datdba, 'USAGE'), pg_catalog.pg_is_in_recovery()"
+                " FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
             )
             if standby == "t":
                 return [(f"{self._place} is in recovery: writers cannot be kept out there", "connect to the primary server")]
@@ -158,9 +163,20 @@ class Fence:
             stuck = [each for each in await self._others(session) if not each.may_end]
             if stuck:
                 found.append(
-                    (f'role "{role}" may not end {stuck[0].text} in {self._place}', "GRANT pg_signal_backend to it, or end the session")
+                    (
+                        f'role "{role}" may not end {stuck[0].text} in {self._place}',
+                        "GRANT pg_signal_backend and pg_read_all_stats to it, or end the session",
+                    )
                 )
-            if kind == FenceKind.REVOKE and superuser != "t":
+            if kind == FenceKind.READ_ONLY:
+                found += [
+                    (
+                        f'role "{other}" has its own default_transaction_read_only, which counts more than that of {self._place}',
+                        f"ALTER ROLE {quote_identifier(other or '')} RESET default_transaction_read_only (or … IN DATABASE …)",
+                    )
+                    for (other,) in await session.execute(_OVERRIDES)
+                ]
+            if kind == FenceKind.REVOKE:
                 foreign = await session.execute(
                     "SELECT DISTINCT a.grantor::pg_catalog.regrole FROM pg_catalog.pg_database d, pg_catalog.aclexplode(d.datacl) a"
                     " WHERE d.datname = pg_catalog.current_database() AND a.privilege_type = 'CONNECT' AND a.grantor <> d.datdba"
@@ -174,15 +190,19 @@ class Fence:
             return await _prepared(session)
 
     async def close(self, kind: str) -> None:
-        """Keep writers out. Durable on return. Does nothing if the database is closed already.
+        """Keep writers out. Durable on return. A database that is closed already stays as it is.
 
         Raises:
             ConfigurationError: a session cannot be ended, or does not end. The database stays closed.
             PublisherError: or a subclass.
         """
         async with await self._session() as session:
-            if await self._row(session) is None:
+            found = await self._row(session)
+            if found is None:
                 await self._close(session, kind)
+            else:
+                # what opens it later is in the row
+                kind = found[1] or ""
             if kind.startswith(FenceKind.COMMAND):
                 await self._run(kind.removeprefix(FenceKind.COMMAND), self._variables("close"))
             await self._end_others(session)
@@ -249,7 +269,10 @@ class Fence:
         """SQL for people that lets writers in."""
         async with await self._session() as session:
             found = await self._row(session)
-            return "; ".join(await self.opening(session, found[1] or "", found[2] or "[]")) if found is not None else ""
+            if found is None:
+                return ""
+            commands = await self.opening(session, found[1] or "", found[2] or "[]")
+        return f"BEGIN READ WRITE; {'; '.join([*commands, 'DROP TABLE IF EXISTS subscriber.fence'])}; COMMIT"
 
     async def drain(self) -> Lsn:
         """Prove that nothing that was begun before the fence can commit any more. Return an LSN after all commits.
@@ -299,7 +322,7 @@ class Fence:
             await asyncio.sleep(_POLL)
             starting &= {pid for (pid,) in await session.execute(_STARTING)}
         ((before,),) = await session.execute("SELECT pg_catalog.clock_timestamp()")
-        since = f"a.backend_start < {quote_literal(before or '')}"
+        since = f"(a.backend_start < {quote_literal(before or '')} OR a.backend_type IS NULL)"
 
         async def ended(session: Session) -> list[str]:
             others = await self._others(session, since)
@@ -320,13 +343,17 @@ class Fence:
             await ended(session)
 
     async def _others(self, session: Session, condition: str = "true") -> list[_Session]:
-        """Sessions of clients that are not this program's."""
+        """Sessions of clients that are not this program's.
+
+        The type and the start of another role's session are NULL, unless this role has pg_read_all_stats: nothing can be proved then.
+        """
         rows = await session.execute(f"""
-            SELECT a.pid, a.usename, me.rolsuper OR (NOT r.rolsuper AND (pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')
-                                                                        OR pg_catalog.pg_has_role(a.usesysid, 'USAGE')))
+            SELECT a.pid, a.usename, a.backend_type IS NOT NULL AND (
+                       me.rolsuper OR (NOT r.rolsuper AND (pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')
+                                                           OR pg_catalog.pg_has_role(a.usesysid, 'USAGE'))))
             FROM pg_catalog.pg_stat_activity a JOIN pg_catalog.pg_roles r ON r.oid = a.usesysid
             JOIN pg_catalog.pg_roles me ON me.rolname = current_user
-            WHERE {self._foreign} AND a.backend_type = 'client backend' AND {condition}
+            WHERE {self._foreign} AND (a.backend_type = 'client backend' OR a.backend_type IS NULL) AND {condition}
             ORDER BY a.pid
         """)  # noqa: S608
         return [_Session(pid or "", role or "", may == "t") for pid, role, may in rows]
@@ -334,9 +361,10 @@ class Fence:
     async def _writing(self, session: Session) -> list[str]:
         rows = await session.execute(
             f"SELECT a.pid, a.backend_type FROM pg_catalog.pg_stat_activity a WHERE {self._foreign} AND a.backend_xid IS NOT NULL"  # noqa: S608
-            " AND a.backend_type NOT IN ('autovacuum worker', 'parallel worker')"
+            " AND (a.backend_type NOT IN ('autovacuum worker', 'parallel worker')"
+            " OR (a.backend_type IS NULL AND a.usesysid IS NOT NULL))"
         )
-        return [f"session {pid} ({kind})" for pid, kind in rows]
+        return [f"session {pid} ({kind or 'of another role'})" for pid, kind in rows]
 
     def _variables(self, action: str) -> dict[str, str]:
         return {"SUBSCRIBER_FENCE": action, "SUBSCRIBER_DATABASE": self._place.removeprefix("the ").removesuffix(" database")}

@@ -55,6 +55,14 @@ class _Cutover:
         entry = self.record.entries.get(f"{direction}plan")
         return None if entry is None else CutoverOptions.of_json(entry.details["options"])
 
+    async def continued(self, direction: str) -> CutoverOptions | None:
+        """The options of a move that has begun a step. A plan without a step was not begun: everything is checked again."""
+        known = self.options(direction)
+        if known is not None and not (move := self.move(direction, known)).begun:
+            await self.record.forget(*move.keys)
+            return None
+        return known
+
     def move(self, direction: str, options: CutoverOptions) -> Move:
         if direction == FORWARD:
             back = self.back if options.way_back else None
@@ -205,7 +213,7 @@ async def cutover(
         if found.record.made("open"):
             hint = "use --rollback to return, or --complete to remove the way back"
             raise ConfigurationError("writers use the new database already", hint=hint)
-        known = found.options(FORWARD)
+        known = await found.continued(FORWARD)
         if known is None:
             known = options or CutoverOptions()
             known = known if found.back is not None else _without_way_back(known)
@@ -338,7 +346,7 @@ async def roll_back(
         forward = found.options(FORWARD)
         if forward is None or not forward.way_back or found.back is None:
             raise ConfigurationError("there is no way back", hint="it was not made, or this kind of target cannot be a publisher")
-        known = found.options(BACKWARD)
+        known = await found.continued(BACKWARD)
         if known is None:
             known = options or CutoverOptions(fence=forward.fence, verify="none", switch=forward.switch)
             assert found.new.fence is not None, "such a target has a fence"

@@ -249,6 +249,8 @@ async def drop_unused_catalog(target: str, admin: str, *, closed: bool) -> None:
             "SELECT pg_catalog.to_regclass('subscriber.pg_subscription'), pg_catalog.to_regclass('subscriber.fence')"
         )
         catalog, fence = found[0]
+        if catalog is None and fence is not None and closed:
+            await session.execute("DROP TABLE subscriber.fence")
         if catalog is None or (fence is not None and not closed):
             return
         async with opened_catalog(target) as opened:

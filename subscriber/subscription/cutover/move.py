@@ -107,6 +107,11 @@ class Move:
         return [self.key(step) for step in ("plan", *self._steps, "open", "abort")]
 
     @property
+    def begun(self) -> bool:
+        """Whether it may have changed anything."""
+        return any(self.key(step) in self._record.entries for step in (*self._steps, "open", "abort"))
+
+    @property
     def passed(self) -> bool:
         """Whether the point of no return is passed."""
         return self._passed
@@ -136,6 +141,8 @@ class Move:
                 async with limit:
                     for name, make in self._steps.items():
                         await self._make(name, make)
+                    if await self._fence.number() is None:
+                        raise ConfigurationError(f"{self._source.title} was opened meanwhile", hint="find out by whom, and try again")
             except BaseException as error:
                 late = self._late() if limit.expired() else None
                 await self._undo_after(late or error)
@@ -177,8 +184,6 @@ class Move:
     # --- undo
 
     async def _undo_after(self, error: BaseException) -> None:
-        if self.key("close_destination") not in self._record.entries:
-            return
         try:
             await self.undo()
         except SubscriberError as failure:
@@ -189,9 +194,10 @@ class Move:
             error.add_note(f"everything was undone: writers use {self._source.title}")
 
     def _late(self) -> ConfigurationError:
-        last = [step for step in self._steps if self.key(step) in self._record.entries][-1]
+        begun = [step for step in self._steps if self.key(step) in self._record.entries]
+        during = f"during step {begun[-1]}" if begun else "before the first step"
         return ConfigurationError(
-            f"writers were stopped for {self._options.max_downtime:g} s, the maximum, during step {last}",
+            f"writers were stopped for {self._options.max_downtime:g} s, the maximum, {during}",
             hint="correct the cause, or allow more with --max-downtime",
         )
 

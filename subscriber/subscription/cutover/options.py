@@ -38,6 +38,10 @@ class CutoverOptions:
     way_back: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("switch_timeout", "max_downtime", "max_lag"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be positive", hint="give a number of seconds")
         if self.fence not in {FenceKind.READ_ONLY, FenceKind.REVOKE} and not self.fence.removeprefix(FenceKind.COMMAND).strip():
             raise ConfigurationError("--fence command: has no command", hint="for example --fence 'command:./fence.sh'")
         if self.fence not in {FenceKind.READ_ONLY, FenceKind.REVOKE} and not self.fence.startswith(FenceKind.COMMAND):

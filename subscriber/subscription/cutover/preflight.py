@@ -95,6 +95,12 @@ async def find_cutover_problems(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
         )
     notes += [f'prepared transaction "{gid}" must end while writers are stopped: commit it or roll it back before' for (gid,) in prepared]
+    if source.fence is not None and await source.fence.number() is not None:
+        opens = await source.fence.how_to_open()
+        error(
+            f"{source.title} is closed already, by another cutover",
+            f"end that one first; if there is none, this SQL opens {source.title}: {opens}",
+        )
     for place in (source, destination):
         if place.fence is not None:
             for message, hint in await place.fence.problems(options.fence):
