@@ -84,6 +84,7 @@ async def land(publisher: Database, target: str) -> None:
     await Subscription(name, connection=publisher.conninfo(), publications=["pub"], target=target, settings=QUICK).run(Until())
 
 
+@pytest.mark.endurance
 @pytest.mark.timeout(600)
 async def test_merge_and_readers_open_tables_by_s3a(publisher18_db: Database, lake: str, tmp_path: Path) -> None:
     Transfers(publisher18_db)
