@@ -127,13 +127,13 @@ async def read_archive(session: Session, conninfo: str, programs: ClientPrograms
     """
     with tempfile.TemporaryDirectory(prefix="subscriber-schema-") as directory:
         archive = str(Path(directory) / "archive")
-        options = ["--format=custom", "--schema-only", "--no-subscriptions", "--no-tablespaces", f"--file={archive}"]
+        options = ["--format=custom", "--schema-only", "--encoding=UTF8", "--no-subscriptions", "--no-tablespaces"]
         options += [] if selection.publications else ["--no-publications"]
         options += [] if selection.owners else ["--no-owner", "--no-privileges"]
         options += ["--strict-names"] if selection.schemas else []
         options += [f"--schema={_pattern(name)}" for name in selection.schemas]
         options += [f"--exclude-schema={_pattern(name)}" for name in selection.exclude_schemas]
-        options += [f"--exclude-schema={_OWN_SCHEMA}", f"--dbname={session.address(conninfo)}"]
+        options += [f"--exclude-schema={_OWN_SCHEMA}", f"--file={archive}", f"--dbname={session.address(conninfo)}"]
         await run_program(programs.pg_dump, options, env={"PGPASSWORD": session.pgconn.password.decode()})
         shown = ["--no-owner", "--no-privileges"] if not selection.owners else []
         listed = await run_program(programs.pg_restore, ["--list", archive])

@@ -19,6 +19,7 @@ from subscriber.errors import ConfigurationError, PublisherError
 __all__ = ["ClientPrograms", "find_client_programs", "run_program"]
 
 _PLACES: Final = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
+_BINDIR_HINT: Final = "install PostgreSQL's client programs, or name their directory with --bindir"
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)", re.ASCII)
 
 
@@ -71,7 +72,8 @@ async def find_client_programs(bindir: str | None, publisher: int, target: int) 
 
 def _directories(bindir: str | None) -> Iterator[Path]:
     if bindir is not None:
-        yield Path(bindir)
+        # absolute: a program without a slash would be looked for in PATH
+        yield Path(bindir).absolute()
         return
     if (path := shutil.which("pg_dump")) is not None:
         yield Path(path).parent
@@ -85,7 +87,7 @@ async def _programs(bindir: Path) -> ClientPrograms | None:
     try:
         shown = await run_program(bindir / "pg_dump", ["--version"])
     except PublisherError:
-        # Debian's wrapper without any version behind it
+        # it cannot be executed, or is Debian's wrapper without any version behind it
         return None
     match = _VERSION.search(shown)
     return ClientPrograms(bindir, int(match[1])) if match else None
@@ -102,14 +104,17 @@ async def run_program(program: Path, arguments: Sequence[str], *, env: Mapping[s
     Raises:
         PublisherError: it failed. The error has the first line of what it says.
     """
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *arguments,
-        env={**os.environ, "LC_ALL": "C", **(env or {})},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            *arguments,
+            env={**os.environ, "LC_ALL": "C", **(env or {})},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise PublisherError(f"{program} cannot be executed: {error.strerror}", hint=_BINDIR_HINT) from error
     try:
         output, messages = await process.communicate()
     except asyncio.CancelledError:
@@ -119,5 +124,8 @@ async def run_program(program: Path, arguments: Sequence[str], *, env: Mapping[s
     if process.returncode != 0:
         lines = [line for line in messages.decode(errors="replace").splitlines() if "error" in line] or ["no message"]
         said = lines[0].removeprefix(f"{program.name}: ").removeprefix("error: ")
-        raise PublisherError(f"{program.name} failed: {said}", hint="pg_dump needs SELECT on every table that it describes")
+        denied = "permission denied" in said
+        raise PublisherError(
+            f"{program.name} failed: {said}", hint="pg_dump needs SELECT on every table that it describes" if denied else None
+        )
     return output.decode(errors="surrogateescape")

@@ -11,6 +11,7 @@ from typing import Final
 from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
 from subscriber.abc.table_schema import DatabaseSchema
 from subscriber.apply.tasks import task_group
+from subscriber.errors import TargetError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.schema.archive import Entry, Selection, read_archive
 from subscriber.schema.client_programs import find_client_programs
@@ -117,7 +118,11 @@ async def _run(steps: Sequence[tuple[str, str]], sessions: Sequence[ScriptSessio
             what, sql = waiting.pop()
             progress(SchemaStep(what, StepState.BEGUN, 0.0, done, len(steps)))
             began = time.monotonic()
-            await session.run(sql)
+            try:
+                await session.run(sql)
+            except TargetError as error:
+                error.add_note(f"while executing {sql} in the target")
+                raise
             done += 1
             progress(SchemaStep(what, StepState.CREATED, time.monotonic() - began, done, len(steps)))
 

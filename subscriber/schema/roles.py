@@ -11,7 +11,8 @@ from subscriber.schema.archive import Entry
 __all__ = ["Roles"]
 
 _ROLE: Final = r'(?P<{}>"(?:[^"]|"")+"|PUBLIC|[a-z_][a-z0-9_$]*)'
-_OWNER: Final = re.compile(rf"^ALTER [^\n]* OWNER TO {_ROLE.format('role')};$", re.MULTILINE)
+# the last statement: those before belong to the body of a function
+_OWNER: Final = re.compile(rf"^ALTER [^\n]* OWNER TO {_ROLE.format('role')};\Z", re.MULTILINE)
 _GRANT: Final = re.compile(
     rf"^(?:ALTER DEFAULT PRIVILEGES FOR ROLE {_ROLE.format('creator')}[^\n]*? )?(?:GRANT|REVOKE) [^\n]* (?:TO|FROM) {_ROLE.format('role')}"
     r"(?: WITH GRANT OPTION)?;$",
@@ -41,12 +42,7 @@ class Roles:
         """The SQL of an entry, with roles that the target has."""
         if entry.type in {"ACL", "DEFAULT ACL"}:
             return _GRANT.sub(self._replaced, _SESSION.sub("", entry.sql)).strip()
-        owners = list(_OWNER.finditer(entry.sql))
-        if not owners:
-            return entry.sql
-        # the last one: those before may belong to the body of a function
-        last = owners[-1]
-        return entry.sql[: last.start()] + self._replaced(last) + entry.sql[last.end() :]
+        return _OWNER.sub(self._replaced, entry.sql)
 
     def _replaced(self, statement: re.Match[str]) -> str:
         text, start = statement[0], statement.start()

@@ -12,12 +12,13 @@ from subscriber.walreceiver.session import Session
 __all__ = ["ensure_publication"]
 
 _SHOWN: Final = 3
-# without a replica identity, the publisher itself would reject each UPDATE and DELETE once the table is published
+# without a replica identity, the publisher itself would reject each UPDATE and DELETE once the table is published; a deferrable key is none
 _KEYLESS: Final = """
 SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
-   AND (c.relreplident = 'n' OR (c.relreplident = 'd' AND NOT EXISTS (
-        SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)))
+   AND (c.relreplident = 'n' OR (c.relreplident IN ('d', 'i') AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indimmediate
+           AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)))
  ORDER BY 1
 """
 

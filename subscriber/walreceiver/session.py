@@ -200,7 +200,10 @@ class Session:
             conninfo: of this session.
         """
         params: dict[str, Any] = conninfo_to_dict(conninfo)
-        for name in ("password", "sslpassword", "hostaddr", "target_session_attrs", "load_balance_hosts"):
+        if params.get("hostaddr"):
+            # the host's name need not be known to the resolver
+            params["hostaddr"] = self.pgconn.hostaddr.decode()
+        for name in ("password", "sslpassword", "target_session_attrs", "load_balance_hosts"):
             params.pop(name, None)
         params |= {"host": self.pgconn.host.decode(), "port": self.pgconn.port.decode()}
         params |= {"dbname": self.pgconn.db.decode(), "user": self.pgconn.user.decode()}

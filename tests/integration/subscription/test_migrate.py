@@ -75,13 +75,18 @@ def test_it_continues_after_a_kill_at_each_step(publisher_db: Database, target_d
 
 
 def test_differences_and_bad_input(publisher18_db: Database, target_db: Database) -> None:
-    publisher18_db.execute("CREATE TABLE keyless (id int)")
+    # a deferrable key is no replica identity; neither is an index that was dropped
+    publisher18_db.execute("""
+        CREATE TABLE keyless (id int); CREATE TABLE deferred (id int PRIMARY KEY DEFERRABLE); CREATE TABLE dropped (id int NOT NULL);
+        CREATE UNIQUE INDEX i ON dropped (id); ALTER TABLE dropped REPLICA IDENTITY USING INDEX i; DROP INDEX i
+    """)
     done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"))
     assert done.status == 1
-    assert 'without a primary key, the publisher would reject UPDATE and DELETE of published tables: "public.keyless"' in done.errors
+    shown = '"public.deferred", "public.dropped", "public.keyless"'
+    assert f"without a primary key, the publisher would reject UPDATE and DELETE of published tables: {shown}" in done.errors
     assert publisher18_db.fetch("SELECT FROM pg_publication") == []
     assert target_db.value("SELECT to_regclass('keyless') IS NULL AND to_regnamespace('subscriber') IS NULL")
-    publisher18_db.execute("ALTER TABLE keyless ADD PRIMARY KEY (id); INSERT INTO keyless VALUES (1)")
+    publisher18_db.execute("DROP TABLE deferred, dropped; ALTER TABLE keyless ADD PRIMARY KEY (id); INSERT INTO keyless VALUES (1)")
     done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"), loud=True)
     assert done.status == 0, done.errors
     assert [line.split(": ")[1] for line in done.errors.splitlines() if line.endswith(" s") and line.split(": ")[1] in STEPS] == STEPS

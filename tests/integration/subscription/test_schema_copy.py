@@ -12,7 +12,7 @@ import pytest
 from subscriber import ConfigurationError, SchemaOptions, TargetError, copy_schema
 from subscriber.abc.schema import SchemaStep, Section, StepState
 from subscriber.testing.binaries import find_binaries
-from tests.support.database import Database
+from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.program import environment, subscriber
 from tests.support.roles import role
 
@@ -38,7 +38,9 @@ CREATE FUNCTION app.f() RETURNS trigger LANGUAGE plpgsql AS $$/*
 --
 SET default_tablespace = '';
 */
-BEGIN RETURN NEW; END $$;
+BEGIN
+ALTER TABLE app.customer OWNER TO nobody;
+RETURN NEW; END $$;
 CREATE TRIGGER t BEFORE INSERT ON app.customer FOR EACH ROW EXECUTE FUNCTION app.f(); ALTER TABLE app.customer DISABLE TRIGGER t;
 CREATE RULE r AS ON DELETE TO app.identified DO ALSO NOTHING;
 CREATE POLICY pol ON app.part USING (id > 0); ALTER TABLE app.part ENABLE ROW LEVEL SECURITY;
@@ -180,8 +182,41 @@ async def test_programs_that_do_not_fit(publisher18_db: Database, target_db: Dat
     assert "version 18 or later" in (failed.value.hint or "")
     with pytest.raises(ConfigurationError, match="were not found in"):
         await copied(both, bindir=str(tmp_path))
+    for name in ("pg_dump", "pg_restore"):
+        (tmp_path / name).touch(mode=0o600)
+    with pytest.raises(ConfigurationError, match="were not found in"):
+        await copied(both, bindir=str(tmp_path))
+    done = subscriber("schema", "copy", "--connection", both[0].dsn, "--target", both[1].dsn, "--bindir", BINDIR, "--schema", "nosuch")
+    assert done.errors == 'subscriber: pg_dump failed: no matching schemas were found for pattern ""nosuch""\n'
     publisher18_db.execute("CREATE TABLE secret ()")
     with role(publisher18_db) as reader:
         done = subscriber("schema", "copy", "--connection", reader.conninfo, "--target", target_db.dsn, "--bindir", BINDIR)
         assert done.status == 1
         assert "permission denied for table secret" in done.errors
+
+
+async def test_a_publisher_with_another_encoding(publisher18: ServerAddress, target_db: Database) -> None:
+    with fresh_database(publisher18, "pub", "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0") as publisher:
+        publisher.execute("CREATE TABLE \"é\" (t text DEFAULT 'ü')")
+        await copied((publisher, target_db))
+        assert target_db.fetch(
+            "SELECT attrelid::regclass::text, pg_get_expr(adbin, adrelid) FROM pg_attrdef JOIN pg_attribute"
+            " ON attrelid = adrelid AND attnum = adnum"
+        ) == [('"é"', "'ü'::text")]
+
+
+async def test_a_publisher_whose_name_only_the_conninfo_resolves(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE t ()")
+    connection = publisher18_db.conninfo(host="publisher.invalid", hostaddr="127.0.0.1")
+    await copy_schema(connection=connection, target=target_db.dsn, options=SchemaOptions(bindir=BINDIR))
+    assert target_db.value("SELECT to_regclass('t') IS NOT NULL")
+
+
+def test_a_materialized_view_that_cannot_be_filled(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("""
+        CREATE TABLE t (); CREATE FUNCTION n() RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM t); END';
+        ALTER FUNCTION n() SET search_path = public; CREATE MATERIALIZED VIEW m AS SELECT public.n(); ALTER FUNCTION n() RESET search_path
+    """)
+    done = subscriber("schema", "copy", "--connection", publisher18_db.dsn, "--target", target_db.dsn, "--bindir", BINDIR)
+    assert done.status == 1
+    assert 'while executing REFRESH MATERIALIZED VIEW "public"."m" in the target' in done.errors

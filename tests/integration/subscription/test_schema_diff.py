@@ -7,7 +7,8 @@ import json
 import psycopg
 import pytest
 
-from subscriber import SchemaDifference, check, diff_schema
+from subscriber import SchemaDifference, SchemaOptions, check, copy_schema, diff_schema
+from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database
 from tests.support.program import subscriber
 
@@ -95,6 +96,19 @@ async def test_differences_in_words_and_their_removal(publisher_db: Database, an
     target.execute("ALTER TABLE app.a DROP extra, DROP g; ALTER TABLE app.a ADD g int GENERATED ALWAYS AS (1) STORED")
     done = subscriber(*of(publisher_db, target, "--all"), loud=True)
     assert (done.status, done.output, done.errors) == (0, "", "subscriber: no differences\n")
+
+
+async def test_a_copied_list_of_values_is_equal(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY, s varchar(10) CHECK (s IN ('a', 'b')), t text CHECK (t IN ('a', 'b')));
+        CREATE INDEX i ON t (id) WHERE s IN ('a', 'b'); CREATE INDEX j ON t (id) WHERE s NOT IN ('it''s, ok', 'b')
+    """)
+    options = SchemaOptions(bindir=str(find_binaries(18)))
+    await copy_schema(connection=publisher18_db.dsn, target=target_db.dsn, options=options)
+    of_both = {"connection": publisher18_db.dsn, "target": target_db.dsn, "everything": True}
+    assert await diff_schema(**of_both) == []  # type: ignore[arg-type]
+    target_db.execute("DROP INDEX i; CREATE INDEX i ON t (id) WHERE s IN ('a', 'c')")
+    assert len(await diff_schema(**of_both)) == 1  # type: ignore[arg-type]
 
 
 async def test_check_tells_of_differences(publisher18_db: Database, target_db: Database) -> None:
