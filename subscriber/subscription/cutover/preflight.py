@@ -139,13 +139,13 @@ async def lag(source: Place, link: Link, seconds: float) -> str | None:
         return f'subscription "{link.name}" is not running: start `subscriber run --target` for its target'
     async with await Session.connect(source.conninfo, application_name=f"{link.name} cutover") as session:
         end = await session.current_wal_lsn()
-        try:
-            async with asyncio.timeout(seconds):
-                while await link.confirmed(session, found.slot_name or "") < end:  # noqa: ASYNC110 (another server)
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            behind = await session.current_wal_lsn() - await link.confirmed(session, found.slot_name or "")
-            return f"the target is {behind:,} bytes of WAL behind, and did not reach {end} within {seconds:g} s (--max-lag)"
+        due = asyncio.get_running_loop().time() + seconds
+        # not by asyncio.timeout: a session whose query was cancelled cannot be used again
+        while (confirmed := await link.confirmed(session, found.slot_name or "")) < end:
+            if asyncio.get_running_loop().time() >= due:
+                behind = await session.current_wal_lsn() - confirmed
+                return f"the target is {behind:,} bytes of WAL behind, and did not reach {end} within {seconds:g} s (--max-lag)"
+            await asyncio.sleep(0.05)
     return None
 
 

@@ -236,3 +236,13 @@ async def test_target_without_a_way_back(publisher18_db: Database, tmp_path: Pat
     assert writes(publisher18_db)
     with pytest.raises(ConfigurationError, match="an application cannot be switched to a lake"):
         await cutover(name, target=f"spark://{tmp_path}/lake")
+
+
+async def test_target_too_far_behind(publisher18_db: Database, target_db: Database) -> None:
+    async with moving(publisher18_db, target_db) as name:
+        with target_db.connect() as holder:
+            holder.execute("BEGIN; LOCK TABLE t")
+            publisher18_db.execute(INSERT)
+            with pytest.raises(SubscriberError, match="bytes of WAL behind"):
+                await cutover(name, target=target_db.dsn, options=CutoverOptions(max_lag=0.3))
+            assert writes(publisher18_db, query=INSERT)
