@@ -160,6 +160,8 @@ class GroupSynchronization:
             leave(name)
             if not group.usable or _is_publisher_lost(error):
                 raise
+            # also after an error outside of copy() and finish(), for example at the end of the publisher's rows
+            await group.roll_back()
             # the target has answered, so nothing is stored
             states.known(name)
             _log.info('table "%s" is synchronized alone: %s', name, error.one_line())
