@@ -101,7 +101,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     outcomes: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, ()):
-            for role, version in report.user_properties:
+            # a module that was skipped as a whole has none
+            for role, version in getattr(report, "user_properties", ()):
                 if role in ROLES:
                     outcomes[role, version][outcome] += 1
     terminalreporter.section("versions of PostgreSQL")
