@@ -235,6 +235,7 @@ class Fence:
             PublisherError: or a subclass.
         """
         async with await self._session() as session:
+            await self._until_none(session, self._interrupted, "does not end", "end it, and try again")
             found = await self._row(session)
             if found is None:
                 return
@@ -341,6 +342,15 @@ class Fence:
             await self._until_none(session, ended, "does not end", "end it, and try again")
         else:
             await ended(session)
+
+    async def _interrupted(self, session: Session) -> list[str]:
+        """End sessions of a process that was killed: the server would still make their last statement, for example close the database."""
+        rows = await session.execute(
+            "SELECT pid, pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity"  # noqa: S608
+            " WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid() AND usename = current_user"
+            f" AND application_name = {quote_literal(session_name(self._name, 'cutover'))}"
+        )
+        return [f"session {pid} of an earlier cutover" for pid, _ in rows]
 
     async def _others(self, session: Session, condition: str = "true") -> list[_Session]:
         """Sessions of clients that are not this program's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import psycopg
 import pytest
 
 from subscriber import ConfigurationError, SubscriberError, crash_points, create_subscription
-from subscriber.subscription.cutover.cutover import complete_cutover, cutover, plan_cutover
+from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, plan_cutover
 from subscriber.subscription.cutover.options import CutoverOptions
 from tests.integration.subscription.test_cutover import again, left_over, moving, writes
-from tests.support.database import Database
+from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, catch_up
 from tests.support.roles import role
 
@@ -145,3 +146,25 @@ async def test_superuser_revokes_what_another_role_granted(publisher18_db: Datab
             publisher18_db.execute(
                 f"SET ROLE {first.name}; REVOKE CONNECT ON DATABASE {publisher18_db.name} FROM {second.name}; RESET ROLE"
             )
+
+
+async def test_killed_while_the_server_closes_the_database(publisher18_db: Database, target_db: Database) -> None:
+    # a server ends a statement also when its client is gone
+    waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+    async with moving(publisher18_db, target_db) as name:
+        with publisher18_db.connect(application_name=f"{name} ours") as blocker:
+            blocker.execute(f"BEGIN; ALTER DATABASE {publisher18_db.name} SET default_transaction_read_only = off")
+            command = [sys.executable, "-m", "subscriber", "cutover", name, "--target", target_db.dsn, "--verify", "none"]
+            process = subprocess.Popen(command)
+            async with asyncio.timeout(2 * WAIT_SECONDS):
+                while blocker.execute(waiting).fetchone() != (True,):
+                    assert process.poll() is None, "the command has ended"
+                    await asyncio.sleep(0.1)
+            process.kill()
+            process.wait()
+            await abort_cutover(name, target=target_db.dsn)
+            blocker.execute("ROLLBACK")
+        await asyncio.sleep(0.5)
+        again(publisher18_db, target_db)
+        assert writes(publisher18_db)
+        assert left_over(publisher18_db, target_db, name) == []
