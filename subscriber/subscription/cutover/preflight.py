@@ -21,6 +21,7 @@ from subscriber.subscription.cutover.move import Place, sequence_left
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.management.sequences import sync_sequences
 from subscriber.subscription.targets import open_target
+from subscriber.walreceiver.fence import Fence
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session
 
@@ -138,7 +139,8 @@ async def lag(source: Place, link: Link, seconds: float) -> str | None:
     if not await link.is_running():
         return f'subscription "{link.name}" is not running: start `subscriber run --target` for its target'
     async with await Session.connect(source.conninfo, application_name=f"{link.name} cutover") as session:
-        end = await session.current_wal_lsn()
+        # an open transaction can leave a part of a record as the end of the WAL: no walsender sends that
+        end = await Fence.flushed(session)
         due = asyncio.get_running_loop().time() + seconds
         # not by asyncio.timeout: a session whose query was cancelled cannot be used again
         while (confirmed := await link.confirmed(session, found.slot_name or "")) < end:

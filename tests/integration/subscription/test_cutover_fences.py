@@ -164,7 +164,8 @@ async def test_killed_while_the_server_closes_the_database(publisher18_db: Datab
             process.wait()
             await abort_cutover(name, target=target_db.dsn)
             blocker.execute("ROLLBACK")
-        await asyncio.sleep(0.5)
+        # a session that was left would close the database now
+        publisher18_db.wait(f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name} cutover'", 0)
         again(publisher18_db, target_db)
         assert writes(publisher18_db)
         assert left_over(publisher18_db, target_db, name) == []
