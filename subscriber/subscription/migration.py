@@ -159,7 +159,7 @@ class Migration:
             if self._verification:
                 async with self._timed("verify"):
                     await self._verify()
-            self._tell(f"ready for the cutover: subscriber cutover {self._name} --target …")
+            self._tell(f"ready for the cutover: subscriber cutover {self._name} --target URL")
             if wait:
                 await self._until(running, lambda found: False, dropped=True)
 

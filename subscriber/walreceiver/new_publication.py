@@ -40,7 +40,7 @@ async def ensure_publication(session: Session, name: str) -> bool:
         shown = ", ".join(f'"{table}"' for table in keyless[:_SHOWN])
         more = f" and {len(keyless) - _SHOWN:,} more" if len(keyless) > _SHOWN else ""
         raise ConfigurationError(
-            f"without a primary key, the publisher would reject UPDATE and DELETE of published tables: {shown}{more}",
+            f"without a replica identity, the publisher would reject UPDATE and DELETE of published tables: {shown}{more}",
             hint=f"ALTER TABLE … REPLICA IDENTITY FULL, or create publication {quote_identifier(name)} of other tables yourself",
         )
     await session.execute(f"CREATE PUBLICATION {quote_identifier(name)} FOR ALL TABLES")

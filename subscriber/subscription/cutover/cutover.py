@@ -95,7 +95,7 @@ class _Cutover:
 
 
 def _quiet(_: str) -> None:
-    """Tell nobody."""
+    """Print no progress."""
 
 
 async def _observed(name: str, target: str) -> Observation:

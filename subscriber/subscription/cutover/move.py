@@ -215,9 +215,8 @@ class Move:
             SubscriberError: something could not be undone yet.
         """
         if self._passed:
-            raise ConfigurationError(
-                f"writers were let into {self._destination.title}: there is nothing to undo", hint="use --rollback to return"
-            )
+            hint = "repeat --rollback to finish it" if self._direction else "use --rollback to return"
+            raise ConfigurationError(f"writers were let into {self._destination.title}: there is nothing to undo", hint=hint)
         entries = self._record.entries
         begun = {step for step in self._steps if self.key(step) in entries}
         with contextlib.suppress(TargetError):

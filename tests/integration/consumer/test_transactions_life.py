@@ -227,7 +227,7 @@ async def test_a_position_that_cannot_be_stored_leaves_no_connection(source: Dat
 
     stream = transactions(source.conninfo(), publications=["p"], slot_name="s", start_lsn=source.current_lsn(), advance=refuse)
     source.execute("CREATE TABLE other (id int)")
-    sessions: list[object] = []  # a connection that nobody has is closed anyway
+    sessions: list[object] = []  # kept, because a connection without a reference is closed by Python
 
     async def read() -> None:
         async with asyncio.timeout(TIMEOUT), stream:

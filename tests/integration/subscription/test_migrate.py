@@ -83,7 +83,7 @@ def test_differences_and_bad_input(publisher18_db: Database, target_db: Database
     done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"))
     assert done.status == 1
     shown = '"public.deferred", "public.dropped", "public.keyless"'
-    assert f"without a primary key, the publisher would reject UPDATE and DELETE of published tables: {shown}" in done.errors
+    assert f"without a replica identity, the publisher would reject UPDATE and DELETE of published tables: {shown}" in done.errors
     assert publisher18_db.fetch("SELECT FROM pg_publication") == []
     assert target_db.value("SELECT to_regclass('keyless') IS NULL AND to_regnamespace('subscriber') IS NULL")
     publisher18_db.execute("DROP TABLE deferred, dropped; ALTER TABLE keyless ADD PRIMARY KEY (id); INSERT INTO keyless VALUES (1)")

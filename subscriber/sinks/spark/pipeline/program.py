@@ -73,7 +73,7 @@ def apply_in_process(location: Location, stop: threading.Event, rest_seconds: fl
     Args:
         location: its ``apply`` selects the engine.
         stop: see :func:`subscriber.sinks.spark.pipeline.apply_loop.apply_forever`.
-        rest_seconds: likewise.
+        rest_seconds: see there.
 
     Raises:
         SubscriptionInUse: the lake has an applier.

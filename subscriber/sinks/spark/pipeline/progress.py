@@ -172,7 +172,7 @@ class ApplierProgress:
         waiting: what waits for the next round. None: nothing.
         held: whether the write rate makes the next round wait beyond the target.
         stopped: the tables that are stopped, with the reason.
-        stopped_logs: the tables whose change logs are, likewise.
+        stopped_logs: the tables whose change logs are stopped, with the reason.
     """
 
     def __init__(self, lake: str, engine: str, freshness: float) -> None:
