@@ -13,19 +13,28 @@ from subscriber.errors import ConfigurationError
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import ReplicaIdentity
+from subscriber.testing.fake_publisher.backend.parameters import parameters
 from subscriber.testing.fake_publisher.errors import ServerError
-from subscriber.testing.fake_publisher.filters import bound_filter, check_command, row_passes
-from subscriber.testing.fake_publisher.parameters import parameters
 from subscriber.testing.fake_publisher.publications import Publication, PublishedTable
-from subscriber.testing.fake_publisher.slots import Slot
-from subscriber.testing.fake_publisher.snapshots import Snapshot, TableContent
+from subscriber.testing.fake_publisher.replication.filters import bound_filter, check_command, row_passes
+from subscriber.testing.fake_publisher.replication.slots import Slot
+from subscriber.testing.fake_publisher.replication.snapshots import Snapshot, TableContent
+from subscriber.testing.fake_publisher.replication.wal import (
+    Abort,
+    Commit,
+    CommitPrepared,
+    Origin,
+    Record,
+    RollbackPrepared,
+    Wal,
+    WalContent,
+)
 from subscriber.testing.fake_publisher.tables import FakeColumn, FakeTable, RowValues, TableShape, Types, table_name
 from subscriber.testing.fake_publisher.transactions import FakeTransaction
-from subscriber.testing.fake_publisher.wal import Abort, Commit, CommitPrepared, Origin, Record, RollbackPrepared, Wal, WalContent
 from subscriber.types import TypeFact
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["FakeDatabase"]
 

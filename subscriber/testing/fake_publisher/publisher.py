@@ -16,11 +16,11 @@ from typing import Final, Self
 
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
+from subscriber.testing.fake_publisher.backend.session import Session
 from subscriber.testing.fake_publisher.database import FakeDatabase
 from subscriber.testing.fake_publisher.faults import Faults
-from subscriber.testing.fake_publisher.feedback import Feedback
-from subscriber.testing.fake_publisher.session import Session
-from subscriber.testing.fake_publisher.walsender import WalSender
+from subscriber.testing.fake_publisher.replication.feedback import Feedback
+from subscriber.testing.fake_publisher.replication.walsender import WalSender
 
 __all__ = ["FakePublisher"]
 
@@ -37,7 +37,7 @@ class FakePublisher(FakeDatabase):
         socket: ``tcp`` on 127.0.0.1, or ``unix`` in a private directory.
         database: the name of its only database.
         password: of every role, by SCRAM-SHA-256; None: everybody is trusted.
-        tls: offer TLS with this context (:func:`subscriber.testing.fake_publisher.certificates.server_context`).
+        tls: offer TLS with this context (:func:`subscriber.testing.fake_publisher.backend.certificates.server_context`).
         require_tls: refuse connections without it.
         logical_decoding_work_mem: in bytes.
         toast_threshold: a value that is longer counts as stored out of line: an UPDATE that does not set it does not send it.

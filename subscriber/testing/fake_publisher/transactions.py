@@ -16,8 +16,7 @@ from typing import Any, Literal, Protocol, Self
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import TruncateOption
-from subscriber.testing.fake_publisher.tables import FakeTable, RowValues, TableShape, Types
-from subscriber.testing.fake_publisher.wal import (
+from subscriber.testing.fake_publisher.replication.wal import (
     Abort,
     Commit,
     CommitPrepared,
@@ -32,6 +31,7 @@ from subscriber.testing.fake_publisher.wal import (
     UpdateRow,
     WalContent,
 )
+from subscriber.testing.fake_publisher.tables import FakeTable, RowValues, TableShape, Types
 
 __all__ = ["Database", "FakeTransaction"]
 

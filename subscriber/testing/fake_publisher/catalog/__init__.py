@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from subscriber.testing.fake_publisher.backend.results import CopyResult, KnownQuery, Result, normalized
 from subscriber.testing.fake_publisher.catalog import copies, general, jdbc, native, own
-from subscriber.testing.fake_publisher.results import CopyResult, KnownQuery, Result, normalized
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["FoundQuery", "find_query"]
 

@@ -8,15 +8,15 @@ from struct import pack
 from typing import TYPE_CHECKING, Final
 
 from subscriber.abc import TableName
+from subscriber.testing.fake_publisher.backend.results import BOOL, CopyResult, Result, known, result
+from subscriber.testing.fake_publisher.backend.wire import Field
 from subscriber.testing.fake_publisher.errors import ServerError
-from subscriber.testing.fake_publisher.results import BOOL, CopyResult, Result, known, result
-from subscriber.testing.fake_publisher.snapshots import TableContent
+from subscriber.testing.fake_publisher.replication.snapshots import TableContent
 from subscriber.testing.fake_publisher.tables import FakeColumn, RowValues
 from subscriber.testing.fake_publisher.values import binary_value
-from subscriber.testing.fake_publisher.wire import Field
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["QUERIES"]
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from subscriber.testing.fake_publisher.backend.results import BOOL, INT4, NAME, TEXT, Result, known, literals, result
 from subscriber.testing.fake_publisher.errors import ServerError
-from subscriber.testing.fake_publisher.results import BOOL, INT4, NAME, TEXT, Result, known, literals, result
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["ENDINGS", "QUERIES"]
 

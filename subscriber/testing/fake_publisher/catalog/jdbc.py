@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from subscriber.testing.fake_publisher.results import BOOL, INT2, INT4, INT8, NAME, OID, TEXT, Result, known, result
-from subscriber.testing.fake_publisher.slots import slot_row
+from subscriber.testing.fake_publisher.backend.results import BOOL, INT2, INT4, INT8, NAME, OID, TEXT, Result, known, result
+from subscriber.testing.fake_publisher.replication.slots import slot_row
 from subscriber.testing.fake_publisher.tables import FakeTable
 from subscriber.types import TypeFact, TypeKind
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["QUERIES"]
 

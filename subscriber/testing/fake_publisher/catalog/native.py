@@ -8,12 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from subscriber.testing.fake_publisher.backend.results import (
+    BOOL,
+    INT2,
+    INT2_VECTOR,
+    NAME,
+    NAME_ARRAY,
+    OID,
+    TEXT,
+    Result,
+    known,
+    literals,
+    result,
+)
 from subscriber.testing.fake_publisher.catalog.published import attribute_numbers, published_by
 from subscriber.testing.fake_publisher.publications import listed_columns
-from subscriber.testing.fake_publisher.results import BOOL, INT2, INT2_VECTOR, NAME, NAME_ARRAY, OID, TEXT, Result, known, literals, result
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["QUERIES"]
 

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from subscriber.testing.fake_publisher.backend.results import BOOL, INT4, INT8, NAME, OID, TEXT, Result, known, literals, result
 from subscriber.testing.fake_publisher.catalog.published import attribute_numbers, published_by
-from subscriber.testing.fake_publisher.results import BOOL, INT4, INT8, NAME, OID, TEXT, Result, known, literals, result
-from subscriber.testing.fake_publisher.slots import slot_row
+from subscriber.testing.fake_publisher.replication.slots import slot_row
 from subscriber.waits import WAIT_COLUMNS
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["QUERIES"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from subscriber.testing.fake_publisher.backend.results import literals
 from subscriber.testing.fake_publisher.publications import Publication, PublishedTable, listed_columns
-from subscriber.testing.fake_publisher.results import literals
 from subscriber.testing.fake_publisher.tables import FakeTable
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["attribute_numbers", "published_by"]
 

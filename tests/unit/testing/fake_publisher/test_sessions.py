@@ -17,7 +17,7 @@ from subscriber.protocol.capabilities import StreamOptions
 from subscriber.protocol.frames import StandbyStatusUpdate, encode_frame
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.fake_publisher import FakePublisher, FeedbackViolation
-from subscriber.testing.fake_publisher.certificates import server_context
+from subscriber.testing.fake_publisher.backend.certificates import server_context
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.stream import WalSenderStream
 from tests.unit.testing.fake_publisher.replicas import items, replica

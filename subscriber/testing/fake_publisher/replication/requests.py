@@ -1,4 +1,4 @@
-"""Run the replication commands, except START_REPLICATION (:mod:`subscriber.testing.fake_publisher.walsender`).
+"""Run the replication commands, except START_REPLICATION (:mod:`subscriber.testing.fake_publisher.replication.walsender`).
 
 Source: PostgreSQL manual, Streaming Replication Protocol; walsender.c, slot.c.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from subscriber.testing.fake_publisher.commands import (
+from subscriber.testing.fake_publisher.backend.results import INT4, INT8, TEXT, Result, result
+from subscriber.testing.fake_publisher.errors import ServerError
+from subscriber.testing.fake_publisher.replication.commands import (
     AlterSlot,
     Command,
     CreateSlot,
@@ -18,13 +20,11 @@ from subscriber.testing.fake_publisher.commands import (
     StartReplication,
     TimelineHistory,
 )
-from subscriber.testing.fake_publisher.errors import ServerError
-from subscriber.testing.fake_publisher.plugin_options import is_known
-from subscriber.testing.fake_publisher.results import INT4, INT8, TEXT, Result, result
-from subscriber.testing.fake_publisher.slots import Slot, check_slot_name
+from subscriber.testing.fake_publisher.replication.plugin_options import is_known
+from subscriber.testing.fake_publisher.replication.slots import Slot, check_slot_name
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["run_command"]
 

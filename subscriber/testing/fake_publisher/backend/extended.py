@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from subscriber.protocol.quoting import quote_literal
-from subscriber.testing.fake_publisher import wire
+from subscriber.testing.fake_publisher.backend import wire
+from subscriber.testing.fake_publisher.backend.results import CopyResult, Result
+from subscriber.testing.fake_publisher.backend.statements import split_statements
 from subscriber.testing.fake_publisher.errors import ServerError
-from subscriber.testing.fake_publisher.results import CopyResult, Result
-from subscriber.testing.fake_publisher.statements import split_statements
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["ExtendedProtocol"]
 

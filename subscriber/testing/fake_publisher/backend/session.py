@@ -12,18 +12,18 @@ import ssl
 from struct import unpack
 from typing import TYPE_CHECKING, Final
 
-from subscriber.testing.fake_publisher import wire
-from subscriber.testing.fake_publisher.authentication import authenticate
+from subscriber.testing.fake_publisher.backend import wire
+from subscriber.testing.fake_publisher.backend.authentication import authenticate
+from subscriber.testing.fake_publisher.backend.extended import ExtendedProtocol
+from subscriber.testing.fake_publisher.backend.parameters import reported_parameters
+from subscriber.testing.fake_publisher.backend.results import CopyResult, Result
+from subscriber.testing.fake_publisher.backend.statements import split_statements
 from subscriber.testing.fake_publisher.catalog import find_query
-from subscriber.testing.fake_publisher.commands import StartReplication, parse_command
 from subscriber.testing.fake_publisher.errors import ClientGone, ServerError
-from subscriber.testing.fake_publisher.extended import ExtendedProtocol
-from subscriber.testing.fake_publisher.parameters import reported_parameters
-from subscriber.testing.fake_publisher.replication import run_command
-from subscriber.testing.fake_publisher.results import CopyResult, Result
-from subscriber.testing.fake_publisher.snapshots import Snapshot
-from subscriber.testing.fake_publisher.statements import split_statements
-from subscriber.testing.fake_publisher.walsender import WalSender
+from subscriber.testing.fake_publisher.replication.commands import StartReplication, parse_command
+from subscriber.testing.fake_publisher.replication.requests import run_command
+from subscriber.testing.fake_publisher.replication.snapshots import Snapshot
+from subscriber.testing.fake_publisher.replication.walsender import WalSender
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.publisher import FakePublisher

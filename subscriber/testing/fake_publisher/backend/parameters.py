@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from subscriber.testing.fake_publisher.backend.session import Session
     from subscriber.testing.fake_publisher.database import FakeDatabase
-    from subscriber.testing.fake_publisher.session import Session
 
 __all__ = ["parameters", "reported_parameters"]
 

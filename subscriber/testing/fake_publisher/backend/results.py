@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from subscriber.testing.fake_publisher.wire import Field
+from subscriber.testing.fake_publisher.backend.wire import Field
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = [
     "BOOL",

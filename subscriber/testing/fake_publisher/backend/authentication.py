@@ -11,11 +11,11 @@ import hmac
 import os
 from typing import TYPE_CHECKING, Final
 
-from subscriber.testing.fake_publisher import wire
+from subscriber.testing.fake_publisher.backend import wire
 from subscriber.testing.fake_publisher.errors import ServerError
 
 if TYPE_CHECKING:
-    from subscriber.testing.fake_publisher.session import Session
+    from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["authenticate"]
 

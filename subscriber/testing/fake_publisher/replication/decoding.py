@@ -21,7 +21,7 @@ from typing import Protocol
 
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.testing.fake_publisher.wal import (
+from subscriber.testing.fake_publisher.replication.wal import (
     Abort,
     Commit,
     CommitPrepared,

@@ -19,19 +19,19 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, XLogData, decode_status_update, encode_frame
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import StreamAbort
-from subscriber.testing.fake_publisher import wire
-from subscriber.testing.fake_publisher.commands import StartReplication
-from subscriber.testing.fake_publisher.decoding import Decoder
+from subscriber.testing.fake_publisher.backend import wire
 from subscriber.testing.fake_publisher.errors import ClientGone, ServerError
 from subscriber.testing.fake_publisher.faults import Fault, FaultKind
-from subscriber.testing.fake_publisher.feedback import ReportedPositions
-from subscriber.testing.fake_publisher.pgoutput import PgOutput
-from subscriber.testing.fake_publisher.plugin_options import read_options
-from subscriber.testing.fake_publisher.slots import Slot
+from subscriber.testing.fake_publisher.replication.commands import StartReplication
+from subscriber.testing.fake_publisher.replication.decoding import Decoder
+from subscriber.testing.fake_publisher.replication.feedback import ReportedPositions
+from subscriber.testing.fake_publisher.replication.pgoutput import PgOutput
+from subscriber.testing.fake_publisher.replication.plugin_options import read_options
+from subscriber.testing.fake_publisher.replication.slots import Slot
 
 if TYPE_CHECKING:
+    from subscriber.testing.fake_publisher.backend.session import Session
     from subscriber.testing.fake_publisher.publisher import FakePublisher
-    from subscriber.testing.fake_publisher.session import Session
 
 __all__ = ["WalSender"]
 

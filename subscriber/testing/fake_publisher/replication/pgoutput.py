@@ -37,12 +37,10 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.protocol.messages import Origin as OriginMessage
-from subscriber.testing.fake_publisher.decoding import DecodedTransaction
-from subscriber.testing.fake_publisher.filters import relation_filters, whole_tuple
 from subscriber.testing.fake_publisher.publications import Publication, Published, published
-from subscriber.testing.fake_publisher.tables import TableShape, Types
-from subscriber.testing.fake_publisher.values import binary_value
-from subscriber.testing.fake_publisher.wal import (
+from subscriber.testing.fake_publisher.replication.decoding import DecodedTransaction
+from subscriber.testing.fake_publisher.replication.filters import relation_filters, whole_tuple
+from subscriber.testing.fake_publisher.replication.wal import (
     DeleteRow,
     EmittedMessage,
     InsertRow,
@@ -52,6 +50,8 @@ from subscriber.testing.fake_publisher.wal import (
     TruncateTables,
     UpdateRow,
 )
+from subscriber.testing.fake_publisher.tables import TableShape, Types
+from subscriber.testing.fake_publisher.values import binary_value
 
 if TYPE_CHECKING:
     from subscriber.rowfilter import RelationFilters

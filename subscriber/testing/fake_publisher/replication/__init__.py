@@ -1,0 +1,1 @@
+"""The walsender: replication commands, slots, snapshots, the WAL and its decoding, and the feedback of subscribers."""
