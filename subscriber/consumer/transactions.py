@@ -160,7 +160,8 @@ class TransactionStream(Generic[Received_co]):
             if waiting is None:
                 if self._advance is None or asyncio.get_running_loop().time() - self._advanced_at >= _TICK:
                     await self._follow_idle(session)
-                if self._until is not None and session.tracker.received >= self._until:
+                # more may have been received while the idle position was stored
+                if self._until is not None and session.tracker.received >= self._until and session.receiver.peek() is None:
                     return None
                 await self._wait(session)
                 continue

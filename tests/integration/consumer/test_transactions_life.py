@@ -237,3 +237,34 @@ async def test_a_position_that_cannot_be_stored_leaves_no_connection(source: Dat
     with pytest.raises(ConfigurationError, match="cannot store"):
         await read()
     await eventually(source, "SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
+
+
+async def test_until_caught_up_includes_what_arrives_while_a_position_is_stored(source: Database) -> None:
+    async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
+        pass
+    start = source.current_lsn()
+    source.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 20000) AS g")
+    end = source.current_lsn()
+    stored: list[Lsn] = []
+
+    async def store_when_all_is_received(lsn: Lsn) -> None:
+        stored.append(lsn)
+        await eventually(
+            source,
+            f"SELECT write_lsn >= '{end}' FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = 's'",
+            True,
+        )
+
+    options = SubscriptionOptions(streaming="off")
+    stream = transactions(
+        source.conninfo(),
+        publications=["p"],
+        slot_name="s",
+        start_lsn=start,
+        advance=store_when_all_is_received,
+        until_caught_up=True,
+        options=options,
+    )
+    async with asyncio.timeout(TIMEOUT), stream:
+        assert [transaction.end_lsn <= end async for transaction in stream] == [True]
+    assert start < stored[0] < end
