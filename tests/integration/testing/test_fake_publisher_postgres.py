@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from subscriber import Subscription, SubscriptionOptions
 from subscriber.testing.fake_publisher import FakePublisher
@@ -26,7 +27,7 @@ async def test_into_postgresql(target_db: Database) -> None:
 
         def subscription() -> Subscription:
             options = SubscriptionOptions(streaming="parallel", two_phase=True, binary=True)
-            settings = QUICK
+            settings = replace(QUICK, copy_range_size=64 * 1024)
             return Subscription(
                 "sub", connection=publisher.dsn(), publications=["app"], target=target_db.dsn, options=options, settings=settings
             )

@@ -156,5 +156,7 @@ QUERIES: Final = (
         "SELECT FROM pg_catalog.pg_class AS c WHERE (c.oid = ... OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(...", _nothing
     ),
     known("SELECT c.oid, pg_catalog.sum(pg_catalog.pg_relation_size(leaf.oid)) / ... HAVING ...", _nothing),
+    # its tables have no blocks, so each is copied as one part
+    known("SELECT c.oid, n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), ... ORDER BY n.nspname, c.relname", _nothing),
     known("SELECT {query}", _select),
 )
