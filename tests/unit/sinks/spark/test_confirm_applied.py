@@ -47,6 +47,7 @@ def _of_both() -> Transaction:
     return transaction(400, KEYED, Insert(5, row("2", "b")), OTHERS, Insert(6, row("2", "streamed")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confirm", ["landed", "applied"])
 async def test_a_table_that_catches_up_is_not_handed_over_below_what_was_landed_without_it(tmp_path: Path, confirm: str) -> None:
     parameters = f"?batch_delay=1h&confirm={confirm}"

@@ -94,6 +94,7 @@ async def _landed(transactions: Sequence[Transaction]) -> tuple[list[dict[str, A
         return landed(place), errors, [counted.inserts, counted.updates, counted.deletes, counted.truncates, counted.transactions]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(_TRANSACTIONS)
 def test_runs_are_landed_as_single_changes(drawn: list[tuple[list[Message], bool, int]]) -> None:

@@ -147,6 +147,7 @@ def test_checkpoints_of_spark_are_made_durable_in_all_forms(tmp_path: Path, monk
     assert synced[-2:] == ["_last_checkpoint", "."], "it names one of them"
 
 
+@pytest.mark.slow
 async def test_within_the_retention_time_every_snapshot_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:
     publisher = Publisher(11)
     sink = await begun(make(tmp_path), tables=NAMES)
@@ -290,6 +291,7 @@ async def test_landed_files_whose_manifest_went_before_a_kill_go(tmp_path: Path,
     await sink.close()
 
 
+@pytest.mark.slow
 async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog_module, "_SMALL_FILES", 6)
     sink: OpenedSparkSink = await begun(make(tmp_path))
@@ -314,6 +316,7 @@ async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monke
 OTHER = Relation(6, "public", "other", "d", RELATION.columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remedy", ["restored", "removed"])
 @pytest.mark.parametrize("whole", [False, True])
 async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_continue(tmp_path: Path, whole: bool, remedy: str) -> None:
@@ -380,6 +383,7 @@ async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_
     await sink.close()
 
 
+@pytest.mark.slow
 async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog_module, "_SMALL_FILES", 4)
     sink = await begun(make(tmp_path))

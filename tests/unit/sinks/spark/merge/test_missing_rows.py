@@ -89,6 +89,7 @@ class _Target:
         return Update(6, None, row(*old), row(*values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_any_changes_of_rows_there_or_not_are_those_of_one_after_the_other(tmp_path: Path, seed: int) -> None:
     target = _Target(seed)

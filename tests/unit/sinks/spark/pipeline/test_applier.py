@@ -288,6 +288,7 @@ async def test_what_is_missing_in_the_landing_zone_is_named(tmp_path: Path, vict
     assert read_snapshot(storage(tmp_path)) is None
 
 
+@pytest.mark.slow
 async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = await begun(make(tmp_path, "?batch_delay=1h&confirm=applied"))
     for end in range(200, 600, 10):

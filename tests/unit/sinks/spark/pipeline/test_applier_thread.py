@@ -72,6 +72,7 @@ def test_an_end_does_not_wait_for_ever_and_no_second_applier_begins_beside_the_r
     assert applier._thread is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [False, True])
 async def test_what_is_landed_amid_the_last_look_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool) -> None:
     """The bug was that a round which found nothing, or failed, was the last one, though it had looked before the stop."""

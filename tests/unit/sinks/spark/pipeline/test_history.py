@@ -316,6 +316,7 @@ async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tm
     assert "is not of the form" in all_rounds(work).stopped[name].error
 
 
+@pytest.mark.slow
 async def test_steps_of_a_long_log_end_with_transactions_and_ended_versions_are_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

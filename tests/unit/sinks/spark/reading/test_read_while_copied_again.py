@@ -90,6 +90,7 @@ async def test_a_table_that_comes_again_holds_its_readers_until_it_is_copied(tmp
     assert told(tmp_path) == 310
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 async def test_each_row_is_read_once_while_its_table_is_removed_and_copied_again(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)

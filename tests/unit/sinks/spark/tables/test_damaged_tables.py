@@ -69,6 +69,7 @@ async def damaged(path: Path, damage: str) -> OpenedSparkSink:
     return sink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage not in {"moved", "none"}])
 async def test_damaged_table_leaves_the_snapshot_alone_and_a_new_copy_repairs_it(tmp_path: Path, damage: str) -> None:
     sink = await damaged(tmp_path, damage)

@@ -194,6 +194,7 @@ async def test_files_of_vectors_are_removed_after_the_grace_time(tmp_path: Path,
     assert dict(rows(tmp_path)) == {**dict.fromkeys(range(1000), "a"), **dict.fromkeys(range(13), "b")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_random_changes_leave_the_publishers_rows(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With keys of several columns, values not sent, TRUNCATE and keys that change; the log is read from checkpoints too."""

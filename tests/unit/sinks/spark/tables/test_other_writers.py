@@ -290,6 +290,7 @@ async def test_changes_of_a_stopped_table_are_not_kept_without_end(tmp_path: Pat
     assert rows(tmp_path) == [(7, "seven"), (8, "eight")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -> None:
     dice, publisher = random.Random(seed), Publisher(seed)
