@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 GROUP_TABLES: Final = 500
 """Maximum number of tables in a group."""
-_GROUP_BYTES: Final = 64 * 1024**2
+_GROUP_BYTES: Final = 256 * 1024**2
 """Maximum size of a group. While it is copied, more of its tables change, and its snapshot holds back the publisher."""
-_TABLE_BYTES: Final = 4 * 1024**2
-"""Larger tables get their own slot, and are copied in parallel parts."""
+_TABLE_BYTES: Final = 32 * 1024**2
+"""Larger tables get their own slot, and are copied in parallel parts. Smaller ones have a single part anyway."""
 
 
 class GroupSnapshot(Protocol):
@@ -134,6 +134,10 @@ class GroupSynchronization:
         self, table: PublishedTable, group: TableGroup, snapshot: GroupSnapshot, leave: Callable[[TableName], None]
     ) -> None:
         name, states = table.name, self._run.states
+        if states.covered(table.relation_id, snapshot.consistent_point) < states.handed:
+            _log.info('table "%s" changed before it was copied: it is synchronized alone', name)
+            leave(name)
+            return
         self._run.progress.started(name, table.estimated_rows)
 
         def advanced(rows: int) -> None:
