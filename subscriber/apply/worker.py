@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 _TICK = 1.0
 """Seconds between checks of table states and of the idle position when nothing happens."""
+_FIRST_PAUSE = 0.05
+"""While the idle position moves on, the pauses between its commits grow from this to ``_TICK``."""
 
 
 class ApplyOwner(Protocol):
@@ -114,7 +116,8 @@ class ApplyWorker:
         self._two_phase = two_phase
         self._skipping = skipping
         self._parallel = parallel or ParallelApply(receiver, None, tables, 0)
-        self._advanced_at = 0.0
+        self._advance_due = 0.0
+        self._advance_pause = _FIRST_PAUSE
         self._pinged_at = asyncio.get_running_loop().time()
         self._unsettled: tuple[Lsn, float] | None = None
 
@@ -129,8 +132,7 @@ class ApplyWorker:
                 continue
             event = self._receiver.peek()
             if event is None:
-                await self._idle()
-                await self._receiver.wait(_TICK)
+                await self._receiver.wait(await self._idle())
             elif isinstance(event, Transaction | PreparedTransaction) and await self._commit_parallel(event):
                 pass
             elif isinstance(event, Transaction) and not self._skipping.waits:
@@ -250,19 +252,24 @@ class ApplyWorker:
             await self._sink.advance(message.end_lsn)
             self._tracker.flush(message.end_lsn)
 
-    async def _idle(self) -> None:
+    async def _idle(self) -> float:
+        """Do what is due while no event waits. Return the seconds until it must be called again."""
         await self._ping()
         await self._settle()
         lsn = self._tracker.idle_lsn()
         if lsn is None:
-            return
+            return _TICK
         now = asyncio.get_running_loop().time()
-        if self._receiver.reply_requested or now - self._advanced_at >= _TICK or self._owner.is_awaited(lsn):
-            self._advanced_at = now
+        if self._receiver.reply_requested or now >= self._advance_due or self._owner.is_awaited(lsn):
+            rested = now - self._advance_due >= _TICK
+            self._advance_pause = _FIRST_PAUSE if rested else min(self._advance_pause * 2, _TICK)
+            self._advance_due = now + self._advance_pause
             await self._sink.advance(lsn)
             crash_points.reached("apply.advanced")
             self._tracker.flush(lsn)
             self._receiver.report()
+            return _TICK
+        return self._advance_due - now
 
     async def _ping(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -144,6 +144,8 @@ class RunState:
             return
         if self.session is not None:
             self.session.receiver.report()
+            # the idle position may be stored now
+            self.session.receiver.wake()
         self.watchers.notify()
 
     def wake(self) -> None:

@@ -236,28 +236,39 @@ def test_the_idle_position_is_stored_before_it_is_acknowledged() -> None:
     run(work())
 
 
-def test_idle_position_is_stored_once_a_second_or_at_once_if_awaited() -> None:
+def test_idle_position_is_stored_in_growing_pauses_or_at_once_if_awaited() -> None:
     async def work() -> None:
         async with running_worker() as (setup, _):
             await asyncio.sleep(5.5)
             setup.stream.give([keepalive(60)])
             await asyncio.sleep(0.01)
             assert setup.sink.advanced == [60]
-            for lsn in range(61, 70):
-                setup.stream.give([keepalive(lsn)])
-                await asyncio.sleep(0.05)
+            setup.stream.give([keepalive(61)])
+            await asyncio.sleep(0.03)
             assert setup.sink.advanced == [60]
-            setup.stream.give([keepalive(70, reply_requested=True)])
+            await asyncio.sleep(0.03)
+            assert setup.sink.advanced == [60, 61], "without another message"
+            for lsn in range(1000, 2000):
+                setup.stream.give([keepalive(lsn)])
+                await asyncio.sleep(0.01)
+            busy = len(setup.sink.advanced) - 2
+            assert 10 <= busy <= 14, "once a second in the end"
+            await asyncio.sleep(1)
+            assert setup.sink.advanced[-1] == 1999
+            del setup.sink.advanced[:]
+            setup.stream.give([keepalive(2000)])
+            setup.stream.give([keepalive(2001, reply_requested=True)])
             await asyncio.sleep(0.01)
-            assert setup.sink.advanced == [60, 70], "the publisher waits, it may want to shut down"
-            setup.goal = Lsn(80)
-            setup.stream.give([keepalive(79)])
+            assert setup.sink.advanced[-1] == 2001, "the publisher waits, it may want to shut down"
+            setup.goal = Lsn(2080)
+            setup.stream.give([keepalive(2079)])
             await asyncio.sleep(0.01)
-            setup.stream.give([keepalive(80)])
+            setup.stream.give([keepalive(2080)])
             await asyncio.sleep(0.01)
-            assert setup.sink.advanced == [60, 70, 80]
+            assert setup.sink.advanced[-1] == 2080
+            del setup.sink.advanced[:]
             await asyncio.sleep(100)
-            assert setup.sink.advanced == [60, 70, 80], "nothing new, nothing stored"
+            assert setup.sink.advanced == [], "nothing new, nothing stored"
 
     run(work())
 
