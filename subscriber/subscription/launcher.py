@@ -213,7 +213,7 @@ class Launcher:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     def _tell_idle(self, defined: Sequence[Definition]) -> None:
-        """Log once that there is nothing to run, and why."""
+        """Log once that there is nothing to run, and why, unless something was run before."""
         found = [each for each in defined if each.conninfo is not None and (not self._names or each.name in self._names)]
         if self._said_idle or any(each.enabled for each in found):
             return
@@ -248,6 +248,7 @@ class Launcher:
             return
         _log.info('starting subscription "%s"', definition.name)
         worker = self._workers[definition.oid] = _Worker(definition, subscription)
+        self._said_idle = True
         worker.task = group.create_task(self._keep(worker), name=f"subscription {definition.name}")
 
     def _note(self, definition: Definition, error: SubscriberError, worker: _Worker | None = None) -> None:

@@ -23,12 +23,14 @@ class SubscribedTable:
         table: as it is published.
         subscription: the subscription's name.
         slot_name: the subscription's slot on its own publisher, or None.
+        enabled: whether it receives changes now.
         takes_any_origin: whether it also receives changes that its own publisher replicated from elsewhere (origin = any).
     """
 
     table: TableName
     subscription: str
     slot_name: str | None
+    enabled: bool
     takes_any_origin: bool
 
 
@@ -48,9 +50,9 @@ SELECT DISTINCT n.nspname, c.relname, {columns}
  ORDER BY 1, 2, 3
 """
 
-_COLUMNS: Final = "s.subname, s.subslotname, s.suborigin"
+_COLUMNS: Final = "s.subname, s.subslotname, s.subenabled, s.suborigin"
 
-_COLUMNS_BEFORE_16: Final = "s.subname, s.subslotname, 'any'"
+_COLUMNS_BEFORE_16: Final = "s.subname, s.subslotname, s.subenabled, 'any'"
 
 _BY_OID: Final = """{schema}.pg_subscription_rel AS sr ON sr.srrelid = related.relid
   JOIN {schema}.pg_subscription AS s ON s.oid = sr.srsubid"""
@@ -83,6 +85,6 @@ async def subscribed_tables(connection: WalReceiverConnection, publications: Seq
         except PublisherError:
             continue
     return [
-        SubscribedTable(TableName(namespace or "", table or ""), name or "", slot, origin == "any")
-        for namespace, table, name, slot, origin in rows
+        SubscribedTable(TableName(namespace or "", table or ""), name or "", slot, enabled == "t", origin == "any")
+        for namespace, table, name, slot, enabled, origin in rows
     ]

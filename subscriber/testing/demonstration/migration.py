@@ -230,6 +230,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=2_000_000, metavar="N", help="rows of both tables together; default: %(default)s")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="   %(levelname)s %(message)s")
+    # a rollback ends the application's sessions
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     _say("1. Two databases")
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="subscriber-migration-")))
