@@ -9,16 +9,17 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline import plan as plan_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from tests.delta.test_engines_on_one_lake import by_delta_rs, by_the_jar
+from tests.delta.test_engines_on_one_lake import by_delta_rs, by_the_jar, engine_of
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
-from tests.unit.sinks.spark.pipeline.test_applier import storage
-from tests.unit.sinks.spark.stream import batch, begun, make
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
+from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,3 +62,42 @@ async def test_engines_take_turns_on_tables_with_vectors(tmp_path: Path, delta: 
         seen += any(vector.text.startswith("_dv") or vector.kind == "i" for vector in vectors)
     await sink.close()
     assert seen > 1
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+async def test_merge_stores_vectors_that_the_local_engine_extends(
+    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "_TINY_BYTES", 0)
+    sink = await begun(make(tmp_path))
+    files = LakeDelta(storage(tmp_path), "tables/public/t")
+    notes = dict.fromkeys(range(100), "a")
+    steps = [
+        ("local", [RELATION, *(Insert(5, row(str(n), "a", None)) for n in notes)], 0),
+        ("merge", [Delete(5, row("5", None, None), None), Update(5, None, None, row("6", "b", None))], 2),
+        ("local", [Delete(5, row("7", None, None), None), Update(5, None, None, row("8", "c", None))], 4),
+        ("merge", [Delete(5, row("9", None, None), None), Update(5, None, None, row("8", "d", None))], 5),
+    ]
+    path = ""
+    for number, (name, messages, deleted) in enumerate(steps):
+        end = 200 + 100 * number
+        await sink.apply(batch(transaction(end, *messages)))
+        await sink.advance(Lsn(end))
+        snapshot = all_rounds(Applier(storage(tmp_path), engine_of(name, delta, tmp_path)))
+        assert files.load()
+        if not number:
+            (path,) = files.table_files()
+            DeltaTable(files.uri).alter.set_table_properties(PROPERTY, raise_if_not_exists=False)
+            continue
+        # Delta's log names the vector: the file stays, and was not written again
+        actions = files.actions(files.version) or []
+        (stored,) = (action["add"]["deletionVector"] for action in actions if action.get("add", {}).get("path") == path)
+        operation = next(action["commitInfo"]["operation"] for action in actions if "commitInfo" in action)
+        assert (operation, stored["cardinality"]) == ("MERGE" if name == "merge" else "WRITE", deleted)
+        if name == "merge":
+            assert stored["storageType"] == "u"
+        assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot)
+    await sink.close()
+    found = {entry[0]: entry[1] for entry in by_the_jar(delta, tmp_path, snapshot)["t"]}
+    assert found == {key: value for key, value in (notes | {6: "b", 8: "d"}).items() if key not in {5, 7, 9}}

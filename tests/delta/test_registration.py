@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable
+from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
+from subscriber.sinks.spark.pipeline import registration as registration_module
 from subscriber.sinks.spark.pipeline.registration import CatalogRegistration, require_catalog
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
@@ -131,6 +134,70 @@ async def test_views_follow_columns_and_tables(tmp_path: Path, delta: SparkSessi
         # another applier finds what is registered
         registration(delta, tmp_path, schema).register(all_rounds(work))
         assert delta.table("followed.public_l").count() == 3
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tables", [(LEFT_NAME,), (LEFT_NAME, RIGHT_NAME)])
+@pytest.mark.parametrize("again", [False, True], ids=["running", "started again"])
+async def test_view_goes_with_a_table_that_leaves_the_snapshot(
+    tmp_path: Path, delta: SparkSession, tables: tuple[TableName, ...], again: bool
+) -> None:
+    """The bugs were that the last view of a lake stayed, and with an applier that was started again, all of them."""
+    sink, work = await begun(make(tmp_path, "?batch_delay=0"), tables=()), applier(tmp_path)
+    await sink.add_tables(list(tables), READY)
+    messages = [LEFT, Insert(5, row("1", "10")), *([RIGHT, Insert(6, row("1", "10"))] if RIGHT_NAME in tables else [])]
+    await sink.apply(batch(transaction(200, *messages)))
+    await sink.close()
+    with schema_of(delta, "left") as schema:
+
+        def names() -> set[str]:
+            return {table.name for table in delta.catalog.listTables(schema)}
+
+        found = registration(delta, tmp_path, schema)
+        found.register(all_rounds(work))
+        there = names()
+        assert "public_l" in there
+        delta.sql(f"CREATE VIEW {schema}.of_a_user AS SELECT 1 AS one")
+        DeltaTable(str(tmp_path / "tables/public/l")).delete()
+        work._next_look = 0.0
+        snapshot = all_rounds(work)
+        assert LEFT_NAME in snapshot.stopped
+        found = registration(delta, tmp_path, schema) if again else found
+        found.register(snapshot)
+        left = there - {"public_l", "public_l_latest"} if len(tables) > 1 else set()
+        assert names() == {*left, "of_a_user"}
+        DeltaTable(str(tmp_path / "tables/public/l")).restore(1)
+        work._next_look = 0.0
+        found.register(all_rounds(work))
+        assert names() == {*there, "of_a_user"}
+        assert delta.table(f"{schema}.public_l").count() == 1
+
+
+@pytest.mark.timeout(600)
+async def test_catalog_that_refuses_holds_up_nothing_and_is_tried_again(
+    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "_RETRY_SECONDS", 0.1)
+    sink, work = await begun(make(tmp_path, "?batch_delay=0"), tables=(LEFT_NAME, RIGHT_NAME)), applier(tmp_path)
+    work.open()
+    await sink.apply(batch(transaction(200, LEFT, RIGHT, Insert(5, row("1", "10")), Insert(6, row("1", "10")))))
+    all_rounds(work)
+    with schema_of(delta, "refused") as schema:
+        delta.sql(f"CREATE SCHEMA {schema}")
+        delta.sql(f"CREATE TABLE {schema}.public_l_latest USING DELTA LOCATION '{tmp_path}/tables/public/r'")
+        found = CatalogRegistration(delta, storage(tmp_path), f"spark_catalog.{schema}", work.failed)
+        with found.running():
+            async with asyncio.timeout(300):
+                while not (told := read_quietly(storage(tmp_path), APPLIER).get("last_error")):
+                    await asyncio.sleep(0.1)
+            assert told.startswith(f"spark_catalog.{schema}.public_l_latest exists and is another table (hint: ")
+            await sink.apply(batch(transaction(300, Insert(5, row("2", "20")))))
+            assert (await asyncio.to_thread(all_rounds, work)).lsn == 300
+            delta.sql(f"DROP TABLE {schema}.public_l_latest")
+            await _until_registered(delta, schema)
+        assert delta.table(f"{schema}.public_l").count() == 2
+    work.close()
+    await sink.close()
 
 
 @pytest.mark.timeout(600)

@@ -172,3 +172,25 @@ async def test_a_killed_verification_of_a_lake_leaves_nothing_behind(publisher_d
             await applied(lake)
         report = await task
         assert (report.equal, report.tables[0].publisher_rows) == (True, 2), str(report.to_json())
+
+
+async def test_verification_ends_if_the_applier_fails_again_and_again(
+    publisher_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug was that it waited without end, and did not say why."""
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    lake = tmp_path / "lake"
+    async with running(publisher_db, lake, "?batch_delay=0s") as found:
+        publisher_db.execute("INSERT INTO t VALUES (1)")
+        await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+        (lake / "tables").write_text("in the way")
+        monkeypatch.setattr(compared_lake, "_FAILING_SECONDS", 0.5)
+        with running_program("spark-apply", str(lake), "--engine=local") as program:
+            with pytest.raises(
+                TargetError, match=r"has published no snapshot at [0-9A-F/]+, because its applier fails: cannot write .*/tables"
+            ):
+                await verified(publisher_db, lake)
+            assert program.process.poll() is None
+            # an old failure is none
+            (lake / "tables").unlink()
+            assert (await verified(publisher_db, lake)).equal

@@ -32,7 +32,7 @@ def fold_unit(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile,
 
     Args:
         storage: of the lake.
-        unit: has a key, and one stretch of changes without TRUNCATE.
+        unit: has a key, and one stretch of changes.
         directory: for the file, relative to the lake.
 
     Returns:
@@ -40,7 +40,7 @@ def fold_unit(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile,
     """
     schema = unit.schema
     changes = read_changes(storage, unit.stretches[0].files, schema, unit.after, ranges=unit.ranges)
-    affected = [rows for rows, _ in affected_rows(storage, unit, unit.base, changes)]
+    affected = [rows for rows, _ in affected_rows(storage, unit, () if unit.cleared else unit.base, changes)]
     merged = merge_keyed_rows(pa.concat_tables([schema.current.empty_table(), *affected]), changes, schema)
     flag = deleted_flag(schema)
     parts = [(merged.puts, False), (merged.gone, True)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
-__all__ = ["key_limits", "merge_statement"]
+__all__ = ["delete_statement", "key_limits", "merge_statement"]
 
 _ROUNDED: Final = 10
 """Limits of keys are rounded by at least this number of bits."""
@@ -19,7 +19,14 @@ Range = tuple[Any, Any] | None
 """Minimum and maximum of the first key column."""
 
 
-def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range_: Range, *, known: bool = False) -> str:
+def delete_statement(uri: str) -> str:
+    """DELETE all rows of the table at ``uri``."""
+    return f"DELETE FROM delta.{_quoted(uri)}"  # noqa: S608 -- quoted
+
+
+def merge_statement(
+    uri: str, schema: TableSchema, source: str, flag: str, range_: Range, *, known: bool = False, cleared: bool = False
+) -> str:
     """MERGE INTO the table at ``uri``.
 
     Args:
@@ -29,18 +36,20 @@ def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range
         flag: an additional column of the view: whether the row is deleted.
         range_: range of the keys in the view.
         known: whether the table has a row for each key that is not deleted. Then Delta needs no full outer join.
+        cleared: whether all other rows are deleted.
     """
     names = schema.current.names
     setting = ", ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in names)
     columns = ", ".join(map(_quoted, names))
     values = ", ".join(f"s.{_quoted(name)}" for name in names)
-    # all names are quoted
     statement = (
         f"MERGE INTO delta.{_quoted(uri)} t USING {source} s ON {_same_key(schema, range_)} "
         f"WHEN MATCHED AND s.{_quoted(flag)} THEN DELETE "
         f"WHEN MATCHED THEN UPDATE SET {setting}"
     )
-    return statement if known else f"{statement} WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608
+    if not known:
+        statement += f" WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608 -- quoted
+    return f"{statement} WHEN NOT MATCHED BY SOURCE THEN DELETE" if cleared else statement
 
 
 def key_limits(schema: TableSchema, ranges: Sequence[Range]) -> Range:

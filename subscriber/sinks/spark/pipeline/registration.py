@@ -173,7 +173,7 @@ class CatalogRegistration:
         Raises:
             TargetError: the catalog is unavailable, or refuses.
         """
-        if snapshot.tables == self._registered or not snapshot.tables:
+        if snapshot.tables == self._registered:
             return
         names = {name: _name(name) for name in sorted(snapshot.tables)}
         if len(names) > _MOST_TABLES:
@@ -198,8 +198,10 @@ class CatalogRegistration:
     def _register(self, snapshot: Snapshot, names: Mapping[TableName, str]) -> None:
         sql = self._spark.sql
         uris = {name: hadoop_uri(LakeDelta(self._storage, table.path).uri) for name, table in snapshot.tables.items()}
+        earlier = set[str]()
         if not self._views:
             sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+            earlier = self._earlier()
         columns = {
             name: tuple(sql(f"SELECT * FROM delta.{_quoted(uris[name])} VERSION AS OF {table.version}").columns)  # noqa: S608 -- quoted
             if self._changed(name, table)
@@ -214,16 +216,30 @@ class CatalogRegistration:
             structs = [f"{'struct(*)' if other == name else 'NULL'} AS {_quoted(names[other])}" for other in names]
             source = f"delta.{_quoted(uris[name])} VERSION AS OF {table.version}"
             selects.append(f"SELECT {_text(names[name])} AS name, {', '.join(structs)} FROM {source}")  # noqa: S608 -- quoted
-        self._replace(VIEW, " UNION ALL ".join(selects))
+        if selects:
+            self._replace(VIEW, " UNION ALL ".join(selects))
         for name in names:
             if self._views.get(names[name]) != columns[name]:
                 found = _quoted(names[name])
                 chosen = ", ".join(f"{found}.{_quoted(column)}" for column in columns[name])
                 self._replace(names[name], f"SELECT {chosen} FROM {self._of(VIEW)} WHERE name = {_text(names[name])}")  # noqa: S608 -- quoted
-        for gone in self._views.keys() - names.values():
+        # catalogs have names in small letters
+        present = {name.lower() for name in names.values()}
+        for gone in {name for name in self._views.keys() | earlier if name.lower() not in present}:
             sql(f"DROP VIEW IF EXISTS {self._of(gone)}")
             sql(f"DROP TABLE IF EXISTS {self._of(f'{gone}_latest')}")
+        if not selects:
+            sql(f"DROP VIEW IF EXISTS {self._of(VIEW)}")
         self._views = {names[name]: columns[name] for name in names}
+
+    def _earlier(self) -> set[str]:
+        """The views of tables that are in the catalog, from an earlier applier."""
+        names = {row["viewName"] for row in self._spark.sql(f"SHOW VIEWS IN {self._schema}").collect()} - {VIEW}
+        return {name for name in names if f" FROM {self._of(VIEW)} WHERE name = " in self._text_of(name)}
+
+    def _text_of(self, view: str) -> str:
+        described = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._of(view)}")
+        return next((str(row["data_type"]) for row in described.collect() if row["col_name"] == "View Text"), "")
 
     def _require_table(self, name: str, uri: str) -> None:
         """Create an external table, if it does not exist."""
@@ -233,8 +249,7 @@ class CatalogRegistration:
             raise TargetError(f"{self._told}.{name} exists and is another table", hint="drop it, or register in another schema")
 
     def _changed(self, name: TableName, table: SnapshotTable) -> bool:
-        before = self._registered.get(name) if self._registered is not None else None
-        return before is None or before.version != table.version
+        return self._registered is None or self._registered.get(name) != table
 
     def _replace(self, name: str, query: str) -> None:
         """Replace a view by one change of the catalog. CREATE OR REPLACE VIEW would drop it first."""

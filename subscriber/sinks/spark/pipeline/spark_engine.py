@@ -11,7 +11,8 @@ takes longer than a small unit does. There are two kinds of units:
   that the user has chosen: Delta's default one may replace a version that another program commits at the same time.
 
 MERGE is used for tables with a key and rows. It is not used for REPLICA IDENTITY FULL (it cannot distinguish equal rows), first loads,
-TRUNCATE, new types of columns, and tables with columns of names that MERGE uses itself.
+TRUNCATE, new types of columns, and tables with columns of names that MERGE uses itself. In tables that only Delta can write, Delta also
+deletes the rows for TRUNCATE, in the same commit, and inserts the first ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
 from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
-from subscriber.sinks.spark.pipeline.merge_sql import key_limits, merge_statement
+from subscriber.sinks.spark.pipeline.merge_sql import delete_statement, key_limits, merge_statement
 from subscriber.sinks.spark.schema.table_schema import folded_name
 from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
@@ -117,7 +118,7 @@ class SparkEngine(Engine):
     def _merges(self, work: TableRound) -> bool:
         """Whether MERGE applies the changes. Delta itself writes all features, delta-rs does not."""
         only_delta = work.delta.is_there and work.delta.unwritable(columns=False) is not None
-        return self._can_merge and is_merged(work, 0 if only_delta else self._large_unit)
+        return self._can_merge and is_merged(work, self._large_unit, only_delta=only_delta)
 
     def refuses(self, work: TableRound) -> str | None:
         return None if self._merges(work) else super().refuses(work)
@@ -163,7 +164,8 @@ class SparkEngine(Engine):
         return [results[number] for number in range(len(items))]
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
-        if not results or results[0].folded is None:
+        # after a TRUNCATE alone there are no units
+        if results[0].folded is None if results else not self._merges(work):
             return super().commit(work, results)
         found = TableResult()
         for result in results:
@@ -177,16 +179,21 @@ class SparkEngine(Engine):
         return found
 
     def _merge(self, work: TableRound, files: Sequence[FoldedFile]) -> None:
-        if not files:
+        cleared = work.plan.cleared
+        if not files and not cleared:
             return
-        schema = work.task.schema
-        limits = key_limits(schema, [file.keys for file in files])
-        known = all(file.known for file in files)
+        schema, uri = work.task.schema, hadoop_uri(work.delta.uri)
         try:
             session = self._session(work)
             _name_jobs(self._spark.sparkContext, job_name("MERGE INTO", [work.name], Lsn(work.task.after), work.source.reached))
-            self._read(session, files).createOrReplaceTempView("changes")
-            session.sql(merge_statement(hadoop_uri(work.delta.uri), schema, "changes", deleted_flag(schema), limits, known=known))
+            if files:
+                self._read(session, files).createOrReplaceTempView("changes")
+                limits = None if cleared else key_limits(schema, [file.keys for file in files])
+                known = all(file.known for file in files)
+                statement = merge_statement(uri, schema, "changes", deleted_flag(schema), limits, known=known, cleared=cleared)
+            else:
+                statement = delete_statement(uri)
+            session.sql(statement)
         except job_errors() as error:
             text = str(error)
             if "DELTA_CONCURRENT" in text or "ConcurrentModification" in text:
@@ -236,15 +243,25 @@ def packed(weights: Sequence[int], parts: int) -> list[list[int]]:
     return packs
 
 
-def is_merged(work: TableRound, large_unit: int) -> bool:
-    """Whether MERGE applies the changes of a table, see the module. ``large_unit``: as of :class:`SparkEngine`. 0: if it can."""
+def is_merged(work: TableRound, large_unit: int, *, only_delta: bool = False) -> bool:
+    """Whether Delta applies the changes of a table, see the module.
+
+    Args:
+        work: of the table.
+        large_unit: as of :class:`SparkEngine`. 0: if it can.
+        only_delta: whether the table has a feature that only Delta writes.
+    """
     task, schema = work.task, work.task.schema
     keyed = bool(schema.keys) and not schema.full
-    plain = not task.rewrite and not work.overwrite and not work.plan.cleared and len(task.stretches) == 1
+    plain = not task.rewrite and not work.overwrite and len(task.stretches) == 1
     taken = not _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
+    if not keyed or not plain or taken:
+        return False
+    if only_delta:
+        return True
     rows = {file.path: file.rows for file in task.base}
     largest = max((sum(rows[file.path] for file in unit.base if not file.kept) for unit in work.plan.units), default=0)
-    return keyed and plain and bool(task.base) and not taken and (not large_unit or largest > task.target_rows * large_unit)
+    return bool(task.base) and not work.plan.cleared and (not large_unit or largest > task.target_rows * large_unit)
 
 
 def _run_pack(

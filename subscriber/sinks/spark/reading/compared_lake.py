@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.requests import LakeRequests
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots
+from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
 from subscriber.sinks.spark.catalog.subscriptions import defined
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
@@ -33,6 +35,9 @@ _POLL_SECONDS: Final = 0.1
 _TOLD_SECONDS: Final = 10.0
 _NOT_RUNNING_SECONDS: Final = 60.0
 """An applier that is started takes its lock when its engine is ready: Spark needs some ten seconds."""
+_FAILURES: Final = 3
+_FAILING_SECONDS: Final = 30.0
+"""Failures of the applier without a publication, over at least this time. A shorter disturbance ends by itself."""
 
 
 class ComparedLake:
@@ -82,11 +87,11 @@ class ComparedLake:
             waiting: is told about a long wait.
 
         Raises:
-            TargetError: the applier does not run, or has published a later snapshot only.
+            TargetError: the applier does not run, fails again and again, or has published a later snapshot only.
         """
         now = asyncio.get_running_loop().time
         seen = told = now()
-        snapshots = Snapshots(self._storage)
+        snapshots, failures = Snapshots(self._storage), _Failures(self._storage)
         while True:
             found, newest = await run_in_thread(lambda: (snapshots.as_of_landed(landed), snapshots.newest()))
             is_past = newest is not None and newest.landed > landed
@@ -101,10 +106,44 @@ class ComparedLake:
                 seen = now()
             elif now() - seen > _NOT_RUNNING_SECONDS:
                 raise TargetError("the lake has no applier: its tables do not follow", hint="start it with `subscriber spark-apply`")
+            error = await run_in_thread(partial(failures.look, newest))
+            if error is not None and failures.last:
+                raise TargetError(f"the lake has published no snapshot at {lsn}, because its applier fails: {error}", hint="verify again")
             if now() - told > _TOLD_SECONDS:
                 told = now()
-                waiting(f"the lake has not published a snapshot at {lsn} yet" if has_applier else "the lake has no applier yet")
+                lacking = f"the lake has not published a snapshot at {lsn} yet" if has_applier else "the lake has no applier yet"
+                waiting(f"{lacking}: {error}" if error is not None else lacking)
             await asyncio.sleep(_POLL_SECONDS)
+
+
+class _Failures:
+    """The failures that the applier has reported since it last published, or since the first look.
+
+    Attributes:
+        last: whether they last for so long that another attempt will hardly succeed.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._times: list[float] = []  # the first is of an earlier failure
+        self._newest: Snapshot | None = None
+        self.last = False
+
+    def look(self, newest: Snapshot | None) -> str | None:
+        """The error of the last failure. None: there was none. ``newest``: the published snapshot.
+
+        Raises:
+            TargetUnavailable: the lake cannot be read.
+        """
+        found = read_quietly(self._storage, APPLIER)
+        time = found.get("last_error_time") or 0.0
+        if not self._times or newest != self._newest:
+            self._newest, self._times = newest, [time]
+        elif time != self._times[-1]:
+            self._times.append(time)
+        failed = self._times[1:]
+        self.last = len(failed) >= _FAILURES and failed[-1] - failed[0] >= _FAILING_SECONDS
+        return str(found["last_error"]) if failed else None
 
 
 class LakeTables:

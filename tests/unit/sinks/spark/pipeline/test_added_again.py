@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableEntry, TableState
+from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert
 from subscriber.sinks.spark.reading.change_feed import Changes
@@ -148,3 +150,47 @@ async def test_copy_of_a_table_that_stops_before_it_is_applied_stays(tmp_path: P
         table.alter.drop_constraint("small")
     assert TABLE in all_rounds(applier(tmp_path)).tables
     assert rows(tmp_path) == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("away", ["removed", "renamed"])
+async def test_stop_of_a_change_log_is_of_its_directory(tmp_path: Path, away: str) -> None:
+    """The publisher drops a table, or renames it, and makes another of its name. The name has the same log, so the stop remains."""
+    sink = await begun(make(tmp_path))
+    work = applier(tmp_path)
+    work.open()
+    await land(sink, 200, KEYED, Insert(5, row("1", "old")))
+    all_rounds(work)
+    work.tidy(now=True)
+    DeltaTable(str(tmp_path / "log/public/t")).delete()
+    await land(sink, 300, Insert(5, row("2", "old")))
+    all_rounds(work)
+    work.tidy(now=True)
+    assert set(work.progress.stopped_logs) == {TABLE}
+    await sink.remove_table(TABLE)
+    other = TableName("public", "u")
+    if away == "renamed":
+        await sink.add_tables([other], TableEntry(TableState.INIT))
+        await copy(sink, other, b"1\told\n2\told\n", 400)
+    await sink.advance(Lsn(410))
+    all_rounds(work)
+    work.tidy(now=True)
+    assert set(work.progress.stopped_logs) == {TABLE}
+    assert (tmp_path / "log/public/u").exists() == (away == "renamed")
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"7\tnew\n", 500)
+    await land(sink, 600, replace(KEYED, relation_id=55), Insert(55, row("8", "new")))
+    await sink.close()
+    for _ in range(2):
+        assert all_rounds(work).lsn == 600
+        work.tidy(now=True)
+        assert set(work.progress.stopped_logs) == {TABLE}
+        work.close()
+        work = applier(tmp_path)
+        work.open()
+    shutil.rmtree(tmp_path / "log/public/t")
+    work.tidy(now=True)
+    work.close()
+    assert not work.progress.stopped_logs
+    log = DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table().to_pylist()
+    found = sorted((item["_lsn"], item["_op"], item["id"]) for item in log)
+    assert found == [(200, "i", 1), (300, "i", 2), (500, "c", 7), (500, "t", None), (600, "i", 8)]

@@ -226,6 +226,52 @@ async def test_a_copy_ends_all_versions_and_a_history_that_is_asked_for_later_ha
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_table_that_begins_again_begins_its_history_again_once(tmp_path: Path, kind: HistoryKind) -> None:
+    """The publisher dropped the table and created it again. It left the publication, or not; then it is copied."""
+    await landed(tmp_path, kind, transaction(200, RELATION, *(Insert(5, row(str(n), "old", None)) for n in (1, 2, 3))))
+    work = applier(tmp_path)
+    all_rounds(work)
+    # the stream of the new table follows that of the old one: its rows are not deleted, in the table neither
+    again = replace(RELATION, relation_id=55)
+    await landed(tmp_path, kind, transaction(300, again, Insert(55, row("1", "new", None)), Insert(55, row("4", "new", None))))
+    before = all_rounds(work)
+    if kind == "scd2":
+        assert versions(tmp_path, before, "id", "note") == [
+            (1, "new", 300, None),
+            (1, "old", 200, 300),
+            (2, "old", 200, None),
+            (3, "old", 200, None),
+            (4, "new", 300, None),
+        ]
+    # the table of the lake is damaged meanwhile, so it begins again too
+    shutil.rmtree(tmp_path / "tables/public/t/_delta_log")
+    await copied(tmp_path, kind, 400, b"1\tnew\n4\tnew\n")
+    await landed(tmp_path, kind, transaction(500, again, Update(55, None, None, row("4", "newer", None))))
+    for _ in range(2):
+        snapshot = all_rounds(work)
+        assert not snapshot.stopped
+        assert snapshot.lsn == 500
+        rows = history_rows(tmp_path, snapshot, TABLE)
+        if kind == "scd2":
+            assert versions(tmp_path, snapshot, "id", "note") == [
+                (1, "new", 300, 400),
+                (1, "new", 400, None),
+                (1, "old", 200, 300),
+                (2, "old", 200, 400),
+                (3, "old", 200, 400),
+                (4, "new", 300, 400),
+                (4, "new", 400, 500),
+                (4, "newer", 500, None),
+            ]
+        else:
+            found = sorted((item["id"], item["note"], item["_deleted"], item["_lsn"]) for item in rows)
+            assert found == [(1, "new", False, 400), (2, "old", True, 400), (3, "old", True, 400), (4, "newer", False, 500)]
+        # derived again, it is the same
+        shutil.rmtree(tmp_path / "history")
+        work = applier(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_path: Path, kind: HistoryKind) -> None:
     sink = await begun(make(tmp_path))
     changes: list[Message] = [

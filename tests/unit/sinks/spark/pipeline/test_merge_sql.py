@@ -7,7 +7,7 @@ from datetime import date
 import pyarrow as pa
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.pipeline.merge_sql import merge_statement
+from subscriber.sinks.spark.pipeline.merge_sql import delete_statement, merge_statement
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 
 PLAIN = TableSchema(
@@ -25,6 +25,12 @@ def test_one_statement_deletes_updates_and_inserts() -> None:
         "WHEN MATCHED THEN UPDATE SET t.`id` = s.`id`, t.`a``b` = s.`a``b`, t.`_special` = s.`_special` "
         "WHEN NOT MATCHED AND NOT s.`_gone` THEN INSERT (`id`, `a``b`, `_special`) VALUES (s.`id`, s.`a``b`, s.`_special`)"
     )
+
+
+def test_after_truncate_the_other_rows_are_deleted_in_the_same_statement() -> None:
+    assert delete_statement("/lake/`t`") == "DELETE FROM delta.`/lake/``t```"
+    plain = merge_statement("/t", PLAIN, "changes", "_gone", None)
+    assert merge_statement("/t", PLAIN, "changes", "_gone", None, cleared=True) == f"{plain} WHEN NOT MATCHED BY SOURCE THEN DELETE"
 
 
 def test_where_all_rows_are_there_none_is_inserted() -> None:
