@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.messages import Delete, Insert, Message, Update
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline import plan as plan_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
@@ -72,32 +72,32 @@ async def test_merge_stores_vectors_that_the_local_engine_extends(
     monkeypatch.setattr(plan_module, "_TINY_BYTES", 0)
     sink = await begun(make(tmp_path))
     files = LakeDelta(storage(tmp_path), "tables/public/t")
-    notes = dict.fromkeys(range(100), "a")
-    steps = [
-        ("local", [RELATION, *(Insert(5, row(str(n), "a", None)) for n in notes)], 0),
-        ("merge", [Delete(5, row("5", None, None), None), Update(5, None, None, row("6", "b", None))], 2),
-        ("local", [Delete(5, row("7", None, None), None), Update(5, None, None, row("8", "c", None))], 4),
-        ("merge", [Delete(5, row("9", None, None), None), Update(5, None, None, row("8", "d", None))], 5),
+    there: dict[int, str | None] = dict.fromkeys(range(100), "a")
+    steps: list[tuple[str, list[Message], int, dict[int, str | None]]] = [
+        ("local", [RELATION, *(Insert(5, row(str(n), "a", None)) for n in there)], 0, {}),
+        ("merge", [Delete(5, row("5", None, None), None), Update(5, None, None, row("6", "b", None))], 2, {5: None, 6: "b"}),
+        ("local", [Delete(5, row("7", None, None), None), Update(5, None, None, row("8", "c", None))], 4, {7: None, 8: "c"}),
+        ("merge", [Delete(5, row("9", None, None), None), Update(5, None, None, row("8", "d", None))], 5, {9: None, 8: "d"}),
     ]
     path = ""
-    for number, (name, messages, deleted) in enumerate(steps):
-        end = 200 + 100 * number
-        await sink.apply(batch(transaction(end, *messages)))
-        await sink.advance(Lsn(end))
+    for number, (name, messages, deleted, changed) in enumerate(steps):
+        await sink.apply(batch(transaction(200 + 100 * number, *messages)))
+        await sink.advance(Lsn(200 + 100 * number))
         snapshot = all_rounds(Applier(storage(tmp_path), engine_of(name, delta, tmp_path)))
+        there |= changed
+        found = by_the_jar(delta, tmp_path, snapshot)["t"]
+        assert found == by_delta_rs(tmp_path, snapshot)["t"]
+        assert {entry[0]: entry[1] for entry in found} == {key: note for key, note in there.items() if note is not None}
         assert files.load()
         if not number:
             (path,) = files.table_files()
             DeltaTable(files.uri).alter.set_table_properties(PROPERTY, raise_if_not_exists=False)
             continue
-        # Delta's log names the vector: the file stays, and was not written again
+        # the log names the vector: the file stays, and was not written again
         actions = files.actions(files.version) or []
         (stored,) = (action["add"]["deletionVector"] for action in actions if action.get("add", {}).get("path") == path)
         operation = next(action["commitInfo"]["operation"] for action in actions if "commitInfo" in action)
         assert (operation, stored["cardinality"]) == ("MERGE" if name == "merge" else "WRITE", deleted)
         if name == "merge":
             assert stored["storageType"] == "u"
-        assert by_the_jar(delta, tmp_path, snapshot) == by_delta_rs(tmp_path, snapshot)
     await sink.close()
-    found = {entry[0]: entry[1] for entry in by_the_jar(delta, tmp_path, snapshot)["t"]}
-    assert found == {key: value for key, value in (notes | {6: "b", 8: "d"}).items() if key not in {5, 7, 9}}

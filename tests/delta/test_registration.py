@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.protocol.messages import Column, Insert, Message, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
 from subscriber.sinks.spark.pipeline import registration as registration_module
@@ -145,8 +145,8 @@ async def test_view_goes_with_a_table_that_leaves_the_snapshot(
     """The bugs were that the last view of a lake stayed, and with an applier that was started again, all of them."""
     sink, work = await begun(make(tmp_path, "?batch_delay=0"), tables=()), applier(tmp_path)
     await sink.add_tables(list(tables), READY)
-    messages = [LEFT, Insert(5, row("1", "10")), *([RIGHT, Insert(6, row("1", "10"))] if RIGHT_NAME in tables else [])]
-    await sink.apply(batch(transaction(200, *messages)))
+    more: list[Message] = [RIGHT, Insert(6, row("1", "10"))] if RIGHT_NAME in tables else []
+    await sink.apply(batch(transaction(200, LEFT, Insert(5, row("1", "10")), *more)))
     await sink.close()
     with schema_of(delta, "left") as schema:
 

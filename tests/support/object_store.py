@@ -105,6 +105,24 @@ def object_store() -> Iterator[str]:
             process.communicate()
 
 
+@contextlib.contextmanager
+def denied() -> Iterator[None]:
+    """The object store denies all requests in the block: it does not know the key of this process."""
+    store = urlsplit(os.environ["AWS_ENDPOINT_URL"])
+
+    def allow(requests: str) -> None:
+        connection = http.client.HTTPConnection(LOOPBACK, store.port, timeout=5)
+        with contextlib.closing(connection):
+            connection.request("POST", "/moto-api/reset-auth", body=requests)
+            assert connection.getresponse().status == 200
+
+    allow("0")
+    try:
+        yield
+    finally:
+        allow("inf")
+
+
 def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + _SECONDS
     while not _answers(port):

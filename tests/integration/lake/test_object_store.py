@@ -20,13 +20,15 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_s
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
 from tests.crash.process import QUICK as QUICK_SETTINGS
 from tests.crash.test_lake import LEFT, RIGHT, Program, Transfers, check_logs, check_snapshot, is_beyond, publishes, there, tidy
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.support.lakes import applied, apply_all, assert_same, published, storage
-from tests.support.object_store import object_store
+from tests.support.object_store import denied, object_store
+from tests.support.program import confirmed
 from tests.support.replica import QUICK
 
 KILLS = 4
@@ -85,6 +87,28 @@ async def test_directory_with_other_files_is_refused(publisher18_db: Database, l
     with pytest.raises(TargetError, match="is not empty and is not a lake"):
         await subscription(publisher18_db, lake).run(Until())
     assert publisher18_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+
+
+async def test_missing_permissions_are_named(publisher18_db: Database, lake: str) -> None:
+    """The bug was that errors only said that the store cannot be read, and delta-rs' only that it is an error of S3."""
+    db = publisher18_db
+    db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    await subscription(db, lake, "?batch_delay=50ms").run(Until())
+    before = await applied(lake)
+    acknowledged = confirmed(db, f"lake_{db.name}")
+    db.execute("INSERT INTO t VALUES (1)")
+    table = LakeDelta(storage(lake), before.tables[TableName("public", "t")].path)
+    with denied():
+        said = r"permission denied \((ACCESS_DENIED|INVALID_ACCESS_KEY_ID|403)\)"
+        for work in (subscription(db, lake).run(Until()), applied(lake), asyncio.to_thread(table.load)):
+            with pytest.raises(TargetError, match=f"^cannot read or write .*{lake}.*: {said}") as error:
+                await work
+            assert type(error.value) is TargetError, "a retry does not help"
+            assert "credentials" in error.value.one_line()
+    assert confirmed(db, f"lake_{db.name}") == acknowledged
+    assert published(lake) == before
+    await subscription(db, lake, "?batch_delay=50ms").run(Until())
+    assert_same(lake, await applied(lake), db, [TableName("public", "t")])
 
 
 async def test_of_two_appliers_one_ends_and_nothing_wrong_is_published(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -11,10 +12,15 @@ import pyarrow as pa
 
 from subscriber.errors import TargetError, TargetUnavailable, connection_hint
 
-__all__ = ["arrow_errors", "damaged_file", "os_errors"]
+__all__ = ["arrow_errors", "damaged_file", "os_errors", "store_error"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_ROOM: Final = "make room, or run the applier: it removes landed files"
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_STORE_CODES: Final = re.compile(r"AWS Error (\w+)|HTTP status (\d+)|<Code>(\w+)</Code>|Status\((\w+)|\b(40[13]|507) [A-Z]")
+"""The codes in errors of pyarrow and delta-rs about object stores."""
+_STORE_DENIED: Final = re.compile(r"accessdenied|accesskey|signature|permissiondenied|authorization|authentication|token|40[13]")
+_STORE_FULL: Final = re.compile(r"quotaexceeded|storagefull|insufficientstorage|resourceexhausted|507")
 
 
 @contextlib.contextmanager
@@ -31,15 +37,35 @@ def os_errors(what: str) -> Iterator[None]:
         code = error.errno
         text = errno.errorcode.get(code, "") if code is not None else ""
         if code in _FULL:
-            raise TargetError(
-                f"cannot write {what}: no space left ({text})", hint="make room, or run the applier: it removes landed files"
-            ) from error
+            raise TargetError(f"cannot write {what}: no space left ({text})", hint=_ROOM) from error
         if code in _FORBIDDEN:
             raise TargetError(f"cannot write {what}: permission denied ({text})", hint="give this user the right to write there") from error
         if code in {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}:
             raise TargetError(f"cannot write {what}: {text}", hint="the lake needs a directory of its own") from error
+        if (known := store_error(what, str(error))) is not None:
+            raise known from error
         hint = connection_hint(error.strerror or "", "check that the file system is available")
         raise TargetUnavailable(f"cannot read or write {what}: {text or type(error).__name__}", hint=hint) from error
+
+
+def store_error(what: str, text: str) -> TargetError | None:
+    """The error for an answer of an object store that an operator must act on: permissions, or space. None: it is another one.
+
+    Args:
+        what: names the file.
+        text: the error of pyarrow or delta-rs.
+    """
+    for match in _STORE_CODES.finditer(text):
+        code = next(filter(None, match.groups()))
+        plain = code.replace("_", "").lower()
+        if _STORE_DENIED.search(plain):
+            return TargetError(
+                f"cannot read or write {what}: permission denied ({code})",
+                hint="check this program's credentials: they need the rights to list, read, write and delete there",
+            )
+        if _STORE_FULL.search(plain):
+            return TargetError(f"cannot write {what}: no space left ({code})", hint=_ROOM)
+    return None
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Final
 from deltalake.exceptions import DeltaError
 
 from subscriber.errors import TargetError
+from subscriber.sinks.spark.files.errors import store_error
 
 __all__ = ["BEGIN_AGAIN", "COPY_AGAIN", "CommitConflict", "DamagedTable", "TableStopped", "read_error", "write_error"]
 
@@ -79,5 +80,7 @@ def read_error(uri: str, directory: str, error: Exception) -> TargetError:
 
 def write_error(uri: str, error: Exception) -> TargetError:
     """The error for any other one of delta-rs."""
+    if (known := store_error(f"Delta table {uri}", str(error))) is not None:
+        return known
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     return TargetError(f"Delta table {uri}: {first}", hint="check that all its files exist and are writable")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from subscriber.errors import TargetUnavailable
+from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks.spark.files.errors import store_error
 from subscriber.sinks.spark.files.storage import Storage
 
 
@@ -91,3 +92,20 @@ def test_an_error_of_the_store_is_one() -> None:
 
     with pytest.raises(TargetUnavailable):
         read(Store(b"content", fail))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("When completing multiple part upload for key 'a': AWS Error UNKNOWN (HTTP status 507) during X operation: no", "no space left"),
+        ("Generic S3 error: Error performing PUT http://h/b/a: 403 Forbidden: <Code>AccessDenied</Code>", "permission denied"),
+        ("Generic S3 error: 400 Bad Request: <Code>XMinioStorageFull</Code>", "no space left"),
+        ("AWS Error ACCESS_DENIED during HeadObject operation: No response body.", "permission denied"),
+        ("google::cloud::Status(PERMISSION_DENIED: Permanent error)", "permission denied"),
+        ("When reading key 'AccessDenied/403' in bucket 'b': AWS Error NO_SUCH_BUCKET during GetObject operation", None),
+    ],
+)
+def test_permissions_and_space_are_named(text: str, words: str | None) -> None:
+    found = store_error("s3://b/a", text)
+    assert (None if found is None else type(found)) == (None if words is None else TargetError)
+    assert words is None or f"s3://b/a: {words} (" in str(found)
