@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import pyarrow.compute as pc
@@ -34,6 +35,8 @@ from subscriber.sinks.spark.tables.foreign_commits import copy_application
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
 
 __all__ = ["TablePlanner"]
+
+_log = logging.getLogger(__name__)
 
 
 class TablePlanner:
@@ -106,13 +109,10 @@ class TablePlanner:
             raise refused
         applied = delta.applied(app)
         # a copy replaces the rows of the table; a table that is not copied keeps them
-        replaced = applied is None and table.generation > 0 and not self._registered(lake, table, delta)
-        if replaced and delta.is_there:
-            try:
-                delta.table_files()
-            except DamagedTable:
-                if not self._tables.begins_again(name, table, published):
-                    raise
+        copied = applied is None and table.generation > 0
+        if copied:
+            self._prepare_copy(name, table, delta, published)
+        replaced = copied and not self._registered(lake, table, delta)
         source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
         source.reached = max(source.reached, end)
@@ -175,6 +175,20 @@ class TablePlanner:
         found = TableRound(name, app, delta, source, work, plan, overwrite, declared)
         self._require_writable(found)
         return found
+
+    def _prepare_copy(self, name: TableName, table: LakeTable, delta: LakeDelta, published: SnapshotTable | None) -> None:
+        """Let a table begin again if it is damaged, or if its columns cannot be written, so that its copy repairs it."""
+        try:
+            reason = None
+            if delta.is_there:
+                delta.table_files()
+                reason = delta.unwritable(columns=True)
+        except DamagedTable:
+            if not self._tables.begins_again(name, table, published):
+                raise
+        else:
+            if reason is not None and self._tables.begins_again(name, table, published):
+                _log.warning('table "%s" begins again without %s, because it was copied again', name, reason)
 
     def _require_writable(self, work: TableRound) -> None:
         if not work.delta.is_there:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, applier, stop_of, storage
-from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, _foreign, copy, land, rows
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, _foreign, copy, land, rows, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
+from tests.unit.sinks.spark.tables.test_other_writers import commit as foreign_commit
+from tests.unit.sinks.spark.tables.test_other_writers import protocol
 
 PUBLISHED = PublishedTable(
     name=TABLE,
@@ -163,3 +166,33 @@ async def test_empty_copy_replaces_a_table_that_another_writer_emptied(tmp_path:
     await sink.close()
     assert not all_rounds(applier(tmp_path)).stopped
     assert rows(tmp_path) == [(8, "eight")]
+
+
+@pytest.mark.parametrize("executors", [False, True])
+@pytest.mark.parametrize("feature", ["clustering", "column mapping"])
+async def test_copy_replaces_a_table_that_cannot_be_written(tmp_path: Path, feature: str, executors: bool) -> None:
+    """The bug was that a table with a feature that Delta cannot drop stayed stopped; executors' copy gave it columns without numbers."""
+    sink, _ = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    schema = json.loads(table.schema().to_json())
+    actions = [protocol("clustering", "domainMetadata")]
+    configuration = {"a.b": "c"}
+    if feature == "column mapping":
+        actions = [{"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}]
+        configuration |= {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "9"}
+        for number, field in enumerate(schema["fields"]):
+            field["metadata"] |= {"delta.columnMapping.id": number + 4, "delta.columnMapping.physicalName": field["name"]}
+    metadata = {"id": table.metadata().id, "format": {"provider": "parquet", "options": {}}, "partitionColumns": []}
+    foreign_commit(tmp_path, *actions, {"metaData": {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}})
+    await land(sink, 300, Insert(5, row("2", "b")))
+    assert bool(all_rounds(applier(tmp_path)).stopped) == (feature == "clustering")
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await (copied(sink, tmp_path, 400, {7: "seven"}) if executors else copy(sink, TABLE, b"7\tseven\n", 400))
+    await land(sink, 500, Insert(5, row("8", "eight")))
+    await sink.close()
+    snapshot = all_rounds(applier(tmp_path))
+    assert not snapshot.stopped
+    assert snapshot.lsn == 500
+    assert rows(tmp_path) == [(7, "seven"), (8, "eight")]
+    assert "delta.columnMapping.mode" not in DeltaTable(str(tmp_path / "tables/public/t")).metadata().configuration
