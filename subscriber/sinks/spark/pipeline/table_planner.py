@@ -109,10 +109,10 @@ class TablePlanner:
             raise refused
         applied = delta.applied(app)
         # a copy replaces the rows of the table; a table that is not copied keeps them
-        copied = applied is None and table.generation > 0
-        if copied:
+        is_copied = applied is None and table.generation > 0
+        if is_copied:
             self._prepare_copy(name, table, delta, published)
-        replaced = copied and not self._registered(lake, table, delta)
+        replaced = is_copied and not self._registered(lake, table, delta)
         source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
         source.reached = max(source.reached, end)
