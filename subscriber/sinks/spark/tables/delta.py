@@ -30,7 +30,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of, commit_by_library, row_count, stored_vectors
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector
-from subscriber.sinks.spark.tables.lake_columns import ADDED, ADDED_KEY, is_without_zone, lake_schema, with_added
+from subscriber.sinks.spark.tables.lake_columns import ADDED, ADDED_KEY, is_without_zone, lake_schema, with_added, with_comments
 from subscriber.sinks.spark.tables.log_durability import sync_added, sync_log
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, read_error, write_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED, ENABLE_VECTORS, unwritable, violated
@@ -304,7 +304,7 @@ class LakeDelta:
             TargetError: the commit is refused.
         """
         if overwrite is not None:
-            self._take_types(overwrite)
+            self._take_types(overwrite := with_comments(overwrite, self._there))
         self._storage.sync([self.directory])
         taken = {path: self.table_files().get(path) for path in (*removed, *(deleted or ()))}
         if None in taken.values():

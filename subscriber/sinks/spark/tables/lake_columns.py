@@ -8,11 +8,12 @@ from typing import Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
-__all__ = ["ADDED", "ADDED_KEY", "is_without_zone", "lake_schema", "with_added"]
+__all__ = ["ADDED", "ADDED_KEY", "is_without_zone", "lake_schema", "with_added", "with_comments"]
 
 ADDED_KEY: Final = "subscriber.added"
 ADDED: Final[Mapping[str, str]] = {ADDED_KEY: "true"}
 """Metadata of a column that was added later."""
+_COMMENT: Final = "comment"
 
 
 def lake_schema(table: DeltaTable) -> pa.Schema:
@@ -24,6 +25,14 @@ def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
     """The schema with these columns marked as :attr:`LakeDelta.added`."""
     marked = {*fields}
     return pa.schema([field.with_metadata(ADDED) if field.name in marked else field for field in schema])
+
+
+def with_comments(schema: pa.Schema, table: DeltaTable) -> pa.Schema:
+    """The schema with the comments that columns of these names have in a table."""
+    found = {field.name: str(field.metadata[_COMMENT]) for field in table.schema().fields if field.metadata.get(_COMMENT)}
+    return pa.schema(
+        [field.with_metadata({**(field.metadata or {}), _COMMENT: found[field.name]}) if field.name in found else field for field in schema]
+    )
 
 
 def is_without_zone(type_: pa.DataType) -> bool:

@@ -177,6 +177,27 @@ async def test_column_added_by_another_writer_stays_empty(tmp_path: Path) -> Non
     assert {item["theirs"] for item in found} == {None}
 
 
+async def test_comments_stay_when_all_rows_are_replaced(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    DeltaTable(str(tmp_path / "tables/public/t")).alter.set_column_metadata("id", {"comment": "of another writer"})
+
+    def comments() -> list[object]:
+        return [field.metadata.get("comment") for field in DeltaTable(str(tmp_path / "tables/public/t")).schema().fields]
+
+    wider = Relation(5, "public", "t", "d", (Column("id", 20, -1, True), Column("note", 25, -1, False)))
+    await land(sink, 300, wider, Insert(5, row("5000000000", "b")))
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "a"), (5000000000, "b")]
+    assert comments() == ["of another writer", None, None]
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"7\tseven\n", 400)
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(7, "seven")]
+    assert comments() == ["of another writer", None, None]
+
+
 def commit(path: Path, *actions: dict[str, Any]) -> int:
     """Commit as a writer that delta-rs is not."""
     version = DeltaTable(str(path / "tables/public/t")).version() + 1
