@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from subscriber.abc import TableName
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
@@ -13,7 +13,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.table_errors import DamagedTable, TableStopped
 
-__all__ = ["OpenTables", "application", "is_readable"]
+__all__ = ["OpenTables", "application", "is_readable", "lacks_published"]
 
 
 @dataclass(slots=True)
@@ -75,6 +75,15 @@ class OpenTables:
 def application(lake: Lake, table: LakeTable) -> str:
     """The Delta application that commits a table since its last copy."""
     return f"subscriber-{lake.target_identifier}-{table.id}-{table.generation}"
+
+
+def lacks_published(lake: Lake, table: LakeTable, delta: LakeDelta, published: SnapshotTable | None) -> bool:
+    """Whether the log of a table has lost a published version, of the table before its last copy too."""
+    if published is None or published.applied is None or published.path != delta.directory:
+        return False
+    earlier = (replace(table, generation=number) for number in range(table.generation + 1))
+    applied = (delta.applied(application(lake, one)) for one in earlier)
+    return all(lsn is None or lsn < published.applied for lsn in applied)
 
 
 def is_readable(delta: LakeDelta) -> bool:

@@ -18,7 +18,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
-from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application
+from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, lacks_published
 from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges, copied_changes, read_work
 from subscriber.sinks.spark.pipeline.plan import BaseFile, Plan, TableWork, plan_table
 from subscriber.sinks.spark.pipeline.row_identity import RowIdentityCheck, TableBefore, columns_before
@@ -111,7 +111,7 @@ class TablePlanner:
         # a copy replaces the rows of the table; a table that is not copied keeps them
         is_copied = applied is None and table.generation > 0
         if is_copied:
-            self._prepare_copy(name, table, delta, published)
+            self._prepare_copy(lake, name, table, published)
         replaced = is_copied and not self._registered(lake, table, delta)
         source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
@@ -176,13 +176,17 @@ class TablePlanner:
         self._require_writable(found)
         return found
 
-    def _prepare_copy(self, name: TableName, table: LakeTable, delta: LakeDelta, published: SnapshotTable | None) -> None:
-        """Let a table begin again if it is damaged, or if its columns cannot be written, so that its copy repairs it."""
+    def _prepare_copy(self, lake: Lake, name: TableName, table: LakeTable, published: SnapshotTable | None) -> None:
+        """Let a table begin again that its copy could not repair otherwise: it is damaged, or its columns cannot be written.
+
+        Or its log lacks the published version: earlier snapshots must not read another one of that number.
+        """
+        delta = self._tables.of(name, table)
         try:
             reason = None
             if delta.is_there:
                 delta.table_files()
-                reason = delta.unwritable(columns=True)
+                reason = "versions that were lost" if lacks_published(lake, table, delta, published) else delta.unwritable(columns=True)
         except DamagedTable:
             if not self._tables.begins_again(name, table, published):
                 raise
@@ -201,7 +205,8 @@ class TablePlanner:
         if reason is not None:
             raise TableStopped(
                 f"Delta table {work.delta.uri} has what engine {self._engine.name} cannot write: {reason}",
-                hint="remove that from the table (ALTER TABLE … DROP FEATURE or UNSET TBLPROPERTIES), or let Spark with Delta's jar apply",
+                hint="remove that from the table (ALTER TABLE … DROP FEATURE or UNSET TBLPROPERTIES), let Spark with Delta's jar apply, "
+                f"or {COPY_AGAIN}",
             )
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:

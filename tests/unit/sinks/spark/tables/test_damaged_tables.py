@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from subscriber.abc import TableEntry, TableState
 from subscriber.errors import TargetError
@@ -40,6 +41,13 @@ def remove(files: Iterable[Path]) -> None:
         file.unlink()
 
 
+def replace(table: Path) -> None:
+    """Another program removes the table, and makes one of its own with as many versions."""
+    shutil.rmtree(table)
+    for number in range(3):
+        write_deltalake(str(table), pa.table({"theirs": [number]}), mode="append")
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (lambda table: commit(table, 1).write_bytes(b"\0garbage"), "Json error"),
     "cut off": (lambda table: commit(table, 1).write_bytes(commit(table, 1).read_bytes()[:-30]), "Truncated record"),
@@ -48,6 +56,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "first": (lambda table: commit(table, 0).unlink(), "is damaged"),
     "checkpoint": (lambda table: checkpointed(table).write_bytes(b"garbage" * 100), "Parquet"),
     "log": (lambda table: shutil.rmtree(table / LOG), "has lost version 2, which was published: it is gone"),
+    "replaced": (replace, "a commit up to 0/12C is not in its log"),
     "file": (lambda table: remove(table.glob("*.parquet")), r"file .*\.parquet is missing"),
     "none": (lambda table: None, ""),
     "moved": (lambda table: commit(table, 2).rename(table.parents[2] / "kept"), ""),
@@ -93,7 +102,7 @@ async def test_damaged_table_leaves_the_snapshot_alone_and_a_new_copy_repairs_it
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
 
 
-@pytest.mark.parametrize("damage", ["garbage", "log"])
+@pytest.mark.parametrize("damage", ["garbage", "log", "moved", "replaced"])
 async def test_earlier_snapshots_do_not_read_the_table_that_began_again(tmp_path: Path, damage: str) -> None:
     sink = await damaged(tmp_path, damage)
     work = applier(tmp_path)
