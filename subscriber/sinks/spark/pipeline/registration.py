@@ -14,7 +14,7 @@ as a struct of its own::
 A publication replaces this one view, by one change of the catalog (ALTER VIEW). Spark looks up a view once for each query, however often
 the query uses it. So all tables in a query are of one snapshot, without a lock. The optimizer removes the other tables and the structs: a
 query reads what it would read from the Delta table itself. But it must open the logs of all tables of the lake, which is why there is a
-limit of tables.
+limit of tables. A table that leaves the snapshot has no view until it is back, because the view would stay at an old version.
 
 A thread does this. If the catalog is unavailable, or does not answer, replication continues: the thread tries again, and the status of the
 applier has the error. Only the newest snapshot is registered, so a slow catalog leaves out some. An error that is not of the catalog ends
