@@ -1,7 +1,7 @@
 """The change log: an append-only Delta table for each table, with all landed changes in order. Then the landed files are removed.
 
-Its rows are those of the landing files (see ``table_schema.py``). Rows of a copy have the LSN of its snapshot. If the log has earlier rows,
-a copy begins with a ``t``, because it replaces all rows of the table. Each append states in Delta's ``txn`` up to which LSN the log is
+Its rows are those of the landing files (see ``table_schema.py``). Rows of a copy have the LSN of its snapshot. If the table had
+earlier rows, a copy begins with a ``t``, because it replaces them. Each append states in Delta's ``txn`` up to which LSN the log is
 complete. ``log_files.py`` writes its files, in threads or on executors; this module decides which, and commits.
 
 A log that cannot be continued gets nothing more, for example because another writer changed its rows. The landed files of its table, and
@@ -306,7 +306,10 @@ class ChangeLog:
             log.add_columns(schema.landing)
             self._require_ours(log)
         parts = self._parts(log, sources, schema, int(after))
-        if copied is not None and (there or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
+        before = self._lake.state.removed.get(name)
+        # a history may have rows of the table before this copy, even if the log has lost them
+        is_again = before is not None and before.until is not None and before.generation < table.generation
+        if copied is not None and (there or is_again or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
             parts = self._cleared(parts, log, schema, copied)
         what = f"append to the change log of {name} up to {end}"
         added = self._workers.each(rewrite_files, rewritten, [one.rows for one in rewritten], what)

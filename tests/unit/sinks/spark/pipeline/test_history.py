@@ -272,6 +272,32 @@ async def test_a_table_that_begins_again_begins_its_history_again_once(tmp_path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_copy_ends_versions_though_the_log_has_nothing_before_it(tmp_path: Path, kind: HistoryKind) -> None:
+    """The bug was that a log whose directory was removed began with the copied rows, so that rows which the copy lacked stayed."""
+    other = TableName("public", "other")
+    sink = await begun(kept(tmp_path, kind), tables=(TABLE, other))
+    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "old", None)) for n in (1, 2)))))
+    await sink.advance(Lsn(200))
+    work = applier(tmp_path)
+    all_rounds(work)
+    await sink.apply(batch(transaction(300, replace(RELATION, relation_id=6, name="other"), Insert(6, row("1", "x", None)))))
+    await sink.advance(Lsn(300))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    shutil.rmtree(tmp_path / "log/public/t")
+    await copied(tmp_path, kind, 400, b"1\told\n3\tnew\n")
+    snapshot = all_rounds(applier(tmp_path))
+    assert not snapshot.stopped
+    if kind == "scd2":
+        expected = [(1, 200, 400), (1, 400, None), (2, 200, 400), (3, 400, None)]
+        assert versions(tmp_path, snapshot, "id") == expected
+    else:
+        found = {item["id"]: (item["_deleted"], item["_lsn"]) for item in history_rows(tmp_path, snapshot, TABLE)}
+        assert found == {1: (False, 400), 2: (True, 400), 3: (False, 400)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_path: Path, kind: HistoryKind) -> None:
     sink = await begun(make(tmp_path))
     changes: list[Message] = [
