@@ -148,7 +148,7 @@ async def test_view_goes_with_a_table_that_leaves_the_snapshot(
     more: list[Message] = [RIGHT, Insert(6, row("1", "10"))] if RIGHT_NAME in tables else []
     await sink.apply(batch(transaction(200, LEFT, Insert(5, row("1", "10")), *more)))
     await sink.close()
-    with schema_of(delta, "left") as schema:
+    with schema_of(delta, "leaving") as schema:
 
         def names() -> set[str]:
             return {table.name for table in delta.catalog.listTables(schema)}
