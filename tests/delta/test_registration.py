@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
 from subscriber.sinks.spark.pipeline import registration as registration_module
 from subscriber.sinks.spark.pipeline.registration import CatalogRegistration, require_catalog
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, start
+from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row, transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,6 +173,27 @@ async def test_view_goes_with_a_table_that_leaves_the_snapshot(
         found.register(all_rounds(work))
         assert names() == {*there, "of_a_user"}
         assert delta.table(f"{schema}.public_l").count() == 1
+
+
+@pytest.mark.timeout(600)
+async def test_view_has_the_rows_of_a_table_that_began_again(tmp_path: Path, delta: SparkSession) -> None:
+    """The new log has the same version number, which Spark may have in its cache."""
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    with schema_of(delta, "began") as schema:
+        found, query = registration(delta, tmp_path, schema), f"SELECT id, note FROM {schema}.public_t"
+        before = all_rounds(work)
+        found.register(before)
+        assert delta.sql(query).collect() == [(1, "a")]
+        shutil.rmtree(tmp_path / "tables/public/t/_delta_log")
+        await sink.remove_table(TABLE)
+        await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+        await copy(sink, TABLE, b"7\tseven\n", 400)
+        await sink.close()
+        after = all_rounds(work)
+        assert after.tables[TABLE].version == before.tables[TABLE].version
+        found.register(after)
+        for session in (delta, delta.newSession()):
+            assert session.sql(query).collect() == [(7, "seven")]
 
 
 @pytest.mark.timeout(600)
