@@ -13,7 +13,8 @@ The last manifest always remains, because the chain of manifests continues from 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -25,14 +26,13 @@ from subscriber.abc import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
-from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy
+from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
 from subscriber.sinks.spark.landing.zone import batch_end, batch_table
 from subscriber.sinks.spark.maintenance.log_files import (
     Copied,
-    Identity,
     LogPart,
     RewrittenFiles,
     Workers,
@@ -41,16 +41,18 @@ from subscriber.sinks.spark.maintenance.log_files import (
     runs_of_small_files,
     write_log_part,
 )
+from subscriber.sinks.spark.maintenance.log_parts import Source, clearing, in_the_table, log_parts
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
+from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_names, renamed_file, resolve_fields
 from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges
 from subscriber.sinks.spark.tables.data_file import DataFile
-from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
+from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.table_errors import TableStopped
 
-__all__ = ["ChangeLog", "StoppedLog", "identified_schema", "log_order"]
+__all__ = ["ChangeLog", "StoppedLog", "log_order"]
 
 _logger = logging.getLogger(__name__)
 
@@ -62,19 +64,36 @@ _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A file of changes, with its schema; and the copy that it is of, or None."""
-
-    file: LandedFile
-    copied: Copied | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StoppedLog:
     """A log that cannot be continued: the reason, and the log's version when this was found. None: it could not be read, or is gone."""
 
     error: str
     version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Append:
+    """A planned append to a log.
+
+    Attributes:
+        name: of the table.
+        log: the log.
+        application: commits it.
+        done: the LSN of the application's last commit.
+        end: the LSN of this one.
+        overwrite: the new columns, if all files of the log are replaced.
+        rewritten: the files of the log that are written again.
+        parts: the new files.
+    """
+
+    name: TableName
+    log: LakeDelta
+    application: str
+    done: Lsn | None
+    end: Lsn
+    overwrite: pa.Schema | None
+    rewritten: Sequence[RewrittenFiles]
+    parts: Sequence[LogPart]
 
 
 class ChangeLog:
@@ -163,8 +182,9 @@ class ChangeLog:
         retried = any(self._has_changed(name, stop) for name, stop in self._stopped.items())
         if waiting <= enough and not retried and all(name in self._stopped for name, _ in copies):
             return since
+        errors = self._append(state.removed, tables, manifests, snapshot.landed)
         for name in sorted({*state.removed, *tables}):
-            self._append_all(name, tables.get(name), manifests, snapshot.landed)
+            self._note(name, tables.get(name), errors.get(name))
         crash_points.reached("publishing.log_written")
         for name, table in copies:
             if name not in self._stopped:
@@ -172,20 +192,17 @@ class ChangeLog:
         self._remove_landed(manifests, snapshot.needed, kept)
         return snapshot.landed
 
-    def _append_all(self, name: TableName, table: LakeTable | None, manifests: Sequence[Manifest], landed: Lsn) -> None:
-        try:
-            self._append_removed(name, manifests, landed)
-            if table is not None:
-                self._append_since_removed(name, table, manifests, landed)
-        except TableStopped as error:
-            known, log = self._stopped.get(name), self._log(name, table or self._lake.state.removed[name])
-            # open it again: it may have been read before it was damaged
-            del self._logs[log.directory]
-            self._stopped[name] = StoppedLog(error.one_line(), self._readable_version(name))
-            if known is None or known.error != error.one_line():
-                _logger.error('the change log of table "%s" gets nothing more: %s', name, error.one_line())
-        else:
+    def _note(self, name: TableName, table: LakeTable | None, error: TableStopped | None) -> None:
+        """Note whether the log of a table can be continued."""
+        if error is None:
             self._stopped.pop(name, None)
+            return
+        known, log = self._stopped.get(name), self._log(name, table or self._lake.state.removed[name])
+        # open it again: it may have been read before it was damaged
+        del self._logs[log.directory]
+        self._stopped[name] = StoppedLog(error.one_line(), self._readable_version(name))
+        if known is None or known.error != error.one_line():
+            _logger.error('the change log of table "%s" gets nothing more: %s', name, error.one_line())
 
     def _readable_version(self, name: TableName) -> int | None:
         log = self._log(name, self._lake.state.tables.get(name) or self._lake.state.removed[name])
@@ -237,27 +254,77 @@ class ChangeLog:
             TargetError: the log cannot be written.
         """
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=landed)
-        self._append_removed(name, manifests, landed)
-        self._append_since_removed(name, table, manifests, landed)
+        errors = self._append([name], {name: table}, manifests, landed)
+        if name in errors:
+            raise errors[name]
         log = self._log(name, table)
         return (log, self._logged(log, table)) if log.is_there else None
 
-    def _append_removed(self, name: TableName, manifests: Sequence[Manifest], landed: Lsn) -> None:
-        table = self._lake.state.removed.get(name)
-        if table is not None and table.until is not None:
-            theirs = [manifest for manifest in manifests if manifest.end <= table.until]
-            self._append(name, table, theirs, min(landed, table.until))
+    def _append(
+        self, removed: Iterable[TableName], tables: Mapping[TableName, LakeTable], manifests: Sequence[Manifest], landed: Lsn
+    ) -> dict[TableName, TableStopped]:
+        """Append the changes of tables that were removed, then those of tables that may continue their logs.
 
-    def _append_since_removed(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], landed: Lsn) -> None:
-        before = self._lake.state.removed.get(name)
-        since = (before.until or INVALID_LSN) if before is not None else INVALID_LSN
-        self._append(name, table, [manifest for manifest in manifests if manifest.end > since], landed)
+        Returns:
+            The errors of logs that cannot be continued.
+        """
+        before = self._lake.state.removed
+        wanted = []
+        for name in removed:
+            table = before.get(name)
+            if table is not None and table.until is not None:
+                theirs = [manifest for manifest in manifests if manifest.end <= table.until]
+                wanted.append((name, table, theirs, min(landed, table.until)))
+        errors = self._append_to_logs(wanted)
+        wanted = []
+        for name, table in tables.items():
+            since = (before[name].until or INVALID_LSN) if name in before else INVALID_LSN
+            if name not in errors:
+                wanted.append((name, table, [manifest for manifest in manifests if manifest.end > since], landed))
+        return errors | self._append_to_logs(wanted)
+
+    def _append_to_logs(self, wanted: Sequence[tuple[TableName, LakeTable, Sequence[Manifest], Lsn]]) -> dict[TableName, TableStopped]:
+        """Append to several logs. The files of all of them are written together, because with Spark each call of the workers is a job."""
+        errors: dict[TableName, TableStopped] = {}
+
+        def planned(name: TableName, table: LakeTable, theirs: Sequence[Manifest], end: Lsn) -> _Append | None:
+            try:
+                return self._planned(name, table, theirs, end)
+            except TableStopped as error:
+                errors[name] = error
+                return None
+
+        def committed(append: _Append, added: Sequence[DataFile]) -> int:
+            try:
+                return self._committed(append, added)
+            except TableStopped as error:
+                errors[append.name] = error
+                return sum(file.size for file in added)
+
+        with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
+            appends = [one for one in pool.map(lambda one: planned(*one), wanted) if one is not None]
+            if not appends:
+                return errors
+            what = job_name("append to change logs", [one.name for one in appends], to=max(one.end for one in appends))
+            rewritten = [one for append in appends for one in append.rewritten]
+            parts = [part for append in appends for part in append.parts]
+            again = iter(self._workers.each(rewrite_files, rewritten, [one.rows for one in rewritten], what))
+            written = iter(self._workers.each(write_log_part, parts, [part.rows for part in parts], what))
+            if any(path.startswith(ROUND_DIRECTORY) for part in parts for path in part.files):
+                self._storage.remove_directory(ROUND_DIRECTORY)
+            added = [
+                [next(again) for _ in append.rewritten] + [file for _ in append.parts if (file := next(written)) is not None]
+                for append in appends
+            ]
+            self.written += sum(pool.map(committed, appends, added))
+        return errors
 
     def _log(self, name: TableName, table: LakeTable) -> LakeDelta:
         directory = table_directory("log", name, table.id)
         return self._logs.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
 
-    def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
+    def _planned(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> _Append | None:
+        """Plan an append. None: there is nothing to append."""
         log = self._log(name, table)
         there = log.load()
         if there:
@@ -270,21 +337,21 @@ class ChangeLog:
         landed = [
             (file, manifest.end) for manifest in manifests if manifest.end > after for file in manifest.files if file.table_id == table.id
         ]
-        sources: list[_Source] = []
+        sources: list[Source] = []
         copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
         copied = Copied(copy.lsn, copy.started) if copy is not None else None
         if copy is not None:
-            sources += [_Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
-            sources += [_Source(file, copied) for file in copy.files]
-            sources += [_Source(_in_the_table(name, table, copy, file), copied) for file in copy.base or ()]
+            sources += [Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
+            sources += [Source(file, copied) for file in copy.files]
+            sources += [Source(in_the_table(name, table, copy, file), copied) for file in copy.base or ()]
             own_manifests = read_manifests(self._storage, copy_directory(table))
-            sources += [_Source(file) for manifest in own_manifests for file in manifest.files]
+            sources += [Source(file) for manifest in own_manifests for file in manifest.files]
             # readers rely on the log's stated LSN. The copy may be ahead of what was landed for all tables
             end = max(end, copy.lsn, *(manifest.end for manifest in own_manifests))
         end = max(end, done or INVALID_LSN)
-        sources += [_Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
+        sources += [Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
         if not sources and copy is None:
-            return
+            return None
         own = _own_columns(log) if there else None
         described = [*([copy.schema] if copy is not None else []), *(source.file.schema for source in sources)]
         found = dict(zip(described, resolve_fields(own.names if own is not None else (), described), strict=True))
@@ -305,54 +372,23 @@ class ChangeLog:
         else:
             log.add_columns(schema.landing)
             self._require_ours(log)
-        parts = self._parts(log, sources, schema, int(after))
+        parts = log_parts(log.directory, sources, schema, int(after), self._target_rows)
         before = self._lake.state.removed.get(name)
         # a history may have rows of the table before this copy, even if the log has lost them
         is_again = before is not None and before.until is not None and before.generation < table.generation
         if copied is not None and (there or is_again or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
-            parts = self._cleared(parts, log, schema, copied)
-        what = f"append to the change log of {name} up to {end}"
-        added = self._workers.each(rewrite_files, rewritten, [one.rows for one in rewritten], what)
-        written = self._workers.each(write_log_part, parts, [part.rows for part in parts], what)
-        added += [file for file in written if file is not None]
-        if any(source.file.path.startswith(ROUND_DIRECTORY) for source in sources):
-            self._storage.remove_directory(ROUND_DIRECTORY)
-        removed = [path for one in rewritten for path in one.files]
-        self.written += sum(file.size for file in added)
-        log.commit(added, removed, application, end, note=commit_note("append", end, done), overwrite=overwrite)
+            parts = clearing(parts, log.directory, schema, copied)
+        return _Append(
+            name=name, log=log, application=application, done=done, end=end, overwrite=overwrite, rewritten=rewritten, parts=parts
+        )
+
+    def _committed(self, append: _Append, added: Sequence[DataFile]) -> int:
+        """Commit an append. Return the bytes of all files that were written."""
+        log, end = append.log, append.end
+        removed = [path for one in append.rewritten for path in one.files]
+        log.commit(added, removed, append.application, end, note=commit_note("append", end, append.done), overwrite=append.overwrite)
         self._require_ours(log)
-        self._merge_small(log, application, end)
-
-    def _parts(self, log: LakeDelta, sources: Sequence[_Source], schema: TableSchema, after: int) -> list[LogPart]:
-        """Divide changes into files of the log, in order. The changes of a file have one replica identity, and are of one copy or none."""
-        parts: list[LogPart] = []
-        last: tuple[Copied | None, Identity] | None = None
-        for source in sources:
-            file = source.file
-            kind = (source.copied, Identity.of(file.schema))
-            if parts and kind == last and parts[-1].rows < self._target_rows:
-                before = parts[-1]
-                parts[-1] = replace(before, files=(*before.files, file.path), rows=before.rows + file.rows)
-                continue
-            last = kind
-            parts.append(
-                LogPart(
-                    directory=log.directory,
-                    schema=identified_schema(schema, kind[1]),
-                    files=(file.path,),
-                    copied=source.copied,
-                    after=after if source.copied is None else 0,
-                    rows=file.rows,
-                )
-            )
-        return parts
-
-    def _cleared(self, parts: Sequence[LogPart], log: LakeDelta, schema: TableSchema, copied: Copied) -> list[LogPart]:
-        """Let the copy begin with a ``t``, even if it has no rows."""
-        first = next((number for number, part in enumerate(parts) if part.copied is not None), None)
-        if first is not None:
-            return [replace(part, clears=number == first) for number, part in enumerate(parts)]
-        return [LogPart(directory=log.directory, schema=schema, files=(), copied=copied, clears=True, rows=1), *parts]
+        return sum(file.size for file in added) + self._merge_small(log, append.application, end)
 
     def _logged(self, log: LakeDelta, table: LakeTable) -> Lsn:
         """The LSN up to which the log has a table's landed changes, from any of its copies."""
@@ -367,8 +403,8 @@ class ChangeLog:
         """Check the log after each load. From then on only a commit of ours can succeed."""
         require_no_foreign_log_changes(log, f"subscriber-{self._lake.target_identifier}-")
 
-    def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
-        """Compaction: rewrite many small files as one. Most reads of a log read all of it.
+    def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> int:
+        """Compaction: rewrite many small files as one. Return its bytes, or 0. Most reads of a log read all of it.
 
         Only neighbouring files are merged, because the order of rows is that of their files. Delta's own OPTIMIZE does not keep it.
         """
@@ -376,21 +412,21 @@ class ChangeLog:
         files = [(file.path, rows_of[file.path]) for file in sorted(file_ranges(log, ("_lsn", "_seq")), key=log_order)]
         runs = list(runs_of_small_files(files, self._target_rows))
         if sum(map(len, runs)) < _SMALL_FILES:
-            return
+            return 0
         longest = max(runs, key=len)
         identities = [(self._metadata(log, path), path) for path in longest]
         groups = [(metadata, [path for _, path in group]) for metadata, group in groupby(identities, key=lambda one: one[0])]
         metadata, taken = max(groups, key=lambda group: len(group[1]))
         if len(taken) < _FEW_FILES:
-            return
+            return 0
         schema = pa.schema([field.with_nullable(True) for field in log.schema])
         rows = sum(rows_of[path] for path in taken)
         work = RewrittenFiles(
             directory=log.directory, files=tuple(taken), schema=schema, order=("_lsn", "_seq"), metadata=metadata, rows=rows
         )
         added = self._workers.each(rewrite_files, [work], [rows], f"compact {log.directory}")
-        self.written += sum(file.size for file in added)
         log.commit(added, taken, application, end, note=commit_note("compact", end), same_rows=True)
+        return sum(file.size for file in added)
 
     def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
         identity = read_identity(self._storage, f"{log.directory}/{path}")
@@ -405,19 +441,6 @@ def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied:
         # the last version may be of the time before the copy. If another program has removed the table, the copy is of no use
         return stop.generation == table.generation and is_applied(name, table) in {True, None}
     return (stop is not None or name in snapshot.tables) and bool(is_applied(name, table))
-
-
-def _in_the_table(name: TableName, table: LakeTable, copy: TableCopy, file: DataFile) -> LandedFile:
-    """A base file that executors wrote, as a landed file. It still exists, because the log is written before it is removed."""
-    path = f"{table_directory('tables', name, table.id)}/{file.path}"
-    return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copy.schema)
-
-
-def identified_schema(schema: TableSchema, identity: Identity) -> TableSchema:
-    """The columns of a table, with another replica identity."""
-    keys = set(identity.fields)
-    columns = tuple(replace(column, key=column.field in keys) for column in schema.columns)
-    return replace(schema, identity=identity.kind, columns=columns)
 
 
 def log_order(file: FileRanges) -> tuple[int, int, int]:

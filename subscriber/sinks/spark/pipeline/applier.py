@@ -44,7 +44,7 @@ from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
-from subscriber.sinks.spark.pipeline.engines import COMMITS_AT_ONCE, Engine, TableRound
+from subscriber.sinks.spark.pipeline.engines import Engine, TableRound
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, is_readable
 from subscriber.sinks.spark.pipeline.pace import Waiting
@@ -53,7 +53,7 @@ from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, last_published, stop_of, stopped_documents, stopping
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
-from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped
 
 __all__ = ["Applier", "ApplierSettings"]

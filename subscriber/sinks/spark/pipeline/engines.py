@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 from pyroaring import BitMap
@@ -31,16 +31,13 @@ from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
 from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
-from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
+from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.table_errors import TableStopped
 
-__all__ = ["COMMITS_AT_ONCE", "Engine", "LocalEngine", "TableResult", "TableRound"]
+__all__ = ["Engine", "LocalEngine", "TableResult", "TableRound"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-COMMITS_AT_ONCE: Final = 8
-"""Number of tables that are committed in parallel. A commit mostly waits for the disk or the object store."""
 
 
 @dataclass(slots=True)

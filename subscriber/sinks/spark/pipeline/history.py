@@ -28,8 +28,9 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, St
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import HistoryKind, table_directory
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.maintenance.change_log import ChangeLog, identified_schema, log_order
+from subscriber.sinks.spark.maintenance.change_log import ChangeLog, log_order
 from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
+from subscriber.sinks.spark.maintenance.log_parts import identified_schema
 from subscriber.sinks.spark.merge.history_unit import HistoryUnit, changes_between, write_history_unit
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes

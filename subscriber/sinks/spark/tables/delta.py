@@ -36,8 +36,10 @@ from subscriber.sinks.spark.tables.table_errors import CommitConflict, read_erro
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED, ENABLE_VECTORS, unwritable, violated
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
 
-__all__ = ["LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
+__all__ = ["COMMITS_AT_ONCE", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
 
+COMMITS_AT_ONCE: Final = 8
+"""Number of tables to commit in parallel. A commit mostly waits for the disk or the object store."""
 _CHECKPOINT_VERSIONS: Final = 100
 _PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": str(_CHECKPOINT_VERSIONS),

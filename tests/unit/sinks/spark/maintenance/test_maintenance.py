@@ -390,12 +390,13 @@ async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path
     work = sweeping(tmp_path, 24, target_rows=1000)
     written, versions = ChangeLog._merge_small, []
 
-    def meddled(self: ChangeLog, log: LakeDelta, *rest: Any) -> None:
-        written(self, log, *rest)
+    def meddled(self: ChangeLog, log: LakeDelta, *rest: Any) -> int:
+        size = written(self, log, *rest)
         if len(log.table_files()) == 3:
             versions.append(log.version)
             DeltaTable(log.uri).delete("id = 210")
             log.load()
+        return size
 
     monkeypatch.setattr(ChangeLog, "_merge_small", meddled)
     for end in (200, 210, 220, 230):
@@ -437,4 +438,29 @@ async def test_retention_time_is_stored_in_the_tables_and_follows_the_option(tmp
     await sink.apply(batch(transaction(210, Insert(5, row("2", "b", None)))))
     await sink.advance(Lsn(210))
     assert len(of_snapshot(tmp_path, all_rounds(work), TABLE)) >= 1
+    await sink.close()
+
+
+async def test_logs_of_many_tables_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Spark, each call of the engine is a job, which takes as long as it does for one table."""
+    sink = await begun(make(tmp_path), tables=NAMES)
+    publisher = Publisher(5)
+    await sink.apply(batch(publisher.transaction(60)))
+    await sink.advance(Lsn(publisher.end))
+    work = sweeping(tmp_path, 24)
+    all_rounds(work)
+    calls: list[int] = []
+    real = LocalEngine.each
+
+    def counted(self: LocalEngine, function: Any, items: Any, weights: Any, what: str) -> Any:
+        calls.append(len(items))
+        return real(self, function, items, weights, what)
+
+    monkeypatch.setattr(LocalEngine, "each", counted)
+    work.tidy(now=True)
+    assert calls[0] == 0, "no file is written again"
+    assert calls[1] >= len(NAMES)
+    assert len(calls) == 2
+    for name in NAMES:
+        assert DeltaTable(str(tmp_path / f"log/{name.namespace}/{name.name}")).version() == 1
     await sink.close()

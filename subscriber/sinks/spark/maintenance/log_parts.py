@@ -1,0 +1,71 @@
+"""Divides changes into the files of a change log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from subscriber.abc import TableName
+from subscriber.sinks.spark.catalog.lake import LakeTable
+from subscriber.sinks.spark.copy.copy_document import TableCopy
+from subscriber.sinks.spark.files.location import table_directory
+from subscriber.sinks.spark.landing.manifest import LandedFile
+from subscriber.sinks.spark.maintenance.log_files import Copied, Identity, LogPart
+from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.data_file import DataFile
+
+__all__ = ["Source", "clearing", "identified_schema", "in_the_table", "log_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of changes, with its schema; and the copy that it is of, or None."""
+
+    file: LandedFile
+    copied: Copied | None = None
+
+
+def log_parts(directory: str, sources: Sequence[Source], schema: TableSchema, after: int, target_rows: int) -> list[LogPart]:
+    """The files for changes, in order. The changes of a file have one replica identity, and are of one copy or none."""
+    parts: list[LogPart] = []
+    last: tuple[Copied | None, Identity] | None = None
+    for source in sources:
+        file = source.file
+        kind = (source.copied, Identity.of(file.schema))
+        if parts and kind == last and parts[-1].rows < target_rows:
+            before = parts[-1]
+            parts[-1] = replace(before, files=(*before.files, file.path), rows=before.rows + file.rows)
+            continue
+        last = kind
+        parts.append(
+            LogPart(
+                directory=directory,
+                schema=identified_schema(schema, kind[1]),
+                files=(file.path,),
+                copied=source.copied,
+                after=after if source.copied is None else 0,
+                rows=file.rows,
+            )
+        )
+    return parts
+
+
+def clearing(parts: Sequence[LogPart], directory: str, schema: TableSchema, copied: Copied) -> list[LogPart]:
+    """Let the copy begin with a ``t``, even if it has no rows."""
+    first = next((number for number, part in enumerate(parts) if part.copied is not None), None)
+    if first is not None:
+        return [replace(part, clears=number == first) for number, part in enumerate(parts)]
+    return [LogPart(directory=directory, schema=schema, files=(), copied=copied, clears=True, rows=1), *parts]
+
+
+def in_the_table(name: TableName, table: LakeTable, copy: TableCopy, file: DataFile) -> LandedFile:
+    """A base file that executors wrote, as a landed file. It still exists, because the log is written before it is removed."""
+    path = f"{table_directory('tables', name, table.id)}/{file.path}"
+    return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copy.schema)
+
+
+def identified_schema(schema: TableSchema, identity: Identity) -> TableSchema:
+    """The columns of a table, with another replica identity."""
+    keys = set(identity.fields)
+    columns = tuple(replace(column, key=column.field in keys) for column in schema.columns)
+    return replace(schema, identity=identity.kind, columns=columns)
