@@ -69,6 +69,7 @@ POINTS: Final[Mapping[str, str]] = {
     "publishing.committed": "all tables of a round have committed, and no snapshot has these versions",
     "publishing.snapshot_written": "the file of a snapshot is complete, and not committed",
     "publishing.published": "a snapshot is published",
+    "publishing.log_committed": "a change log has what was landed; others may not have it",
     "publishing.log_written": "the change log has what was landed, and the landed files still exist",
     "publishing.manifests_removed": "manifests are removed, and their files still exist",
 }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -41,7 +41,7 @@ from subscriber.sinks.spark.maintenance.log_files import (
     runs_of_small_files,
     write_log_part,
 )
-from subscriber.sinks.spark.maintenance.log_parts import Source, clearing, in_the_table, log_parts
+from subscriber.sinks.spark.maintenance.log_parts import Append, Source, clearing, in_the_table, log_parts
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
 from subscriber.sinks.spark.session.job_names import job_name
@@ -61,6 +61,8 @@ _SMALL_FILES: Final = 64
 _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
+_Result = TypeVar("_Result")
+_Work = TypeVar("_Work", RewrittenFiles, LogPart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +71,6 @@ class StoppedLog:
 
     error: str
     version: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Append:
-    """A planned append to a log.
-
-    Attributes:
-        name: of the table.
-        log: the log.
-        application: commits it.
-        done: the LSN of the application's last commit.
-        end: the LSN of this one.
-        overwrite: the new columns, if all files of the log are replaced.
-        rewritten: the files of the log that are written again.
-        parts: the new files.
-    """
-
-    name: TableName
-    log: LakeDelta
-    application: str
-    done: Lsn | None
-    end: Lsn
-    overwrite: pa.Schema | None
-    rewritten: Sequence[RewrittenFiles]
-    parts: Sequence[LogPart]
 
 
 class ChangeLog:
@@ -287,43 +264,48 @@ class ChangeLog:
         """Append to several logs. The files of all of them are written together, because with Spark each call of the workers is a job."""
         errors: dict[TableName, TableStopped] = {}
 
-        def planned(name: TableName, table: LakeTable, theirs: Sequence[Manifest], end: Lsn) -> _Append | None:
+        def apart(name: TableName, step: Callable[..., _Result], *arguments: Any) -> _Result | None:
             try:
-                return self._planned(name, table, theirs, end)
+                return step(*arguments)
             except TableStopped as error:
                 errors[name] = error
                 return None
 
-        def committed(append: _Append, added: Sequence[DataFile]) -> int:
-            try:
-                return self._committed(append, added)
-            except TableStopped as error:
-                errors[append.name] = error
-                return sum(file.size for file in added)
-
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-            appends = [one for one in pool.map(lambda one: planned(*one), wanted) if one is not None]
+            appends = [one for one in pool.map(lambda one: apart(one[0], self._planned, *one), wanted) if one is not None]
             if not appends:
                 return errors
-            what = job_name("append to change logs", [one.name for one in appends], to=max(one.end for one in appends))
-            rewritten = [one for append in appends for one in append.rewritten]
-            parts = [part for append in appends for part in append.parts]
-            again = iter(self._workers.each(rewrite_files, rewritten, [one.rows for one in rewritten], what))
-            written = iter(self._workers.each(write_log_part, parts, [part.rows for part in parts], what))
-            if any(path.startswith(ROUND_DIRECTORY) for part in parts for path in part.files):
-                self._storage.remove_directory(ROUND_DIRECTORY)
-            added = [
-                [next(again) for _ in append.rewritten] + [file for _ in append.parts if (file := next(written)) is not None]
-                for append in appends
-            ]
-            self.written += sum(pool.map(committed, appends, added))
+            added = self._write(appends)
+            small = pool.map(lambda append, files: apart(append.name, self._committed, append, files), appends, added)
+            compactions = [(append, work) for append, work in zip(appends, small, strict=True) if work is not None]
+            what = job_name("compact change logs", [append.name for append, _ in compactions])
+            merged = self._each(rewrite_files, [work for _, work in compactions], what)
+            list(pool.map(lambda one, file: apart(one[0].name, self._compacted, *one, file), compactions, merged))
         return errors
+
+    def _write(self, appends: Sequence[Append]) -> list[list[DataFile]]:
+        """Write the files of several appends. Return those of each."""
+        what = job_name("append to change logs", [one.name for one in appends], to=max(one.end for one in appends))
+        rewritten = iter(self._each(rewrite_files, [one for append in appends for one in append.rewritten], what))
+        parts = [part for append in appends for part in append.parts]
+        written = iter(self._each(write_log_part, parts, what))
+        if any(path.startswith(ROUND_DIRECTORY) for part in parts for path in part.files):
+            self._storage.remove_directory(ROUND_DIRECTORY)
+        return [
+            [next(rewritten) for _ in append.rewritten] + [file for _ in append.parts if (file := next(written)) is not None]
+            for append in appends
+        ]
+
+    def _each(self, function: Callable[[Storage, _Work], _Result], items: Sequence[_Work], what: str) -> list[_Result]:
+        found = self._workers.each(function, items, [item.rows for item in items], what)
+        self.written += sum(file.size for file in found if isinstance(file, DataFile))
+        return found
 
     def _log(self, name: TableName, table: LakeTable) -> LakeDelta:
         directory = table_directory("log", name, table.id)
         return self._logs.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
 
-    def _planned(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> _Append | None:
+    def _planned(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
         """Plan an append. None: there is nothing to append."""
         log = self._log(name, table)
         there = log.load()
@@ -378,17 +360,18 @@ class ChangeLog:
         is_again = before is not None and before.until is not None and before.generation < table.generation
         if copied is not None and (there or is_again or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
             parts = clearing(parts, log.directory, schema, copied)
-        return _Append(
+        return Append(
             name=name, log=log, application=application, done=done, end=end, overwrite=overwrite, rewritten=rewritten, parts=parts
         )
 
-    def _committed(self, append: _Append, added: Sequence[DataFile]) -> int:
-        """Commit an append. Return the bytes of all files that were written."""
+    def _committed(self, append: Append, added: Sequence[DataFile]) -> RewrittenFiles | None:
+        """Commit an append. Return the files that should be compacted. None: there are too few."""
         log, end = append.log, append.end
         removed = [path for one in append.rewritten for path in one.files]
         log.commit(added, removed, append.application, end, note=commit_note("append", end, append.done), overwrite=append.overwrite)
+        crash_points.reached("publishing.log_committed")
         self._require_ours(log)
-        return sum(file.size for file in added) + self._merge_small(log, append.application, end)
+        return self._small_files(log)
 
     def _logged(self, log: LakeDelta, table: LakeTable) -> Lsn:
         """The LSN up to which the log has a table's landed changes, from any of its copies."""
@@ -403,8 +386,8 @@ class ChangeLog:
         """Check the log after each load. From then on only a commit of ours can succeed."""
         require_no_foreign_log_changes(log, f"subscriber-{self._lake.target_identifier}-")
 
-    def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> int:
-        """Compaction: rewrite many small files as one. Return its bytes, or 0. Most reads of a log read all of it.
+    def _small_files(self, log: LakeDelta) -> RewrittenFiles | None:
+        """Many small files, to be compacted into one. None: there are too few. Most reads of a log read all of it.
 
         Only neighbouring files are merged, because the order of rows is that of their files. Delta's own OPTIMIZE does not keep it.
         """
@@ -412,21 +395,23 @@ class ChangeLog:
         files = [(file.path, rows_of[file.path]) for file in sorted(file_ranges(log, ("_lsn", "_seq")), key=log_order)]
         runs = list(runs_of_small_files(files, self._target_rows))
         if sum(map(len, runs)) < _SMALL_FILES:
-            return 0
+            return None
         longest = max(runs, key=len)
         identities = [(self._metadata(log, path), path) for path in longest]
         groups = [(metadata, [path for _, path in group]) for metadata, group in groupby(identities, key=lambda one: one[0])]
         metadata, taken = max(groups, key=lambda group: len(group[1]))
         if len(taken) < _FEW_FILES:
-            return 0
+            return None
         schema = pa.schema([field.with_nullable(True) for field in log.schema])
         rows = sum(rows_of[path] for path in taken)
-        work = RewrittenFiles(
+        return RewrittenFiles(
             directory=log.directory, files=tuple(taken), schema=schema, order=("_lsn", "_seq"), metadata=metadata, rows=rows
         )
-        added = self._workers.each(rewrite_files, [work], [rows], f"compact {log.directory}")
-        log.commit(added, taken, application, end, note=commit_note("compact", end), same_rows=True)
-        return sum(file.size for file in added)
+
+    def _compacted(self, append: Append, work: RewrittenFiles, file: DataFile) -> None:
+        """Commit a compaction."""
+        note = commit_note("compact", append.end)
+        append.log.commit([file], work.files, append.application, append.end, note=note, same_rows=True)
 
     def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
         identity = read_identity(self._storage, f"{log.directory}/{path}")

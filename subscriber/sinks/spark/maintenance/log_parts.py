@@ -1,20 +1,24 @@
-"""Divides changes into the files of a change log."""
+"""What is appended to a change log: changes, divided into files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from subscriber.abc import TableName
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LakeTable
 from subscriber.sinks.spark.copy.copy_document import TableCopy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.landing.manifest import LandedFile
-from subscriber.sinks.spark.maintenance.log_files import Copied, Identity, LogPart
+from subscriber.sinks.spark.maintenance.log_files import Copied, Identity, LogPart, RewrittenFiles
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile
+from subscriber.sinks.spark.tables.delta import LakeDelta
 
-__all__ = ["Source", "clearing", "identified_schema", "in_the_table", "log_parts"]
+__all__ = ["Append", "Source", "clearing", "identified_schema", "in_the_table", "log_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,31 @@ class Source:
 
     file: LandedFile
     copied: Copied | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """A planned append to a log.
+
+    Attributes:
+        name: of the table.
+        log: the log.
+        application: commits it.
+        done: the LSN of the application's last commit.
+        end: the LSN of this one.
+        overwrite: the new columns, if all files of the log are replaced.
+        rewritten: the files of the log that are written again.
+        parts: the new files.
+    """
+
+    name: TableName
+    log: LakeDelta
+    application: str
+    done: Lsn | None
+    end: Lsn
+    overwrite: pa.Schema | None
+    rewritten: Sequence[RewrittenFiles]
+    parts: Sequence[LogPart]
 
 
 def log_parts(directory: str, sources: Sequence[Source], schema: TableSchema, after: int, target_rows: int) -> list[LogPart]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -313,6 +314,7 @@ async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monke
     assert not any(action["dataChange"] for action in removed)
 
 
+OTHER_TABLE = TableName("public", "other")
 OTHER = Relation(6, "public", "other", "d", RELATION.columns)
 
 
@@ -320,7 +322,7 @@ OTHER = Relation(6, "public", "other", "d", RELATION.columns)
 @pytest.mark.parametrize("remedy", ["restored", "removed"])
 @pytest.mark.parametrize("whole", [False, True])
 async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_continue(tmp_path: Path, whole: bool, remedy: str) -> None:
-    sink = await begun(make(tmp_path), tables=(TABLE, TableName("public", "other")))
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_TABLE))
     work = sweeping(tmp_path, 24)
     uri = str(tmp_path / "log/public/t")
 
@@ -388,17 +390,17 @@ async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path
     monkeypatch.setattr(changelog_module, "_SMALL_FILES", 4)
     sink = await begun(make(tmp_path))
     work = sweeping(tmp_path, 24, target_rows=1000)
-    written, versions = ChangeLog._merge_small, []
+    small, versions = ChangeLog._small_files, []
 
-    def meddled(self: ChangeLog, log: LakeDelta, *rest: Any) -> int:
-        size = written(self, log, *rest)
+    def meddled(self: ChangeLog, log: LakeDelta) -> Any:
+        found = small(self, log)
         if len(log.table_files()) == 3:
             versions.append(log.version)
             DeltaTable(log.uri).delete("id = 210")
             log.load()
-        return size
+        return found
 
-    monkeypatch.setattr(ChangeLog, "_merge_small", meddled)
+    monkeypatch.setattr(ChangeLog, "_small_files", meddled)
     for end in (200, 210, 220, 230):
         await sink.apply(batch(transaction(end, *([RELATION] if end == 200 else []), Insert(5, row(str(end), "x", None)))))
         await sink.advance(Lsn(end))
@@ -441,26 +443,100 @@ async def test_retention_time_is_stored_in_the_tables_and_follows_the_option(tmp
     await sink.close()
 
 
-async def test_logs_of_many_tables_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_logs_of_many_tables_are_written_and_compacted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Spark, each call of the engine is a job, which takes as long as it does for one table."""
+    monkeypatch.setattr(changelog_module, "_SMALL_FILES", 4)
     sink = await begun(make(tmp_path), tables=NAMES)
     publisher = Publisher(5)
-    await sink.apply(batch(publisher.transaction(60)))
-    await sink.advance(Lsn(publisher.end))
-    work = sweeping(tmp_path, 24)
-    all_rounds(work)
-    calls: list[int] = []
+    work = sweeping(tmp_path, 24, target_rows=10_000)
+    calls: list[tuple[str, int]] = []
     real = LocalEngine.each
 
     def counted(self: LocalEngine, function: Any, items: Any, weights: Any, what: str) -> Any:
-        calls.append(len(items))
+        if items:
+            calls.append((function.__name__, len(items)))
         return real(self, function, items, weights, what)
 
-    monkeypatch.setattr(LocalEngine, "each", counted)
-    work.tidy(now=True)
-    assert calls[0] == 0, "no file is written again"
-    assert calls[1] >= len(NAMES)
-    assert len(calls) == 2
-    for name in NAMES:
-        assert DeltaTable(str(tmp_path / f"log/{name.namespace}/{name.name}")).version() == 1
+    written = 0
+    for _ in range(4):
+        await sink.apply(batch(publisher.transaction(60)))
+        await sink.advance(Lsn(publisher.end))
+        all_rounds(work)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalEngine, "each", counted)
+            written += work.tidy(now=True)
     await sink.close()
+    assert [name for name, _ in calls] == ["write_log_part"] * 4 + ["rewrite_files"]
+    assert min(count for _, count in calls) == len(NAMES)
+    logs = [tmp_path / f"log/{name.namespace}/{name.name}" for name in NAMES]
+    # created, four times appended, compacted
+    assert {DeltaTable(str(log)).version() for log in logs} == {5}
+    assert written == sum(file.stat().st_size for log in logs for file in log.glob("*.parquet"))
+
+
+def _ids(path: Path, name: str) -> list[int]:
+    return sorted(DeltaTable(str(path / "log/public" / name)).to_pyarrow_table()["id"].to_pylist())
+
+
+async def test_log_that_is_damaged_while_files_are_written_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_TABLE))
+    work = sweeping(tmp_path, 24)
+    real = LocalEngine.each
+
+    async def land(end: int) -> None:
+        changes = [RELATION, Insert(5, row(str(end), "x", None)), OTHER, Insert(6, row(str(end), "x", None))]
+        await sink.apply(batch(transaction(end, *changes)))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+
+    def damaging(self: LocalEngine, function: Any, items: Any, weights: Any, what: str) -> Any:
+        # the log was created when the append was planned
+        (tmp_path / f"log/public/t/_delta_log/{0:020d}.json").write_bytes(b"")
+        return real(self, function, items, weights, what)
+
+    await land(200)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "each", damaging)
+        work.tidy(now=True)
+    assert work.progress.stopped_logs.keys() == {TABLE}
+    await land(300)
+    work.tidy(now=True)
+    assert "log/public/t is damaged" in work.progress.stopped_logs[TABLE]
+    assert _ids(tmp_path, "other") == [200, 300]
+    shutil.rmtree(tmp_path / "log/public/t")
+    work.tidy(now=True)
+    await sink.close()
+    assert not work.progress.stopped_logs
+    assert _ids(tmp_path, "t") == _ids(tmp_path, "other") == [200, 300]
+
+
+@pytest.mark.parametrize("survivor", ["t", "other"])
+async def test_applier_is_killed_between_the_commits_of_two_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survivor: str) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_TABLE))
+    real, committed = LakeDelta.commit, threading.Event()
+
+    def killed(self: LakeDelta, *arguments: Any, **more: Any) -> None:
+        if self.directory != f"log/public/{survivor}":
+            assert committed.wait(30)
+            raise Killed
+        real(self, *arguments, **more)
+        committed.set()
+
+    for end in (200, 300):
+        changes = [RELATION, Insert(5, row(str(end), "x", None)), OTHER, Insert(6, row(str(end), "x", None))]
+        await sink.apply(batch(transaction(end, *changes)))
+        await sink.advance(Lsn(end))
+        work = sweeping(tmp_path, 24)
+        all_rounds(work)
+        committed.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(LakeDelta, "commit", killed)
+            with pytest.raises(Killed):
+                work.tidy(now=True)
+        assert _ids(tmp_path, survivor) == list(range(200, end + 1, 100))
+        work = sweeping(tmp_path, 24)
+        all_rounds(work)
+        work.tidy(now=True)
+        assert _ids(tmp_path, "t") == _ids(tmp_path, "other") == list(range(200, end + 1, 100))
+    await sink.close()
+    assert not work.progress.stopped_logs
