@@ -219,21 +219,25 @@ class ChangeLog:
             if end is not None and end < first and (end < kept or batch_table(file.name) not in stopped):
                 self._storage.delete([f"{LANDING}/{file.name}"])
 
-    def append(self, name: TableName, table: LakeTable, landed: Lsn) -> tuple[LakeDelta, Lsn] | None:
-        """Append the changes of one table up to an LSN. Return its log, and the LSN that the log has reached. None: it has no log yet.
+    def append(self, tables: Mapping[TableName, LakeTable], landed: Lsn) -> dict[TableName, TableStopped]:
+        """Append the changes of some tables up to an LSN. Return the errors of logs that cannot be continued.
 
         Args:
-            name: of the table.
-            table: its entry. It has been committed since its last copy.
+            tables: they have been committed since their last copies.
             landed: the end of a manifest.
 
         Raises:
-            TargetError: the log cannot be written.
+            TargetError: a log cannot be written.
         """
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=landed)
-        errors = self._append([name], {name: table}, manifests, landed)
-        if name in errors:
-            raise errors[name]
+        return self._append(tables, tables, manifests, landed)
+
+    def reached(self, name: TableName, table: LakeTable) -> tuple[LakeDelta, Lsn] | None:
+        """A table's log after :meth:`append`, and the LSN that it has reached. None: it has no log yet.
+
+        Raises:
+            TargetError: it cannot be read.
+        """
         log = self._log(name, table)
         return (log, self._logged(log, table)) if log.is_there else None
 

@@ -140,15 +140,17 @@ class HistoryTables:
         found: dict[TableName, SnapshotTable] = {}
         stopped: dict[TableName, TableStopped] = {}
         self.files = {}
-        for name, kind in kinds.items():
-            if name not in snapshot.tables:
-                continue
-            table = lake.state.tables[name]
+        tables = {name: lake.state.tables[name] for name in kinds if name in snapshot.tables}
+        with arrow_errors(self._storage.what("log")):
+            errors = log.append(tables, snapshot.landed) if tables else {}
+        for name, table in tables.items():
             as_name = history_name(name, lake.state.tables)
             with stopping(as_name, stopped), arrow_errors(self._storage.what(table_directory("history", name, table.id))):
-                reached = log.append(name, table, snapshot.landed)
+                if name in errors:
+                    raise errors[name]
+                reached = log.reached(name, table)
                 if reached is not None:
-                    found[as_name] = self._continued(lake, (name, as_name), kind, *reached)
+                    found[as_name] = self._continued(lake, (name, as_name), kinds[name], *reached)
         return found, stopped
 
     def _continued(self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, log: LakeDelta, reached: Lsn) -> SnapshotTable:
