@@ -484,7 +484,7 @@ async def test_log_that_is_damaged_while_files_are_written_stops_alone(tmp_path:
     real = LocalEngine.each
 
     async def land(end: int) -> None:
-        changes = [RELATION, Insert(5, row(str(end), "x", None)), OTHER, Insert(6, row(str(end), "x", None))]
+        changes: list[Any] = [RELATION, Insert(5, row(str(end), "x", None)), OTHER, Insert(6, row(str(end), "x", None))]
         await sink.apply(batch(transaction(end, *changes)))
         await sink.advance(Lsn(end))
         all_rounds(work)
@@ -523,7 +523,7 @@ async def test_applier_is_killed_between_the_commits_of_two_logs(tmp_path: Path,
         committed.set()
 
     for end in (200, 300):
-        changes = [RELATION, Insert(5, row(str(end), "x", None)), OTHER, Insert(6, row(str(end), "x", None))]
+        changes: list[Any] = [RELATION, Insert(5, row(str(end), "x", None)), OTHER, Insert(6, row(str(end), "x", None))]
         await sink.apply(batch(transaction(end, *changes)))
         await sink.advance(Lsn(end))
         work = sweeping(tmp_path, 24)
@@ -538,5 +538,5 @@ async def test_applier_is_killed_between_the_commits_of_two_logs(tmp_path: Path,
         all_rounds(work)
         work.tidy(now=True)
         assert _ids(tmp_path, "t") == _ids(tmp_path, "other") == list(range(200, end + 1, 100))
+        assert not work.progress.stopped_logs
     await sink.close()
-    assert not work.progress.stopped_logs
