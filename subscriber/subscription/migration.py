@@ -7,14 +7,15 @@ step      does                                                            done a
 ========  ==============================================================  ===========================================
 publish   CREATE PUBLICATION … FOR ALL TABLES                             the publication exists
 schema    ``schema copy``, section pre-data                               the objects exist
-create    ``create``: the subscription and its slot                       the subscription exists
+create    ``check``, then ``create``: the subscription and its slot       the subscription exists
 copy      runs the subscription until all tables are ready                the tables are ready
 indexes   ``schema copy``, section post-data, while changes are applied   the objects exist
 follow    waits until the target has what was committed when it began     the position is there
 verify    ``verify``                                                      never: rows may have changed
 ========  ==============================================================  ===========================================
 
-The target's catalog has a row for each step that was done, with its time. The subscription runs in this process from ``copy`` on.
+The target's catalog has a row for each step that was done, with its time. The subscription runs in this process from ``copy`` on. An error
+that a user must correct ends the migration when nothing else can be done: after ``ready for the cutover``, it is retried as ``run`` does.
 """
 
 from __future__ import annotations
@@ -27,19 +28,23 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from subscriber.abc import TableState
-from subscriber.abc.schema import SchemaProgress, Section
+from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
 from subscriber.apply.progress import CopyProgress
+from subscriber.apply.retry import Policy, policy
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ApplyError, ConfigurationError, TargetError
+from subscriber.errors import ApplyError, ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.cutover.preflight import raise_all
 from subscriber.subscription.cutover.record import MIGRATION, Record
 from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.schema import SchemaOptions, copy_schema
 from subscriber.subscription.management.verify import verify
+from subscriber.subscription.setup.checks import check
 from subscriber.subscription.targets import is_lake, observe_target, open_store
 from subscriber.walreceiver.new_publication import ensure_publication
+from subscriber.walreceiver.publication import unlogged_tables
 from subscriber.walreceiver.session import Session
 
 __all__ = ["Migration"]
@@ -54,6 +59,12 @@ class _Step:
     name: str
     began: float
     ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    launcher: Launcher
+    task: asyncio.Task[None]
 
 
 class Migration:
@@ -102,7 +113,7 @@ class Migration:
         self._schema_progress = schema_progress
         self._copy_progress = copy_progress
         self._steps: list[_Step] = []
-        self._launcher: Launcher | None = None
+        self._existing = 0
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -144,6 +155,8 @@ class Migration:
         async with self._timed("publish"), await Session.connect(self._connection, application_name=_APPLICATION) as session:
             made = await ensure_publication(session, self._publication)
             self._tell(f'publication "{self._publication}" {"created" if made else "exists"}')
+            if unlogged := await unlogged_tables(session):
+                self._tell(f"unlogged tables are not replicated, and their rows not moved: {unlogged}")
         async with self._timed("schema"):
             await self._copy_schema(Section.PRE_DATA)
         async with self._timed("create"):
@@ -184,18 +197,26 @@ class Migration:
                     await record.end(key, {"seconds": round(step.ended - step.began, 3)})
 
     async def _copy_schema(self, section: Section) -> None:
+        self._existing = 0
         for line in await copy_schema(
             connection=self._connection,
             target=self._target,
             publications=[self._publication],
             options=replace(self._schema, sections=[section]),
-            progress=self._schema_progress,
+            progress=self._count,
         ):
             self._tell(line)
+        if self._existing:
+            self._tell(f"{self._existing:,} objects existed and were left as they are: `subscriber schema diff` compares them")
+
+    def _count(self, step: SchemaStep) -> None:
+        self._existing += step.state is StepState.EXISTS
+        self._schema_progress(step)
 
     async def _create(self) -> None:
         found = await self._observed()
         if found is None:
+            await self._check()
             await create_subscription(
                 self._name,
                 connection=self._connection,
@@ -212,24 +233,36 @@ class Migration:
         else:
             self._tell(f'subscription "{self._name}" exists')
 
+    async def _check(self) -> None:
+        """Find tables that cannot be replicated before hours of copying."""
+        findings = await check(
+            self._name,
+            connection=self._connection,
+            publications=[self._publication],
+            target=self._target,
+            options=self._options,
+            settings=self._settings,
+        )
+        raise_all([ConfigurationError(each.message, hint=each.hint) for each in findings if each.severity == "error"])
+
     async def _observed(self) -> Observation | None:
         found = (each for each in await observe_target(self._target) if each.definition.name == self._name and each.definition.made)
         return next(found, None)
 
     @contextlib.asynccontextmanager
-    async def _running(self) -> AsyncIterator[asyncio.Task[None]]:
+    async def _running(self) -> AsyncIterator[_Running]:
         launcher = Launcher(self._target, [self._name], settings=self._settings, progress=self._copy_progress)
         running = asyncio.create_task(launcher.run())
         try:
-            yield running
+            yield _Running(launcher, running)
         finally:
             launcher.stop()
             await running
 
-    async def _until(self, running: asyncio.Task[None], reached: Callable[[Observation], bool], *, dropped: bool = False) -> None:
+    async def _until(self, running: _Running, reached: Callable[[Observation], bool], *, dropped: bool = False) -> None:
         while True:
-            if running.done():
-                await running
+            if running.task.done():
+                await running.task
                 raise TargetError(f'subscription "{self._name}" does not run any more', hint="repeat the command")
             found = await self._observed()
             if found is None:
@@ -238,7 +271,19 @@ class Migration:
                 raise TargetError(f'subscription "{self._name}" was dropped', hint="repeat the command to begin again")
             if reached(found):
                 return
-            await asyncio.wait({running}, timeout=_POLL_SECONDS)
+            if not dropped and (error := self._stuck(running.launcher, found)) is not None:
+                error.add_note("nothing else can be done until this is corrected: then start the same command again")
+                raise error
+            await asyncio.wait({running.task}, timeout=_POLL_SECONDS)
+
+    def _stuck(self, launcher: Launcher, found: Observation) -> SubscriberError | None:
+        """The error that a user must correct, if the subscription has ended with it, or no other table is left to be copied."""
+        subscription = launcher.subscriptions.get(self._name)
+        error = subscription.status.last_error if subscription is not None else None
+        if error is None or policy(error).policy is not Policy.INTERVAL:
+            return None
+        unready = [each for each in found.tables if each.entry.state is not TableState.READY]
+        return error if found.worker is None or (unready and all(each.retry is not None for each in unready)) else None
 
     async def _publisher_lsn(self) -> Lsn:
         async with await Session.connect(self._connection, application_name=_APPLICATION) as session:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, PublishedTable, TableName
 from subscriber.errors import PublisherError
@@ -23,7 +24,9 @@ from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
 from subscriber.walreceiver.type_reader import type_facts
 
-__all__ = ["missing_publications", "publications_missing", "published_names", "published_tables"]
+__all__ = ["missing_publications", "publications_missing", "published_names", "published_tables", "unlogged_tables"]
+
+_SHOWN: Final = 3
 
 
 @dataclass(slots=True)
@@ -61,6 +64,16 @@ async def missing_publications(session: Session, names: Sequence[str]) -> list[s
     rows = await session.execute(f"SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({_literals(names)})")  # noqa: S608
     found = {name for (name,) in rows}
     return [name for name in names if name not in found]
+
+
+async def unlogged_tables(session: Session) -> str:
+    """Name the unlogged tables of the database, which no publication can publish: the first ones and the number of the others."""
+    rows = await session.execute(
+        "SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"  # noqa: S608
+        f" WHERE c.relkind = 'r' AND c.relpersistence = 'u' AND n.nspname <> {quote_literal(CATALOG_SCHEMA)} ORDER BY 1"
+    )
+    more = f" and {len(rows) - _SHOWN:,} more" if len(rows) > _SHOWN else ""
+    return ", ".join(f'"{table}"' for (table,) in rows[:_SHOWN]) + more
 
 
 async def published_names(session: Session, publications: Sequence[str]) -> dict[TableName, int]:

@@ -158,7 +158,7 @@ class SchemaNarrator:
     def conclude(self) -> None:
         """Print the sum."""
         seconds = time.monotonic() - self._began
-        existing = f", {self._existing:,} existed" if self._existing else ""
+        existing = f", {self._existing:,} existed (`subscriber schema diff` compares them)" if self._existing else ""
         confirm(self._args, f"{counted(self._created, 'object')} created{existing}, in {seconds:.1f} s")
 
 

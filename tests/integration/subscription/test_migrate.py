@@ -96,3 +96,25 @@ def test_differences_and_bad_input(publisher18_db: Database, target_db: Database
     assert 'rows differ in 1 of 1 tables: "public.keyless" (hint: ' in done.errors
     done = subscriber(*arguments(publisher18_db, target_db, "--publication", "other"))
     assert (done.status, "with other publications" in done.errors) == (1, True), done
+
+
+def test_table_that_does_not_fit(publisher18_db: Database, target_db: Database) -> None:
+    # the bug was that the copy was retried without end
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'secret'); CREATE UNLOGGED TABLE u ()")
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"), loud=True)
+    assert done.status == 1
+    assert 'target relation "public.t" is missing replicated column: "v"' in done.errors
+    assert 'unlogged tables are not replicated, and their rows not moved: "public.u"' in done.errors
+    assert publisher18_db.fetch("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
+    target_db.execute("ALTER TABLE t ADD v int")
+    done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"), loud=True)
+    assert done.status == 1
+    assert 'invalid text representation (SQLSTATE 22P02); while copying table "public.t" column "v"' in done.errors
+    assert "nothing else can be done until this is corrected: then start the same command again" in done.errors
+    assert "secret" not in done.errors
+    target_db.execute("ALTER TABLE t ALTER v TYPE text")
+    done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"), loud=True)
+    assert done.status == 0, done.errors
+    assert "objects existed and were left as they are: `subscriber schema diff` compares them" in done.errors
+    assert target_db.fetch("SELECT * FROM t") == [(1, "secret")]
