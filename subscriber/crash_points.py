@@ -51,6 +51,8 @@ POINTS: Final[Mapping[str, str]] = {
     "postgres.part_copied": "the rows of a part of a copy were sent, and are not committed",
     "postgres.part_committed": "a part of a copy is committed",
     "cutover.step": "a step of a cutover was begun, made or recorded",
+    "cutover.left": "the fence of the source says that writers leave it, and the record does not",
+    "cutover.removed": "a part of what a cutover has made was removed",
     "sqlalchemy.changes_made": "the changes of a batch were made, and the position is not moved",
     "sqlalchemy.position_moved": "the position was moved in the same transaction, which is not committed",
     "sqlalchemy.committed": "a batch is committed, and not reported as durable",

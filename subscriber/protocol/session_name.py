@@ -13,7 +13,7 @@ import hashlib
 import re
 from typing import Final
 
-__all__ = ["session_name"]
+__all__ = ["session_marks", "session_name"]
 
 _BYTES: Final = 63
 _KEPT: Final = re.compile(r"[ -~]*", re.ASCII)
@@ -29,6 +29,14 @@ def session_name(name: str, role: str) -> str:
     whole = f"{name} {role}"
     if len(whole) <= _BYTES and _KEPT.fullmatch(whole):
         return whole
-    digits = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    end = f"~{digits} {role}"
+    end = f"{_hash(name)}{role}"
     return re.sub(r"[^ -~]", "?", name)[: _BYTES - len(end)] + end
+
+
+def session_marks(name: str) -> tuple[str, str]:
+    """Return how the names of :func:`session_name` begin that keep the name, and what is inside all others."""
+    return f"{name} ", _hash(name)
+
+
+def _hash(name: str) -> str:
+    return f"~{hashlib.blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()} "

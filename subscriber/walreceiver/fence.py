@@ -3,6 +3,10 @@
 A closed database has the table ``subscriber.fence`` with one row: how it was closed, and what opens it. Table and row are made in the
 transaction that closes the database. This program's own sessions look for the table, and may write nevertheless.
 
+The row also decides between two processes that work on one cutover because the first has lost its session with the target. Before writers
+are let into the other database, :meth:`Fence.leave` notes it in the row. From then on no undo opens this database. If it was opened first,
+the row is gone, and writers are not let into the other one.
+
 ============  =====================================================================================================================
 kind          what closes the database
 ============  =====================================================================================================================
@@ -23,16 +27,16 @@ import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_name import session_name
-from subscriber.walreceiver.session import Row, Session
+from subscriber.walreceiver.foreign_sessions import ForeignSessions
+from subscriber.walreceiver.session import Session
 
-__all__ = ["Fence", "FenceKind"]
+__all__ = ["SCHEMA_IS_EMPTY", "Fence", "FenceKind"]
 
 _POLL: Final = 0.02
 _ENDING_SECONDS: Final = 10.0
@@ -56,13 +60,17 @@ LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
 WHERE d.datname = pg_catalog.current_database() AND a.privilege_type = 'CONNECT'
 ORDER BY 1
 """
+_OWN_DEFAULT: Final = f"""
+SELECT pg_catalog.split_part(c, '=', 2) FROM pg_catalog.pg_db_role_setting s, unnest(s.setconfig) AS c
+WHERE s.setdatabase = {_DATABASE} AND s.setrole = 0 AND c LIKE 'default_transaction_read_only=%'
+"""  # noqa: S608
 _OVERRIDES: Final = """
 SELECT DISTINCT r.rolname FROM pg_catalog.pg_db_role_setting s JOIN pg_catalog.pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) AS c
 WHERE s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())) AND r.rolcanlogin
   AND c LIKE 'default_transaction_read_only=%' AND lower(c) NOT LIKE ALL (ARRAY['%=on', '%=true', '%=yes', '%=1'])
 ORDER BY 1
 """
-_EMPTY: Final = """
+SCHEMA_IS_EMPTY: Final = """
 SELECT NOT EXISTS (
     SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'subscriber'
 )
@@ -77,15 +85,20 @@ class FenceKind:
     COMMAND: Final = "command:"
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    pid: str
-    role: str
-    may_end: bool
+class _Closed(NamedTuple):
+    """The row of a closed database.
 
-    @property
-    def text(self) -> str:
-        return f'session {self.pid} of role "{self.role}"'
+    Attributes:
+        number: unique.
+        kind: how it was closed.
+        before: JSON: the database's own default_transaction_read_only, or its grants of CONNECT.
+        left: whether writers were let into the other database.
+    """
+
+    number: str
+    kind: str
+    before: str
+    left: bool
 
 
 class Fence:
@@ -93,7 +106,8 @@ class Fence:
 
     Args:
         conninfo: of a role that may close the database and end its sessions.
-        name: of the subscription; the sessions of this program begin with it.
+        name: of the subscription.
+        others: names of its slot and of the way back. The sessions of this program bear one of these names.
         place: what the database is, for messages.
         roles: roles of this program, which may connect to a closed database.
         names: values of application_name that its connection strings set.
@@ -106,6 +120,7 @@ class Fence:
         name: str,
         place: str,
         *,
+        others: Sequence[str],
         roles: Sequence[str],
         names: Sequence[str],
         run: Callable[[str, dict[str, str]], Awaitable[None]],
@@ -115,15 +130,7 @@ class Fence:
         self._place = place
         self._roles = roles
         self._run = run
-        start = quote_literal(session_name(name, "x")[:-1])
-        own = ", ".join(map(quote_literal, [name, f"{name}_back", *names]))
-        self._foreign = f"""
-            a.datname = pg_catalog.current_database() AND a.pid <> pg_catalog.pg_backend_pid()
-            AND NOT (a.usename IN ({", ".join(map(quote_literal, roles))})
-                     AND (a.application_name IN ({own}) OR pg_catalog.starts_with(a.application_name, {start})
-                          OR pg_catalog.starts_with(a.application_name, {quote_literal(f"{name}_back ")})
-                          OR pg_catalog.starts_with(a.application_name, 'subscriber ')))
-        """
+        self._foreign = ForeignSessions([name, *others], roles=roles, names=names)
 
     async def _session(self) -> Session:
         session = await Session.connect(self._conninfo, application_name=session_name(self._name, "cutover"))
@@ -138,12 +145,37 @@ class Fence:
         """
         async with await self._session() as session:
             found = await self._row(session)
-        return None if found is None else found[0]
+        return None if found is None else found.number
 
-    async def _row(self, session: Session) -> Row | None:
+    async def has_left(self) -> bool:
+        """Whether writers were let into the other database. See :meth:`leave`."""
+        async with await self._session() as session:
+            found = await self._row(session)
+        return found is not None and found.left
+
+    @staticmethod
+    async def _row(session: Session) -> _Closed | None:
         if await session.execute("SELECT pg_catalog.to_regclass('subscriber.fence')") == [(None,)]:
             return None
-        return next(iter(await session.execute('SELECT "number", kind, grants FROM subscriber.fence')), None)
+        rows = await session.execute('SELECT "number", kind, before, "left" FROM subscriber.fence')
+        return next((_Closed(number or "", kind or "", before or "", left == "t") for number, kind, before, left in rows), None)
+
+    async def leave(self) -> bool:
+        """Note that writers are let into the other database now: only :meth:`open` of a move in the other direction opens this one.
+
+        Durable on return.
+
+        Returns:
+            False: this database is open, so the other one must stay closed.
+
+        Raises:
+            PublisherError: or a subclass. It is not known whether it was noted.
+        """
+        async with await self._session() as session:
+            if await self._row(session) is None:
+                return False
+            await session.execute("SET synchronous_commit = local")
+            return bool(await session.execute('UPDATE subscriber.fence SET "left" = true RETURNING 1'))
 
     async def problems(self, kind: str) -> list[tuple[str, str]]:
         """What keeps the database from being closed: errors, each with a hint."""
@@ -160,7 +192,7 @@ class Fence:
                 found.append((f'role "{role}" may not close {self._place}: it does not own the database', hint))
             if kind.startswith(FenceKind.COMMAND):
                 found = []
-            stuck = [each for each in await self._others(session) if not each.may_end]
+            stuck = [each for each in await self._foreign.find(session) if not each.may_end]
             if stuck:
                 found.append(
                     (
@@ -169,6 +201,13 @@ class Fence:
                     )
                 )
             if kind == FenceKind.READ_ONLY:
+                if await self._row(session) is None and await session.execute(f"SELECT ({_OWN_DEFAULT})::bool") == [("t",)]:
+                    found.append(
+                        (
+                            f"{self._place} has default_transaction_read_only = on already: its writers override that",
+                            "use --fence revoke, or ALTER DATABASE … RESET default_transaction_read_only",
+                        )
+                    )
                 found += [
                     (
                         f'role "{other}" has its own default_transaction_read_only, which counts more than that of {self._place}',
@@ -184,11 +223,6 @@ class Fence:
                 found += [(f"CONNECT on {self._place} was granted by role {grantor}", "revoke that grant first") for (grantor,) in foreign]
         return found
 
-    async def prepared(self) -> list[str]:
-        """The names of the database's prepared transactions."""
-        async with await self._session() as session:
-            return await _prepared(session)
-
     async def close(self, kind: str) -> None:
         """Keep writers out. Durable on return. A database that is closed already stays as it is.
 
@@ -202,7 +236,7 @@ class Fence:
                 await self._close(session, kind)
             else:
                 # what opens it later is in the row
-                kind = found[1] or ""
+                kind = found.kind
             if kind.startswith(FenceKind.COMMAND):
                 await self._run(kind.removeprefix(FenceKind.COMMAND), self._variables("close"))
             await self._end_others(session)
@@ -210,59 +244,73 @@ class Fence:
     async def _close(self, session: Session, kind: str) -> None:
         ((database,),) = await session.execute("SELECT pg_catalog.current_database()")
         name = quote_identifier(database or "")
-        commands, grants = list[str](), list[Row]()
+        commands = list[str]()
+        before: Any = None
         if kind == FenceKind.READ_ONLY:
+            before = next((value for (value,) in await session.execute(_OWN_DEFAULT)), None)
             commands.append(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         elif kind == FenceKind.REVOKE:
-            grants = await session.execute(_GRANTS)
-            commands += [f"REVOKE CONNECT ON DATABASE {name} FROM {_grantee(each[0])}" for each in grants]
+            before = await session.execute(_GRANTS)
+            commands += [f"REVOKE CONNECT ON DATABASE {name} FROM {_grantee(each[0])}" for each in before]
             commands += [f"GRANT CONNECT ON DATABASE {name} TO {quote_identifier(role)}" for role in self._roles]
         roles = ", ".join(map(quote_identifier, self._roles))
-        values = ", ".join(map(quote_literal, (str(uuid.uuid4()), kind, json.dumps(grants))))
+        values = ", ".join(map(quote_literal, (str(uuid.uuid4()), kind, json.dumps(before))))
         await session.execute(
             "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"  # noqa: S608
             f" GRANT USAGE, CREATE ON SCHEMA subscriber TO {roles};"
-            ' CREATE TABLE subscriber.fence ("number" text PRIMARY KEY, kind text NOT NULL, grants text NOT NULL);'
-            f" INSERT INTO subscriber.fence VALUES ({values}); {'; '.join([*commands, 'COMMIT'])}"
+            ' CREATE TABLE subscriber.fence ("number" text PRIMARY KEY, kind text NOT NULL, before text NOT NULL, "left" bool NOT NULL);'
+            f" INSERT INTO subscriber.fence VALUES ({values}, false); {'; '.join([*commands, 'COMMIT'])}"
         )
 
-    async def open(self) -> None:
+    async def open(self, *, unless_left: bool = False) -> None:
         """Let writers in again. Durable on return. Does nothing if the database is open.
 
         Sessions that began while it was closed are ended: they would stay read-only.
 
+        Args:
+            unless_left: do not open it after :meth:`leave`.
+
         Raises:
+            ConfigurationError: with ``unless_left``: writers were let into the other database.
             PublisherError: or a subclass.
         """
         async with await self._session() as session:
             await self._until_none(session, self._interrupted, "does not end", "end it, and try again")
+            if await self._row(session) is None:
+                return
+            await session.execute("BEGIN READ WRITE; SET LOCAL synchronous_commit = local; LOCK TABLE subscriber.fence")
             found = await self._row(session)
             if found is None:
                 return
-            _, kind, grants = found
-            if (kind or "").startswith(FenceKind.COMMAND):
-                await self._run((kind or "").removeprefix(FenceKind.COMMAND), self._variables("open"))
-            commands = await self.opening(session, kind or "", grants or "[]")
-            await session.execute(
-                f"BEGIN; SET LOCAL synchronous_commit = local; {'; '.join([*commands, 'DROP TABLE subscriber.fence', 'COMMIT'])}"
-            )
-            if await session.execute(_EMPTY) == [("t",)]:
+            if found.left and unless_left:
+                raise ConfigurationError(
+                    f"{self._place} stays closed: writers were let into the other database", hint="find out by which process"
+                )
+            if found.kind.startswith(FenceKind.COMMAND):
+                await self._run(found.kind.removeprefix(FenceKind.COMMAND), self._variables("open"))
+            commands = await self.opening(session, found.kind, found.before)
+            await session.execute("; ".join([*commands, "DROP TABLE subscriber.fence", "COMMIT"]))
+            if await session.execute(SCHEMA_IS_EMPTY) == [("t",)]:
                 await session.execute("DROP SCHEMA subscriber")
-            if kind == FenceKind.READ_ONLY:
+            if found.kind == FenceKind.READ_ONLY:
                 await self._end_others(session, wait=False)
 
-    async def opening(self, session: Session, kind: str, grants: str) -> list[str]:
+    async def opening(self, session: Session, kind: str, before: str) -> list[str]:
         """The SQL that lets writers in."""
         ((database,),) = await session.execute("SELECT pg_catalog.current_database()")
         name = quote_identifier(database or "")
+        known = json.loads(before)
         if kind == FenceKind.READ_ONLY:
-            return [f"ALTER DATABASE {name} RESET default_transaction_read_only"]
-        before = dict(json.loads(grants))
+            value = (
+                "RESET default_transaction_read_only" if known is None else f"SET default_transaction_read_only = {quote_literal(known)}"
+            )
+            return [f"ALTER DATABASE {name} {value}"]
+        grants = dict(known or ())
         return [
-            *(f"REVOKE CONNECT ON DATABASE {name} FROM {quote_identifier(role)}" for role in self._roles if before and role not in before),
+            *(f"REVOKE CONNECT ON DATABASE {name} FROM {quote_identifier(role)}" for role in self._roles if grants and role not in grants),
             *(
                 f"GRANT CONNECT ON DATABASE {name} TO {_grantee(role)}{' WITH GRANT OPTION' if option == 't' else ''}"
-                for role, option in before.items()
+                for role, option in grants.items()
             ),
         ]
 
@@ -272,7 +320,7 @@ class Fence:
             found = await self._row(session)
             if found is None:
                 return ""
-            commands = await self.opening(session, found[1] or "", found[2] or "[]")
+            commands = await self.opening(session, found.kind, found.before)
         return f"BEGIN READ WRITE; {'; '.join([*commands, 'DROP TABLE IF EXISTS subscriber.fence'])}; COMMIT"
 
     async def drain(self) -> Lsn:
@@ -284,7 +332,7 @@ class Fence:
         """
         async with await self._session() as session:
             await self._end_others(session)
-            await self._until_none(session, self._writing, "writes", "end it, and try again")
+            await self._until_none(session, self._foreign.writing, "writes", "end it, and try again")
             await self._until_none(
                 session,
                 lambda found: _as_texts("prepared transaction", found),
@@ -319,14 +367,18 @@ class Fence:
     async def _end_others(self, session: Session, *, wait: bool = True) -> None:
         """End all sessions that are not this program's."""
         starting = {pid for (pid,) in await session.execute(_STARTING)}
-        while starting:
-            await asyncio.sleep(_POLL)
+
+        async def started(session: Session) -> list[str]:
+            nonlocal starting
             starting &= {pid for (pid,) in await session.execute(_STARTING)}
+            return [f"session {pid}" for pid in starting]
+
+        await self._until_none(session, started, "is still connecting", "end it, or the session that it waits for, and try again")
         ((before,),) = await session.execute("SELECT pg_catalog.clock_timestamp()")
         since = f"(a.backend_start < {quote_literal(before or '')} OR a.backend_type IS NULL)"
 
         async def ended(session: Session) -> list[str]:
-            others = await self._others(session, since)
+            others = await self._foreign.find(session, since)
             for each in others:
                 if not each.may_end:
                     raise ConfigurationError(
@@ -351,30 +403,6 @@ class Fence:
             f" AND application_name = {quote_literal(session_name(self._name, 'cutover'))}"
         )
         return [f"session {pid} of an earlier cutover" for pid, _ in rows]
-
-    async def _others(self, session: Session, condition: str = "true") -> list[_Session]:
-        """Sessions of clients that are not this program's.
-
-        The type and the start of another role's session are NULL, unless this role has pg_read_all_stats: nothing can be proved then.
-        """
-        rows = await session.execute(f"""
-            SELECT a.pid, a.usename, a.backend_type IS NOT NULL AND (
-                       me.rolsuper OR (NOT r.rolsuper AND (pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')
-                                                           OR pg_catalog.pg_has_role(a.usesysid, 'USAGE'))))
-            FROM pg_catalog.pg_stat_activity a JOIN pg_catalog.pg_roles r ON r.oid = a.usesysid
-            JOIN pg_catalog.pg_roles me ON me.rolname = current_user
-            WHERE {self._foreign} AND (a.backend_type = 'client backend' OR a.backend_type IS NULL) AND {condition}
-            ORDER BY a.pid
-        """)  # noqa: S608
-        return [_Session(pid or "", role or "", may == "t") for pid, role, may in rows]
-
-    async def _writing(self, session: Session) -> list[str]:
-        rows = await session.execute(
-            f"SELECT a.pid, a.backend_type FROM pg_catalog.pg_stat_activity a WHERE {self._foreign} AND a.backend_xid IS NOT NULL"  # noqa: S608
-            " AND (a.backend_type NOT IN ('autovacuum worker', 'parallel worker')"
-            " OR (a.backend_type IS NULL AND a.usesysid IS NOT NULL))"
-        )
-        return [f"session {pid} ({kind or 'of another role'})" for pid, kind in rows]
 
     def _variables(self, action: str) -> dict[str, str]:
         return {"SUBSCRIBER_FENCE": action, "SUBSCRIBER_DATABASE": self._place.removeprefix("the ").removesuffix(" database")}

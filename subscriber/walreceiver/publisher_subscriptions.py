@@ -9,8 +9,7 @@ from typing import Final
 from subscriber.abc import TableName
 from subscriber.errors import PublisherError, PublisherUnavailable
 from subscriber.protocol.quoting import quote_literal
-from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.session import Row
+from subscriber.walreceiver.session import Row, Session
 
 __all__ = ["SubscribedTable", "subscribed_tables"]
 
@@ -65,7 +64,7 @@ SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n
 """
 
 
-async def subscribed_tables(connection: WalReceiverConnection, publications: Sequence[str]) -> list[SubscribedTable]:
+async def subscribed_tables(session: Session, publications: Sequence[str]) -> list[SubscribedTable]:
     """Return the published tables that subscriptions of the publisher write to, by name.
 
     A catalog that this role may not read, or that has another version, is skipped.
@@ -75,11 +74,11 @@ async def subscribed_tables(connection: WalReceiverConnection, publications: Seq
     """
     names = ", ".join(quote_literal(name) for name in publications)
     rows: list[Row] = []
-    for (catalog,) in await connection.execute(_CATALOGS):
+    for (catalog,) in await session.execute(_CATALOGS):
         schema = catalog or ""
-        columns = _COLUMNS_BEFORE_16 if schema == "pg_catalog" and connection.server_version < 160000 else _COLUMNS
+        columns = _COLUMNS_BEFORE_16 if schema == "pg_catalog" and session.pgconn.server_version < 160000 else _COLUMNS
         try:
-            rows += await connection.execute(_RELATED.format(names=names, columns=columns, join=_BY_OID.format(schema=schema)))
+            rows += await session.execute(_RELATED.format(names=names, columns=columns, join=_BY_OID.format(schema=schema)))
         except PublisherUnavailable:
             raise
         except PublisherError:

@@ -38,8 +38,8 @@ left = int(sys.argv[1])
 
 def hook(point):
     global left
-    left -= point == "cutover.step"
-    if left == 0 and point == "cutover.step":
+    left -= point.startswith("cutover.")
+    if left == 0 and point.startswith("cutover."):
         os.kill(os.getpid(), signal.SIGKILL)
 
 with crash_points.watched(hook):
@@ -234,6 +234,28 @@ async def test_the_command_is_killed_at_every_step(side: str, old_db: Database, 
             await moves("old")
             moved += 1
         await found.ends_well(moved)
+
+
+@pytest.mark.crash
+async def test_complete_is_killed_at_every_step(old_db: Database, new_db: Database, tmp_path: Path) -> None:
+    for database in (old_db, new_db):
+        database.execute(SETUP)
+    old_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    name = await create(old_db, new_db, "moved")
+    async with launched(new_db):
+        await asyncio.to_thread(catch_up, old_db, new_db, name)
+        await cutover(name, target=new_db.dsn, options=CutoverOptions(verify="none"))
+    # begun; the way back dropped; its catalog; the subscription; its catalog. What was dropped is not dropped again
+    for point in (1, 2, 3, 3, 1):
+        status = await asyncio.to_thread(run, tmp_path, point, name, f"--target={new_db.dsn}", "--complete")
+        assert status == KILLED, (tmp_path / "log").read_text()
+    for database in (old_db, new_db):
+        database.reconnect()
+        assert database.value("SELECT to_regnamespace('subscriber')") is None
+        for left in ("pg_replication_slots", "pg_replication_origin"):
+            assert database.fetch(f"SELECT FROM {left}") == [], left
+    assert new_db.fetch("SELECT FROM pg_publication") == []
+    assert old_db.value("SHOW default_transaction_read_only") == "on"
 
 
 def _restarted_later(server: EmbeddedServer) -> threading.Thread:

@@ -34,7 +34,8 @@ class FrozenProxy:
         self.port: int = self._listener.getsockname()[1]
         self._frozen = threading.Event()
         self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -65,6 +66,10 @@ class FrozenProxy:
         self._frozen = threading.Event()
 
     def close(self) -> None:
+        # close() alone leaves accept() waiting, which would take one more connection
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._listener.close()
         for found in self._sockets:
             # close() alone sends nothing while a thread waits in recv()

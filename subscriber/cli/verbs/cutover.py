@@ -94,8 +94,8 @@ async def _execute(args: argparse.Namespace) -> int:
     elif args.open_target:
         await open_target(args.name, target=args.target, tell=tell, **admins)
     elif args.complete:
-        opens = await complete_cutover(args.name, target=args.target, tell=tell, **admins)
-        confirm(args, f"completed; the old database stays closed to writers, and this SQL opens it: {opens}" if opens else "completed")
+        await complete_cutover(args.name, target=args.target, tell=tell, **admins)
+        confirm(args, "completed")
     elif args.rollback:
         seconds = await roll_back(args.name, target=args.target, options=options, tell=tell, **admins)
         confirm(args, f"rolled back{_time(seconds)}; the new database stays closed to writers")

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from subscriber import crash_points
 from subscriber.catalog import Observation
-from subscriber.errors import ConfigurationError, SubscriberError, TargetError
+from subscriber.errors import ConfigurationError, SubscriberError, SubscriptionInUse, TargetError
 from subscriber.subscription.cutover.command import run_command
 from subscriber.subscription.cutover.link import BackLink, ForwardLink, drop_unused_catalog, opened_catalog
 from subscriber.subscription.cutover.move import BACKWARD, FORWARD, Move, Place, Tell
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.subscription.cutover.preflight import find_cutover_problems, lag, raise_all
+from subscriber.subscription.cutover.preflight import find_cutover_problems, lag, raise_all, unfenced
 from subscriber.subscription.cutover.record import Record
 from subscriber.subscription.management.drop import drop_subscription
 from subscriber.subscription.targets import is_lake, observe_target, uses_sqlalchemy
@@ -129,10 +130,6 @@ async def _opened(
     old_roles, old_names = await _roles(publisher, old_admin)
     new_roles, new_names = ([], []) if other else await _roles(target, new_admin)
 
-    def fence(conninfo: str, place: str, roles: Sequence[str], names: Sequence[str]) -> Fence:
-        run = partial(_run_fence, _COMMAND_SECONDS)
-        return Fence(conninfo, name, place, roles=roles, names=names, run=run)
-
     async with opened_catalog(target) as catalog:
         oid = definition.oid
         await catalog.store.take_lock(f"cutover-{oid}", f'cutover of subscription "{name}"', 0)
@@ -142,6 +139,11 @@ async def _opened(
             (str(entry.details["slot"]) for step, entry in record.entries.items() if step.endswith("plan")), definition.slot_name or name
         )
         back = f"{slot[: _BYTES - 5]}_back"
+
+        def fence(conninfo: str, place: str, roles: Sequence[str], names: Sequence[str]) -> Fence:
+            run = partial(_run_fence, _COMMAND_SECONDS)
+            return Fence(conninfo, name, place, others=[slot, back], roles=roles, names=names, run=run)
+
         yield _Cutover(
             found=found,
             record=record,
@@ -217,8 +219,10 @@ async def cutover(
         if known is None:
             known = options or CutoverOptions()
             known = known if found.back is not None else _without_way_back(known)
-            errors, _ = await _problems(found, known)
+            errors, notes = await _problems(found, known)
             raise_all(errors)
+            for note in notes:
+                found.tell(note)
             await found.record.begin("plan", {"options": known.to_json(), "slot": found.forward.slot})
         else:
             found.tell("an interrupted cutover continues with its own options")
@@ -350,7 +354,8 @@ async def roll_back(
         if known is None:
             known = options or CutoverOptions(fence=forward.fence, verify="none", switch=forward.switch)
             assert found.new.fence is not None, "such a target has a fence"
-            raise_all([ConfigurationError(message, hint=hint) for message, hint in await found.new.fence.problems(known.fence)])
+            errors = [ConfigurationError(message, hint=hint) for message, hint in await found.new.fence.problems(known.fence)]
+            raise_all([*errors, *await unfenced(found.new, [found.back.name])])
             if await found.back.is_running() and (message := await lag(found.new, found.back, known.max_lag)) is not None:
                 raise ConfigurationError(message, hint="wait until the lag is small")
             await found.record.begin(f"{BACKWARD}plan", {"options": known.to_json(), "slot": found.forward.slot})
@@ -372,18 +377,30 @@ async def complete_cutover(
 
     Raises:
         ConfigurationError: writers do not use the new database.
+        SubscriptionInUse: `subscriber run` uses the catalog of the old database.
         SubscriberError: something could not be removed yet; repeat it.
     """
+    is_postgres, admin = not uses_sqlalchemy(target), target_admin or target
+    if is_postgres and not is_lake(target) and not await observe_target(target) and await drop_unused_catalog(target, admin, _NEW):
+        # an earlier call was interrupted before this
+        return None
     async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell) as found:
-        if not found.record.made("open") or f"{BACKWARD}plan" in found.record.entries:
+        forward = found.options(FORWARD)
+        if forward is None or not found.record.made("open") or f"{BACKWARD}plan" in found.record.entries:
             raise ConfigurationError("writers do not use the new database", hint="--abort undoes a cutover; `subscriber drop` ends it")
         entry = await found.record.begin("complete", {"opens": await found.old.fence.how_to_open() if found.old.fence else ""})
-        if found.back is not None:
+        opens = str(entry.details["opens"])
+        if opens:
+            found.tell(f"{_OLD} stays closed to writers, and this SQL opens it: {opens}")
+        if found.back is not None and forward.way_back:
             await found.back.remove()
             found.tell("the way back is removed")
-        await drop_unused_catalog(found.publisher, found.old_admin, closed=True)
-        opens = str(entry.details["opens"])
+        await drop_unused_catalog(found.publisher, found.old_admin, _OLD, closed=True)
     await drop_subscription(name, target=target)
-    if not uses_sqlalchemy(target):
-        await drop_unused_catalog(target, target_admin or target, closed=False)
+    crash_points.reached("cutover.removed")
+    if is_postgres:
+        try:
+            await drop_unused_catalog(target, admin, _NEW)
+        except SubscriptionInUse as error:
+            (tell or _quiet)(error.one_line())
     return opens or None

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from subscriber import crash_points
 from subscriber.abc import Position, TableName, TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.catalog.store import LAUNCHER_KEY, writer_key
@@ -22,6 +23,7 @@ from subscriber.subscription.management.drop import drop_subscription
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import observe_target, open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.fence import SCHEMA_IS_EMPTY
 from subscriber.walreceiver.session import Session
 
 __all__ = ["BackLink", "ForwardLink", "Link", "drop_unused_catalog", "opened_catalog"]
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _POLL: Final = 0.02
 _LOOK: Final = 0.25
+_LAUNCHER_SECONDS: Final = 3.0
 _UNATTENDED: Final = 3.0
 """A worker that is between two connections has no lock for a moment."""
 
@@ -221,9 +224,11 @@ class BackLink(Link):
         """Drop the subscription with its slot, the publication, and the catalog if it was only for them and the database is open."""
         if await self.find() is not None:
             await drop_subscription(self.name, target=self.target)
+            crash_points.reached("cutover.removed")
         async with await self._session() as session:
             await session.execute(f"DROP PUBLICATION IF EXISTS {quote_identifier(self.name)}")
-        await drop_unused_catalog(self.target, self._target_admin, closed=False)
+        crash_points.reached("cutover.removed")
+        await drop_unused_catalog(self.target, self._target_admin)
 
     async def _session(self) -> Session:
         session = await Session.connect(self._admin, application_name=session_name(self.name, "cutover"))
@@ -235,25 +240,48 @@ def _nothing(_: Lsn) -> None:
     """Ignore what is durable."""
 
 
-async def drop_unused_catalog(target: str, admin: str, *, closed: bool) -> None:
+async def drop_unused_catalog(target: str, admin: str, place: str | None = None, *, closed: bool = False) -> bool:
     """Drop the catalog in a database if it has no subscription and no launcher.
 
     Args:
         target: the database.
         admin: connection string of a role that may drop it.
+        place: what the database is. If it is given, a launcher is an error.
         closed: drop it also if the database is closed: the fence's table is in the same schema.
+
+    Returns:
+        Whether it was dropped.
+
+    Raises:
+        SubscriptionInUse: a launcher uses it.
     """
     async with await Session.connect(admin, application_name="subscriber cutover") as session:
         await session.execute("SET default_transaction_read_only = off; SET client_min_messages = warning")
-        found = await session.execute(
+        ((catalog, fence),) = await session.execute(
             "SELECT pg_catalog.to_regclass('subscriber.pg_subscription'), pg_catalog.to_regclass('subscriber.fence')"
         )
-        catalog, fence = found[0]
-        if catalog is None and fence is not None and closed:
-            await session.execute("DROP TABLE subscriber.fence")
-        if catalog is None or (fence is not None and not closed):
-            return
+        if fence is not None and not closed:
+            return False
+        if catalog is None:
+            if fence is not None:
+                await session.execute("DROP TABLE subscriber.fence")
+                if await session.execute(SCHEMA_IS_EMPTY) == [("t",)]:
+                    await session.execute("DROP SCHEMA subscriber")
+            return False
         async with opened_catalog(target) as opened:
-            used = await opened.store.held_locks([LAUNCHER_KEY]) or await opened.subscriptions()
-        if not used:
-            await session.execute("DROP SCHEMA subscriber CASCADE")
+            if await opened.subscriptions():
+                return False
+            until = asyncio.get_running_loop().time() + _LAUNCHER_SECONDS
+            while await opened.store.held_locks([LAUNCHER_KEY]):
+                if place is None:
+                    return False
+                # `subscriber migrate` ends by itself
+                if asyncio.get_running_loop().time() > until:
+                    raise SubscriptionInUse(
+                        f"a launcher uses the catalog of {place}, which has no subscription any more",
+                        hint="stop that `subscriber run --target`, and use --complete again: it removes the catalog",
+                    )
+                await asyncio.sleep(_LOOK)
+        await session.execute("DROP SCHEMA subscriber CASCADE")
+    crash_points.reached("cutover.removed")
+    return True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from subscriber import crash_points
 from subscriber.abc.sequences import SequenceState
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.lsn import Lsn
@@ -130,7 +130,7 @@ class Move:
         Raises:
             SubscriberError: what is wrong. It says whether everything was undone.
         """
-        if self.key("abort") in self._record.entries or await self._is_stale():
+        if not await self._has_left() and (self.key("abort") in self._record.entries or await self._is_stale()):
             await self.undo()
             raise ConfigurationError(
                 "an earlier attempt was interrupted, and is undone now: writers use " + self._source.title, hint="run the command again"
@@ -141,7 +141,7 @@ class Move:
                 async with limit:
                     for name, make in self._steps.items():
                         await self._make(name, make)
-                    if await self._fence.number() is None:
+                    if not await self._fence.leave():
                         raise ConfigurationError(f"{self._source.title} was opened meanwhile", hint="find out by whom, and try again")
             except BaseException as error:
                 late = self._late() if limit.expired() else None
@@ -150,7 +150,12 @@ class Move:
                     raise late from None
                 raise
         self._passed = True
-        await self._make("open", self._open)
+        crash_points.reached("cutover.left")
+        try:
+            await self._make("open", self._open)
+        except SubscriberError as error:
+            error.add_note(f"writers are let into {self._destination.title}: run the command again to finish that")
+            raise
         closed = self._record.entries.get(self.key("close_source"))
         opened = self._record.entries[self.key("open")].details.get("opened_at")
         return opened - closed.began_at if closed is not None and opened is not None else None
@@ -174,10 +179,16 @@ class Move:
             return limit
         return max(closed.began_at + limit - self._record.now(), 0)
 
+    async def _has_left(self) -> bool:
+        """Whether the point of no return is passed. The source's fence knows it before the record."""
+        if not self._passed and self.key("close_source") in self._record.entries:
+            self._passed = await self._fence.has_left()
+        return self._passed
+
     async def _is_stale(self) -> bool:
         """Whether the source was opened, by this program while the record could not be written, or by someone else."""
         closed = self._record.entries.get(self.key("close_source"))
-        if self._passed or closed is None or closed.ended_at is None:
+        if closed is None or closed.ended_at is None:
             return False
         return await self._fence.number() is None
 
@@ -187,7 +198,7 @@ class Move:
         try:
             await self.undo()
         except SubscriberError as failure:
-            if isinstance(error, SubscriberError):
+            if isinstance(error, SubscriberError) and not self._passed:
                 raise self._not_undone(error, failure) from failure
             raise
         if isinstance(error, SubscriberError):
@@ -214,17 +225,23 @@ class Move:
             ConfigurationError: writers were let into the destination.
             SubscriberError: something could not be undone yet.
         """
-        if self._passed:
-            hint = "repeat --rollback to finish it" if self._direction else "use --rollback to return"
+        if await self._has_left():
+            hint = "repeat --rollback to finish it" if self._direction else "repeat the cutover to finish it; then --rollback returns"
             raise ConfigurationError(f"writers were let into {self._destination.title}: there is nothing to undo", hint=hint)
         entries = self._record.entries
         begun = {step for step in self._steps if self.key(step) in entries}
-        with contextlib.suppress(TargetError):
-            # writers matter more than the record: without the fence, the next attempt undoes the rest
+        lost: TargetError | None = None
+        try:
             await self._record.begin(self.key("abort"))
+        except TargetError as error:
+            # writers matter more than the record: without the fence, the next attempt undoes the rest. The lock of this cutover may be
+            # lost, too: another process may continue it. So nothing else is undone here
+            lost = error
         if "close_source" in begun:
-            await self._fence.open()
+            await self._fence.open(unless_left=True)
             self._tell(f"writers can use {self._source.title} again")
+        if lost is not None:
+            raise lost
         if "stop" in begun:
             await self._link.enable()
         if "way_back" in begun and self._back is not None:

@@ -22,10 +22,11 @@ from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.management.sequences import sync_sequences
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.fence import Fence
-from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.publication import published_tables, unlogged_tables
 from subscriber.walreceiver.session import Session
+from subscriber.walreceiver.unfenced import background_workers, writing_subscriptions
 
-__all__ = ["find_cutover_problems", "lag", "raise_all"]
+__all__ = ["find_cutover_problems", "lag", "raise_all", "unfenced"]
 
 # by qualified name: table, its columns' types, whether it has a usable replica identity, what is switched off
 _DESCRIBE: Final = """
@@ -95,6 +96,13 @@ async def find_cutover_problems(
         prepared = await session.execute(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
         )
+        workers, unlogged = await background_workers(session), await unlogged_tables(session)
+    notes += [
+        f'background worker "{worker}" is connected to {source.title} and is not ended: make sure that it writes nothing'
+        for worker in workers
+    ]
+    notes += [f"unlogged tables are not replicated, and their rows not moved: {unlogged}"] if unlogged else []
+    errors += await unfenced(source, found.definition.publications)
     notes += [f'prepared transaction "{gid}" must end while writers are stopped: commit it or roll it back before' for (gid,) in prepared]
     if source.fence is not None and await source.fence.number() is not None:
         opens = await source.fence.how_to_open()
@@ -130,6 +138,19 @@ async def find_cutover_problems(
     if not errors and (behind := await lag(source, link, options.max_lag)) is not None:
         error(behind, "wait until the lag is small (`subscriber status`), or find out what slows the target down")
     return errors, notes
+
+
+async def unfenced(source: Place, publications: Sequence[str]) -> list[ConfigurationError]:
+    """Subscriptions that would write into a closed source: what they write after the last LSN would be lost."""
+    async with await Session.connect(source.conninfo, application_name="subscriber cutover") as session:
+        names = await writing_subscriptions(session, publications)
+    return [
+        ConfigurationError(
+            f'subscription "{name}" in {source.title} writes into tables that are moved, and no fence keeps it out',
+            hint="wait until it has caught up, and disable it: ALTER SUBSCRIPTION … DISABLE, or `subscriber alter … --disable`",
+        )
+        for name in names
+    ]
 
 
 async def lag(source: Place, link: Link, seconds: float) -> str | None:
@@ -203,10 +224,11 @@ async def _way_back(source: Place, destination: Place, tables: Sequence[Publishe
     """What keeps the destination from being a publisher, and the source from being a target."""
     problems = []
     async with await Session.connect(destination.conninfo, application_name="subscriber cutover") as session:
-        ((level, free, may, exists),) = await session.execute(
+        ((level, free, may, exists, slot),) = await session.execute(
             "SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('max_replication_slots')::int"  # noqa: S608
             " - (SELECT count(*) FROM pg_catalog.pg_replication_slots), rolreplication OR rolsuper,"
-            f" EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = {quote_literal(name)})"
+            f" EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = {quote_literal(name)}),"
+            f" EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)})"
             " FROM pg_catalog.pg_roles WHERE rolname = current_user"
         )
     if level != "logical":
@@ -217,6 +239,8 @@ async def _way_back(source: Place, destination: Place, tables: Sequence[Publishe
         problems.append((f"the role may not replicate from {destination.title}", "ALTER ROLE … REPLICATION there, or use --no-way-back"))
     if exists == "t":
         problems.append((f'publication "{name}" already exists in {destination.title}', "drop it: the way back needs this name"))
+    if slot == "t":
+        problems.append((f'replication slot "{name}" already exists in {destination.title}', "drop it: the way back needs this name"))
     sink = open_target(source.conninfo, SubscriptionOptions(copy_data=False), Settings())
     if await sink.exists(name):
         problems.append((f'subscription "{name}" already exists in {source.title}', "drop it: the way back needs this name"))

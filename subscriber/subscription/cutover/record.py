@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from subscriber import crash_points
 from subscriber.catalog.model import CUTOVER, known_values
-from subscriber.catalog.store import Store
+from subscriber.catalog.store import Rows, Store
+from subscriber.errors import TargetUnavailable
 
 __all__ = ["MIGRATION", "Entry", "Record"]
 
 MIGRATION: Final = "migrate "
 """What the names of the steps of a migration begin with."""
+
+_SECONDS: Final = 10.0
+"""How long a write may take. Undoing waits for one, while writers wait for it."""
 
 
 @dataclass(slots=True)
@@ -61,6 +67,16 @@ class Record:
             self.entries = {row["step"]: Entry(row["began_at"], row["ended_at"], json.loads(row["details"])) for row in found}
         self.entries = {step: entry for step, entry in self.entries.items() if step.startswith(MIGRATION) is (self._kind == MIGRATION)}
 
+    @contextlib.asynccontextmanager
+    async def _writing(self) -> AsyncIterator[Rows]:
+        try:
+            async with asyncio.timeout(_SECONDS), self._store.transaction() as rows:
+                yield rows
+        except TimeoutError:
+            raise TargetUnavailable(
+                f"the target's catalog did not answer within {_SECONDS:g} s", hint="check the network connection to the target"
+            ) from None
+
     def made(self, step: str) -> bool:
         """Whether a step was made completely."""
         return step in self.entries and self.entries[step].ended_at is not None
@@ -70,7 +86,7 @@ class Record:
         if step not in self.entries:
             entry = Entry(self._store.now(), None, dict(details or {}))
             row = {"subid": self._oid, "step": step, "began_at": entry.began_at, "ended_at": None, "details": json.dumps(entry.details)}
-            async with self._store.transaction() as rows:
+            async with self._writing() as rows:
                 await rows.insert(CUTOVER, [row])
             self.entries[step] = entry
         crash_points.reached("cutover.step")
@@ -82,7 +98,7 @@ class Record:
         entry = self.entries[step]
         entry.ended_at = self._store.now()
         entry.details |= details or {}
-        async with self._store.transaction() as rows:
+        async with self._writing() as rows:
             values = {"ended_at": entry.ended_at, "details": json.dumps(entry.details)}
             await rows.update(CUTOVER, {"subid": self._oid, "step": step}, values)
         crash_points.reached("cutover.step")
@@ -90,7 +106,7 @@ class Record:
     async def forget(self, *steps: str) -> None:
         """Remove the rows of steps. Durable on return."""
         crash_points.reached("cutover.step")
-        async with self._store.transaction() as rows:
+        async with self._writing() as rows:
             await rows.delete(CUTOVER, {"subid": self._oid, "step": list(steps)})
         for step in steps:
             self.entries.pop(step, None)

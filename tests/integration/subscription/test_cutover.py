@@ -92,6 +92,7 @@ async def test_errors_are_found_before_writers_are_stopped(publisher18_db: Datab
             " CREATE TRIGGER tr BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f(); ALTER TABLE t DISABLE TRIGGER tr;"
             f' CREATE PUBLICATION "{name}_back"'
         )
+        target_db.execute(f"SELECT pg_create_logical_replication_slot('{name}_back', 'pgoutput')")
         lines = await plan_cutover(name, target=target_db.dsn)
         print("\n".join(lines))
         for expected in (
@@ -102,13 +103,14 @@ async def test_errors_are_found_before_writers_are_stopped(publisher18_db: Datab
             "error: the old database has no column own of table public.t",
             "error: column v of table public.t is character varying(10) in the new database, and text in the old database",
             f'error: publication "{name}_back" already exists in the new database',
+            f'error: replication slot "{name}_back" already exists in the new database',
             "error: sequence public.t_id_seq cannot be set: it is ahead of the publisher",
         ):
             assert any(expected in line for line in lines), expected
         before = publisher18_db.fetch("SELECT * FROM pg_db_role_setting")
         with pytest.raises(ConfigurationError, match="not part of the subscription") as caught:
             await cutover(name, target=target_db.dsn)
-        assert len(caught.value.lines()) == 7
+        assert len(caught.value.lines()) == 8
         assert publisher18_db.fetch("SELECT * FROM pg_db_role_setting") == before
         assert target_db.value("SELECT count(*) FROM subscriber.cutover") == 0
         publisher18_db.execute("ROLLBACK PREPARED 'waiting'")

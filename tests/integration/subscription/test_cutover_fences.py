@@ -11,12 +11,18 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from subscriber import ConfigurationError, SubscriberError, crash_points, create_subscription
-from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, plan_cutover
+from subscriber import ConfigurationError, SubscriberError, SubscriptionInUse, crash_points, create_subscription
+from subscriber.protocol.session_name import session_name
+from subscriber.subscription.cutover import link, record
+from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover
 from subscriber.subscription.cutover.options import CutoverOptions
+from subscriber.walreceiver import fence
+from subscriber.walreceiver.foreign_sessions import ForeignSessions
+from subscriber.walreceiver.session import Session
 from tests.integration.subscription.test_cutover import again, left_over, moving, writes
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.managed import QUICK, catch_up
+from tests.support.frozen_proxy import frozen_proxy
+from tests.support.managed import QUICK, catch_up, launched
 from tests.support.roles import role
 
 QUICKLY = CutoverOptions(verify="none")
@@ -76,14 +82,18 @@ async def test_another_subscription_has_closed_the_database(publisher18_db: Data
 
 async def test_sql_that_opens_works_as_printed(publisher18_db: Database, target_db: Database) -> None:
     async with moving(publisher18_db, target_db) as name:
+        # it is not the way back
+        target_db.execute(f'CREATE PUBLICATION "{name}_back"')
         await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", way_back=False))
     opens = await complete_cutover(name, target=target_db.dsn)
     assert opens is not None
+    target_db.reconnect()
+    assert target_db.fetch("SELECT pubname FROM pg_publication") == [(f"{name}_back",)]
     again(publisher18_db, target_db)
     with psycopg.connect(publisher18_db.conninfo(), autocommit=True) as session:
         session.execute(opens.encode())
     assert writes(publisher18_db)
-    assert publisher18_db.value("SELECT to_regclass('subscriber.fence')") is None
+    assert publisher18_db.value("SELECT to_regnamespace('subscriber')") is None
 
 
 async def test_a_database_that_was_closed_in_another_way(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
@@ -107,10 +117,11 @@ async def test_time_is_up_before_the_first_step(publisher18_db: Database, target
             CutoverOptions(max_downtime=-1.0)
 
 
-async def test_killed_before_the_first_step(publisher18_db: Database, target_db: Database) -> None:
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    """The end of a process, for a test: nothing catches it."""
 
+
+async def test_killed_before_the_first_step(publisher18_db: Database, target_db: Database) -> None:
     def kill(point: str) -> None:
         if point == "cutover.step":
             raise Killed
@@ -169,3 +180,201 @@ async def test_killed_while_the_server_closes_the_database(publisher18_db: Datab
         again(publisher18_db, target_db)
         assert writes(publisher18_db)
         assert left_over(publisher18_db, target_db, name) == []
+
+
+async def test_own_default_of_a_database_comes_back(publisher18_db: Database, target_db: Database) -> None:
+    settings = (
+        "SELECT unnest(setconfig) FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase AND setrole = 0"
+        " WHERE datname = current_database() ORDER BY 1"
+    )
+    async with moving(publisher18_db, target_db) as name:
+        for database in (publisher18_db, target_db):
+            database.execute(f"ALTER DATABASE {database.name} SET default_transaction_read_only = false")
+            database.execute(f"ALTER DATABASE {database.name} SET work_mem = '5MB'")
+        before = publisher18_db.fetch(settings)
+        with pytest.raises(ConfigurationError, match="the switch command failed"):
+            await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", switch="false"))
+        again(publisher18_db, target_db)
+        assert publisher18_db.fetch(settings) == before
+        await open_target(name, target=target_db.dsn)
+        target_db.reconnect()
+        assert target_db.fetch(settings) == before
+        publisher18_db.execute(f"ALTER DATABASE {publisher18_db.name} SET default_transaction_read_only = on")
+        with pytest.raises(ConfigurationError, match="the old database has default_transaction_read_only = on already"):
+            await cutover(name, target=target_db.dsn, options=QUICKLY)
+
+
+async def test_another_process_continues_a_cutover_that_still_runs(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    # the first process has lost its session, and its lock, while its switch command runs. The bug was that it opened the old database
+    gate = f"mkdir {tmp_path}/first 2>/dev/null || exit 0; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    holder = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = '{}')"
+    async with moving(publisher18_db, target_db) as name:
+        first = asyncio.create_task(cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", switch=gate)))
+        try:
+            async with asyncio.timeout(2 * WAIT_SECONDS):
+                while not (tmp_path / "first").exists():
+                    assert not first.done(), await first
+                    await asyncio.sleep(0.02)
+            with psycopg.connect(target_db.server.dsn(), autocommit=True) as session:
+                cut = session.execute(
+                    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'subscriber cutover'"
+                    f" AND pid IN ({holder.format(target_db.name)})".encode()
+                ).fetchall()
+            assert cut == [(True,)]
+            await cutover(name, target=target_db.dsn)
+            (tmp_path / "go").touch()
+            with pytest.raises(SubscriberError, match="writers were let into the new database"):
+                await first
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        again(publisher18_db, target_db)
+        assert (writes(publisher18_db), writes(target_db)) == (False, True)
+        assert publisher18_db.value(f"SELECT count(*) FROM subscriber.pg_subscription WHERE subname = '{name}_back'") == 1
+
+
+async def test_killed_when_the_way_into_the_target_was_free(publisher18_db: Database, target_db: Database) -> None:
+    # the fence of the old database knows it, and the record does not
+    def kill(point: str) -> None:
+        if point == "cutover.left":
+            raise Killed
+
+    async with moving(publisher18_db, target_db) as name:
+        with pytest.raises(Killed), crash_points.watched(kill):
+            await cutover(name, target=target_db.dsn, options=QUICKLY)
+        target_db.reconnect()
+        assert target_db.fetch("SELECT FROM subscriber.cutover WHERE step IN ('open', 'abort')") == []
+        with pytest.raises(ConfigurationError, match="writers were let into the new database: there is nothing to undo"):
+            await abort_cutover(name, target=target_db.dsn)
+        await cutover(name, target=target_db.dsn)
+        again(publisher18_db, target_db)
+        assert (writes(publisher18_db), writes(target_db)) == (False, True)
+
+
+async def test_complete_is_killed_at_every_step(publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_LAUNCHER_SECONDS", 0.3)
+    left = 0
+
+    def kill(_: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    async with moving(publisher18_db, target_db) as name:
+        await cutover(name, target=target_db.dsn, options=QUICKLY)
+        again(publisher18_db, target_db)
+        origins = [
+            (database, f"^subscriber_{database.value('SELECT oid FROM subscriber.pg_subscription')}(_|$)")
+            for database in (publisher18_db, target_db)
+        ]
+        async with launched(publisher18_db):
+            await asyncio.to_thread(catch_up, target_db, publisher18_db, f"{name}_back")
+            with pytest.raises(SubscriptionInUse, match="a launcher uses the catalog of the old database"):
+                await complete_cutover(name, target=target_db.dsn)
+    again(publisher18_db, target_db)
+    # the publication dropped; the catalog of the old database; the subscription; its catalog. What was dropped is not dropped again
+    for point in (2, 3, 3, 1):
+        left = point
+        with pytest.raises(Killed), crash_points.watched(kill):
+            await complete_cutover(name, target=target_db.dsn)
+    for database, origin in origins:
+        database.reconnect()
+        assert database.fetch(f"SELECT roname FROM pg_replication_origin WHERE roname ~ '{origin}'") == []
+        assert database.value("SELECT to_regnamespace('subscriber')") is None
+        assert database.fetch("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
+    assert target_db.fetch("SELECT pubname FROM pg_publication") == []
+    assert not writes(publisher18_db)
+    with pytest.raises(SubscriberError, match="does not exist"):
+        await complete_cutover(name, target=target_db.dsn)
+
+
+async def test_target_that_does_not_answer(
+    publisher18_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the bug was that undoing waited for it without end, while writers were kept out of both databases
+    monkeypatch.setattr(record, "_SECONDS", 0.5)
+    with psycopg.connect(target_db.dsn) as session:
+        address = session.info.hostaddr or session.info.host, session.info.port
+    async with moving(publisher18_db, target_db) as name:
+        with frozen_proxy(*address) as proxy:
+            switch = f"touch {tmp_path}/begun; sleep 60"
+            options = CutoverOptions(verify="none", switch=switch, max_downtime=5.0, way_back=False)
+            target = psycopg.conninfo.make_conninfo(target_db.dsn, host="127.0.0.1", hostaddr="127.0.0.1", port=proxy.port)
+            moved = asyncio.create_task(cutover(name, target=target, options=options))
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not (tmp_path / "begun").exists():
+                    assert not moved.done(), await moved
+                    await asyncio.sleep(0.02)
+                proxy.freeze()
+                with pytest.raises(SubscriberError, match="writers were stopped for 5 s, the maximum") as caught:
+                    await moved
+            assert "not everything could be undone" in caught.value.one_line()
+            assert "the target's catalog did not answer within 0.5 s" in caught.value.one_line()
+            publisher18_db.reconnect()
+            assert writes(publisher18_db)
+        await abort_cutover(name, target=target_db.dsn)
+        again(publisher18_db, target_db)
+        assert (writes(publisher18_db), writes(target_db)) == (True, False), "the command may have led writers to the target"
+
+
+async def test_session_that_does_not_finish_connecting(publisher18_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "_ENDING_SECONDS", 0.5)
+    starting = "SELECT count(*) FROM pg_locks WHERE relation = 'pg_db_role_setting'::regclass AND NOT granted"
+    connecting: list[subprocess.Popen[bytes]] = []
+    with publisher18_db.connect(application_name="ours blocker") as blocker:
+
+        async def run(_: str, variables: dict[str, str]) -> None:
+            # a session reads its settings while it holds the lock on its database
+            blocker.execute("BEGIN; LOCK pg_catalog.pg_db_role_setting IN ACCESS EXCLUSIVE MODE")
+            connecting.append(subprocess.Popen([sys.executable, "-c", f"import psycopg; psycopg.connect({publisher18_db.conninfo()!r})"]))
+            async with asyncio.timeout(WAIT_SECONDS):
+                while blocker.execute(starting).fetchone() != (1,):
+                    await asyncio.sleep(0.05)
+
+        ((user,),) = blocker.execute("SELECT current_user").fetchall()
+        closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", others=[], roles=[user], names=[], run=run)
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                with pytest.raises(ConfigurationError, match=r"session \d+ in the old database is still connecting for 0.5 s"):
+                    await closed.close("command:true")
+        finally:
+            blocker.execute("ROLLBACK")
+            for process in connecting:
+                assert process.wait(WAIT_SECONDS) == 0
+
+
+async def test_writers_that_no_fence_keeps_out(publisher18_db: Database, target_db: Database) -> None:
+    async with moving(publisher18_db, target_db) as name:
+        target_db.execute("CREATE PUBLICATION feed FOR TABLE t")
+        publisher18_db.execute("CREATE UNLOGGED TABLE scratch (id int)")
+        publisher18_db.execute(
+            f"CREATE SUBSCRIPTION feed CONNECTION '{target_db.conninfo()}' PUBLICATION feed WITH (create_slot = false, enabled = false,"
+            " slot_name = NONE, copy_data = false)"
+        )
+        lines = await plan_cutover(name, target=target_db.dsn)
+        assert 'unlogged tables are not replicated, and their rows not moved: "public.scratch"' in lines
+        assert not [line for line in lines if line.startswith("error: ")], lines
+        publisher18_db.execute("ALTER SUBSCRIPTION feed SET (slot_name = 'missing')")
+        publisher18_db.execute("ALTER SUBSCRIPTION feed ENABLE")
+        lines = await plan_cutover(name, target=target_db.dsn)
+        assert any('error: subscription "feed" in the old database writes into tables that are moved' in line for line in lines), lines
+        assert not any("background worker" in line for line in lines), lines
+
+
+async def test_own_sessions_with_a_long_name(publisher18_db: Database) -> None:
+    name = "a_subscription_whose_name_leaves_no_room_for_all_roles"
+    names = [session_name(name, role) for role in ("ours", "parallel apply")]
+    assert [called.startswith(f"{name} ") for called in names] == [True, False]
+    with contextlib.ExitStack() as stack:
+        for called in [*names, "another"]:
+            stack.enter_context(publisher18_db.connect(application_name=called))
+        async with await Session.connect(publisher18_db.conninfo(), application_name="subscriber test") as session:
+            ((user,),) = await session.execute("SELECT current_user")
+            found = await ForeignSessions([name], roles=[user or ""], names=[]).find(session)
+            shown = await session.execute(
+                f"SELECT application_name FROM pg_stat_activity WHERE pid IN ({', '.join(each.pid for each in found)})"
+                " AND application_name <> ''"
+            )
+    assert ("another",) in shown
+    assert not {(called,) for called in names} & set(shown)
