@@ -14,7 +14,7 @@ from typing import Any, Final
 from subscriber import Settings, Subscription, SubscriptionOptions, Until
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.snapshots import read_snapshot
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
@@ -142,12 +142,19 @@ async def _published(spark: Any, location: Location, subscription: Subscription,
         await asyncio.sleep(0.01)
     applier = Applier(storage, LocalEngine(storage) if spark is None else SparkEngine(spark, location))
     runner: CopyRunner = LocalCopyRunner(storage) if spark is None else SparkCopyRunner(spark, location)
+    loop, complete = asyncio.get_running_loop(), asyncio.Event()
+
+    def published(snapshot: Snapshot) -> None:
+        if tables <= snapshot.tables.keys():
+            loop.call_soon_threadsafe(complete.set)
+
     with Copier(storage, runner, 250_000).running():
-        applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop, pace=Pace(location.freshness)))
-        async with asyncio.timeout(_WAIT):
-            while (snapshot := read_snapshot(storage)) is None or not tables <= snapshot.tables.keys():
-                assert not running.done(), running.result()
-                await asyncio.sleep(0.01)
+        applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop, published, pace=Pace(location.freshness)))
+        # asking for the snapshot again and again would slow the subscriber, in whose loop this runs
+        waiting = asyncio.create_task(complete.wait())
+        await asyncio.wait([waiting, running], timeout=_WAIT, return_when=asyncio.FIRST_COMPLETED)
+        assert not running.done(), running.result()
+        assert waiting.done(), "not all tables were published in time"
         seconds = time.monotonic() - began
         subscription.stop()
         await running

@@ -60,6 +60,8 @@ _SMALL_FILES: Final = 64
 """Compaction starts at this number of files with less than a quarter of the target."""
 _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
+_WAITING_BYTES: Final = 256 * 1024**2
+"""Size of copies that may wait for others."""
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 _Result = TypeVar("_Result")
 _Work = TypeVar("_Work", RewrittenFiles, LogPart)
@@ -151,13 +153,20 @@ class ChangeLog:
             for name, table in state.removed.items()
             if table.until is not None and (name in tables or has_its_copy(name, table))
         ]
-        copies = [
-            (name, table) for name, table in (*tables.items(), *left) if table.generation and self._storage.files(copy_directory(table))
+        sizes = [
+            (name, table, sum(file.size for file in self._storage.files(copy_directory(table))))
+            for name, table in (*tables.items(), *left)
+            if table.generation
         ]
+        copies = [(name, table) for name, table, size in sizes if size]
         for name in self._stopped.keys() - state.tables.keys() - state.removed.keys():
             del self._stopped[name]
         retried = any(self._has_changed(name, stop) for name, stop in self._stopped.items())
-        if waiting <= enough and not retried and all(name in self._stopped for name, _ in copies):
+        due = {name: size for name, _, size in sizes if size and name not in self._stopped}
+        # with Spark each append is a job. So copies wait while even more tables are being copied, unless they replace others
+        copying = sum(table.entry.state not in _SYNCHRONIZED for table in state.tables.values())
+        wait = enough > 0 and len(due) < copying and sum(due.values()) <= _WAITING_BYTES and due.keys().isdisjoint(state.removed)
+        if waiting <= enough and not retried and (wait or not due):
             return since
         errors = self._append(state.removed, tables, manifests, snapshot.landed)
         for name in sorted({*state.removed, *tables}):

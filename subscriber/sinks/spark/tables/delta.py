@@ -77,6 +77,8 @@ class LakeDelta:
         self._table: DeltaTable | None = None
         self._durable = -1
         self._log = TableLog(storage, directory)
+        self._asked: tuple[DeltaTable, int] | None = None
+        self._applied: dict[str, Lsn | None] = {}
 
     @property
     def uri(self) -> str:
@@ -221,9 +223,15 @@ class LakeDelta:
 
     def applied(self, application: str) -> Lsn | None:
         """The LSN of an application's last commit. None if it never committed."""
-        with self._reading():
-            found = self._table.transaction_version(application) if self._table is not None else None
-        return None if found is None else Lsn(found)
+        if self._table is None:
+            return None
+        if self._asked != (self._table, self.version):
+            self._asked, self._applied = (self._table, self.version), {}
+        if application not in self._applied:
+            with self._reading():
+                found = self._table.transaction_version(application)
+            self._applied[application] = None if found is None else Lsn(found)
+        return self._applied[application]
 
     def applied_at(self, version: int, application: str) -> Lsn | None:
         """The LSN of an application's last commit, as of a version.

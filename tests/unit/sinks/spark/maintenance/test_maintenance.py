@@ -31,6 +31,7 @@ from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import copy
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 
 
@@ -540,3 +541,49 @@ async def test_applier_is_killed_between_the_commits_of_two_logs(tmp_path: Path,
         assert _ids(tmp_path, "t") == _ids(tmp_path, "other") == list(range(200, end + 1, 100))
         assert not work.progress.stopped_logs
     await sink.close()
+
+
+async def test_logs_of_copied_tables_wait_while_more_tables_are_copied(tmp_path: Path) -> None:
+    names = [TableName("public", f"t{number}") for number in range(5)]
+    sink, work = await begun(make(tmp_path), tables=()), sweeping(tmp_path, 24)
+    await sink.add_tables(names, TableEntry(TableState.INIT))
+
+    def logged() -> list[str]:
+        return [name.name for name in names if (tmp_path / f"log/public/{name.name}").exists()]
+
+    for number, expected in enumerate([[], [], ["t0", "t1", "t2"], ["t0", "t1", "t2", "t3"]]):
+        await copy(sink, names[number], b"1\ta\n", 200)
+        await sink.advance(Lsn(200 + number))
+        all_rounds(work)
+        work.tidy()
+        assert logged() == expected
+    # a table that is copied again does not wait: the next copy would replace the one that the log lacks
+    await sink.remove_table(names[0])
+    await sink.add_tables([names[0]], TableEntry(TableState.INIT))
+    await sink.add_tables([TableName("public", f"more{number}") for number in range(9)], TableEntry(TableState.INIT))
+    await copy(sink, names[4], b"1\ta\n", 300)
+    await sink.advance(Lsn(300))
+    all_rounds(work)
+    work.tidy()
+    assert "t4" not in logged()
+    await copy(sink, names[0], b"2\tb\n", 400)
+    await sink.advance(Lsn(400))
+    all_rounds(work)
+    work.tidy()
+    await sink.close()
+    assert logged() == ["t0", "t1", "t2", "t3", "t4"]
+    rows = DeltaTable(str(tmp_path / "log/public/t0")).to_pyarrow_table()
+    assert sorted(rows["_op"].to_pylist()) == ["c", "c", "t"]
+    assert not list((tmp_path / "copy").iterdir())
+
+
+async def test_large_copies_do_not_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog_module, "_WAITING_BYTES", 1)
+    sink, work = await begun(make(tmp_path), tables=()), sweeping(tmp_path, 24)
+    await sink.add_tables([TABLE, OTHER_TABLE, TableName("public", "more")], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n", 200)
+    await sink.advance(Lsn(200))
+    all_rounds(work)
+    work.tidy()
+    await sink.close()
+    assert _ids(tmp_path, "t") == [1]
