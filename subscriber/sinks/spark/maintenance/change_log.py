@@ -13,6 +13,7 @@ The last manifest always remains, because the chain of manifests continues from 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_d
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.location import table_directory
-from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
 from subscriber.sinks.spark.landing.zone import batch_end, batch_table
 from subscriber.sinks.spark.maintenance.log_files import (
@@ -61,7 +62,8 @@ _SMALL_FILES: Final = 64
 _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
 _WAITING_BYTES: Final = 256 * 1024**2
-"""Size of copies that may wait for others."""
+_WAITING_SECONDS: Final = 30.0
+"""Copies of this size, and for this time, may wait for others."""
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 _Result = TypeVar("_Result")
 _Work = TypeVar("_Work", RewrittenFiles, LogPart)
@@ -153,20 +155,16 @@ class ChangeLog:
             for name, table in state.removed.items()
             if table.until is not None and (name in tables or has_its_copy(name, table))
         ]
-        sizes = [
-            (name, table, sum(file.size for file in self._storage.files(copy_directory(table))))
-            for name, table in (*tables.items(), *left)
-            if table.generation
-        ]
-        copies = [(name, table) for name, table, size in sizes if size]
+        found = [(name, table, self._storage.files(copy_directory(table))) for name, table in (*tables.items(), *left) if table.generation]
+        copies = [(name, table) for name, table, files in found if files]
         for name in self._stopped.keys() - state.tables.keys() - state.removed.keys():
             del self._stopped[name]
         retried = any(self._has_changed(name, stop) for name, stop in self._stopped.items())
-        due = {name: size for name, _, size in sizes if size and name not in self._stopped}
-        # with Spark each append is a job. So copies wait while even more tables are being copied, unless they replace others
+        due = {name: files for name, _, files in found if files and name not in self._stopped}
+        # with Spark each append is a job. So new copies wait while even more tables are being copied, unless they replace others
         copying = sum(table.entry.state not in _SYNCHRONIZED for table in state.tables.values())
-        wait = enough > 0 and len(due) < copying and sum(due.values()) <= _WAITING_BYTES and due.keys().isdisjoint(state.removed)
-        if waiting <= enough and not retried and (wait or not due):
+        may_wait = enough > 0 and len(due) < copying and due.keys().isdisjoint(state.removed) and _are_few_and_new(due.values())
+        if waiting <= enough and not retried and (may_wait or not due):
             return since
         errors = self._append(state.removed, tables, manifests, snapshot.landed)
         for name in sorted({*state.removed, *tables}):
@@ -439,6 +437,11 @@ def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied:
         # the last version may be of the time before the copy. If another program has removed the table, the copy is of no use
         return stop.generation == table.generation and is_applied(name, table) in {True, None}
     return (stop is not None or name in snapshot.tables) and bool(is_applied(name, table))
+
+
+def _are_few_and_new(copies: Iterable[Sequence[StoredFile]]) -> bool:
+    files = [file for copy in copies for file in copy]
+    return sum(file.size for file in files) <= _WAITING_BYTES and all(file.changed > time.time() - _WAITING_SECONDS for file in files)
 
 
 def log_order(file: FileRanges) -> tuple[int, int, int]:

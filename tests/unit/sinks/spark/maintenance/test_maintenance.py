@@ -577,8 +577,9 @@ async def test_logs_of_copied_tables_wait_while_more_tables_are_copied(tmp_path:
     assert not list((tmp_path / "copy").iterdir())
 
 
-async def test_large_copies_do_not_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelog_module, "_WAITING_BYTES", 1)
+@pytest.mark.parametrize("limit", ["_WAITING_BYTES", "_WAITING_SECONDS"])
+async def test_large_and_old_copies_do_not_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(changelog_module, limit, 0)
     sink, work = await begun(make(tmp_path), tables=()), sweeping(tmp_path, 24)
     await sink.add_tables([TABLE, OTHER_TABLE, TableName("public", "more")], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\ta\n", 200)
