@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -176,13 +177,28 @@ def _require_equal(contenders: Mapping[str, Process]) -> None:
     tell("  all hold the same rows")
 
 
+@contextlib.contextmanager
+def _on_cluster(directory: Path, executors: int) -> Iterator[tuple[Process, Any]]:
+    """The engine ``spark`` on a standalone cluster, so that executors are not in the driver's process."""
+    with cluster(directory.with_name(f"{directory.name}-cluster"), workers=executors) as found:
+        conf = {"spark.executor.cores": "1", "spark.executor.memory": "1g", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.cores.max": str(executors)}
+        with Process("spark", directory, random=True, master=found.master, conf=conf) as contender:
+            yield contender, found
+
+
 def memory(run: Run) -> None:
     """Peak resident memory of the driver with one million changes and with more, of random keys, that wait."""
     more = run.rows or 50_000_000
     for name in (name for name in run.engines if name != SCRIPT):
         found = []
         for count in (1_000_000, more):
-            with Process(name, run.directory / f"memory-{name}-{count}", random=True) as contender:
+            directory = run.directory / f"memory-{name}-{count}"
+            with contextlib.ExitStack() as stack:
+                if name == "spark":
+                    contender, _ = stack.enter_context(_on_cluster(directory, 1))
+                else:
+                    contender = stack.enter_context(Process(name, directory, random=True))
                 contender.ask("load", RANDOM_ROWS)
                 contender.ask("bulk", count // _BATCH, _BATCH)
                 found.append(contender.ask("memory"))
@@ -196,22 +212,14 @@ def scaling(run: Run) -> None:
     """Processor seconds for each million changes, and the driver's part, with one, two and four executors of a standalone cluster."""
     count = run.rows or 20_000_000
     for executors in (1, 2, 4):
-        with cluster(run.directory / f"cluster-{executors}", workers=executors) as found:
-            conf = {
-                "spark.executor.cores": "1",
-                "spark.executor.memory": "1g",
-                "spark.driver.host": "127.0.0.1",
-                "spark.ui.enabled": "false",
-            }
-            conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.cores.max": str(executors)}
-            with Process("spark", run.directory / f"scaling-{executors}", random=True, master=found.master, conf=conf) as contender:
-                contender.ask("load", RANDOM_ROWS)
-                contender.ask("bulk", 2, 5_000)
-                before, workers = contender.ask("cpu"), found.cpu_seconds()
-                seconds = contender.ask("bulk", count // _BATCH, _BATCH)
-                driver, working = contender.ask("cpu") - before, found.cpu_seconds() - workers
-                tell(
-                    f"scaling, {executors} executors: {count:,} changes in {seconds:.1f} s; processor seconds for a million changes:"
-                    f" {(driver + working) / count * 1e6:.2f}, of these {driver / (driver + working):.0%} in the driver"
-                )
+        with _on_cluster(run.directory / f"scaling-{executors}", executors) as (contender, found):
+            contender.ask("load", RANDOM_ROWS)
+            contender.ask("bulk", 2, 5_000)
+            before, workers = contender.ask("cpu"), found.cpu_seconds()
+            seconds = contender.ask("bulk", count // _BATCH, _BATCH)
+            driver, working = contender.ask("cpu") - before, found.cpu_seconds() - workers
+            tell(
+                f"scaling, {executors} executors: {count:,} changes in {seconds:.1f} s; processor seconds for a million changes:"
+                f" {(driver + working) / count * 1e6:.2f}, of these {driver / (driver + working):.0%} in the driver"
+            )
     tell(f"  this machine has {os.cpu_count()} processors: wall times with more executors say nothing")
