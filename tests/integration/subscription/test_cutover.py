@@ -53,29 +53,29 @@ def again(*databases: Database) -> None:
         database.reconnect()
 
 
-async def test_there_and_back(publisher18_db: Database, target_db: Database) -> None:
+async def test_there_and_back(publisher_db: Database, target_db: Database) -> None:
     said: list[str] = []
-    async with moving(publisher18_db, target_db) as name:
-        idle = publisher18_db.connect(application_name="idle")
+    async with moving(publisher_db, target_db) as name:
+        idle = publisher_db.connect(application_name="idle")
         seconds = await cutover(name, target=target_db.dsn, tell=said.append)
         print(said, seconds)
         assert seconds is not None
         with pytest.raises(psycopg.OperationalError):
             idle.execute("SELECT 1")
-        assert not writes(publisher18_db, query=INSERT)
+        assert not writes(publisher_db, query=INSERT)
         assert writes(target_db, query=INSERT)
-        again(publisher18_db, target_db)
-        async with launched(publisher18_db):
-            await asyncio.to_thread(catch_up, target_db, publisher18_db, f"{name}_back")
-            assert publisher18_db.value("SELECT count(*) FROM t WHERE v = 'w'") == 1
+        again(publisher_db, target_db)
+        async with launched(publisher_db):
+            await asyncio.to_thread(catch_up, target_db, publisher_db, f"{name}_back")
+            assert publisher_db.value("SELECT count(*) FROM t WHERE v = 'w'") == 1
             seconds = await roll_back(name, target=target_db.dsn, tell=said.append)
         print(said, seconds)
-        again(publisher18_db, target_db)
-        assert writes(publisher18_db, query=INSERT)
+        again(publisher_db, target_db)
+        assert writes(publisher_db, query=INSERT)
         assert not writes(target_db, query=INSERT)
-        await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
+        await asyncio.to_thread(catch_up, publisher_db, target_db, name)
         rows = "SELECT * FROM t ORDER BY id"
-        assert target_db.fetch(rows) == publisher18_db.fetch(rows)
+        assert target_db.fetch(rows) == publisher_db.fetch(rows)
         assert len(target_db.fetch(rows)) == 102
 
 
