@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SparkEngine", "packed"]
+__all__ = ["SparkEngine", "packed", "task_count"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +52,11 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _TASKS_PER_CORE: Final = 3
-"""More than one, because tasks take different times; few, because starting one takes 0.1 s."""
+"""At most. More than one, because tasks take different times; few, because starting one takes 0.1 s."""
 _UNIT_ROWS: Final = 50_000
 """A unit without rows takes as long as rewriting this many rows."""
+_TASK_ROWS: Final = 8 * _UNIT_ROWS
+"""Below this, a task more than there are cores takes longer to start than it saves: with Delta's jar it needs 0.2 s of a processor."""
 _VIOLATION: Final = re.compile("DELTA_VIOLATE_CONSTRAINT|DELTA_NOT_NULL_CONSTRAINT_VIOLATED")
 """In Delta's errors about rows. Their text has values of the row."""
 _LARGE_UNIT: Final = 8
@@ -149,7 +151,8 @@ class SparkEngine(Engine):
 
         try:
             context = self._spark.sparkContext
-            packs = packed([weight + _UNIT_ROWS for weight in weights], context.defaultParallelism * _TASKS_PER_CORE)
+            loads = [weight + _UNIT_ROWS for weight in weights]
+            packs = packed(loads, task_count(sum(loads), context.defaultParallelism))
             tasks = [[(number, items[number]) for number in pack] for pack in packs]
             _name_jobs(context, what)
             # no DataFrame: only Python does the work, and planning a query would double the time
@@ -230,6 +233,11 @@ class SparkEngine(Engine):
 def _name_jobs(context: SparkContext, name: str) -> None:
     """Name the following jobs of this thread. Their group is the lake's applier, whose jobs can so be found and cancelled."""
     context.setJobGroup("subscriber spark-apply", f"subscriber: {name}")
+
+
+def task_count(rows: int, cores: int) -> int:
+    """The largest number of tasks for work of so many rows."""
+    return min(max(rows // _TASK_ROWS, cores), cores * _TASKS_PER_CORE)
 
 
 def packed(weights: Sequence[int], parts: int) -> list[list[int]]:

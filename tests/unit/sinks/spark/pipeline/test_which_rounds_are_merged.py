@@ -12,7 +12,7 @@ from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.merge.keys import rank
 from subscriber.sinks.spark.pipeline.engines import TableRound
 from subscriber.sinks.spark.pipeline.plan import BaseFile, TableWork, plan_table
-from subscriber.sinks.spark.pipeline.spark_engine import is_merged, packed
+from subscriber.sinks.spark.pipeline.spark_engine import is_merged, packed, task_count
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -76,3 +76,8 @@ def test_large_units_are_merged(base: list[BaseFile], changes: dict[str, range],
 )
 def test_units_are_packed_by_their_weight(weights: list[int], parts: int, expected: list[list[int]]) -> None:
     assert packed(weights, parts) == expected
+
+
+@pytest.mark.parametrize(("rows", "cores", "expected"), [(0, 2, 2), (500_000, 2, 2), (2_000_000, 2, 5), (10**8, 2, 6), (500_000, 100, 100)])
+def test_small_work_has_a_task_for_each_core(rows: int, cores: int, expected: int) -> None:
+    assert task_count(rows, cores) == expected
