@@ -4,8 +4,8 @@ Its rows are those of the landing files (see ``table_schema.py``). Rows of a cop
 earlier rows, a copy begins with a ``t``, because it replaces them. Each append states in Delta's ``txn`` up to which LSN the log is
 complete. ``log_files.py`` writes its files, in threads or on executors; this module decides which, and commits.
 
-A log that cannot be continued gets nothing more, for example because another writer changed its rows. The landed files of its table, and
-the manifests that name them, are kept until it can; the other logs continue.
+A log that cannot be continued gets nothing more, for example because another writer changed its rows, or because a file is missing. The
+landed files of its table, and the manifests that name them, are kept until it can; the other logs continue.
 
 The last manifest always remains, because the chain of manifests continues from it.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,10 +24,12 @@ import pyarrow as pa
 
 from subscriber import crash_points
 from subscriber.abc import TableName, TableState
+from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy.copy_document import read_copy
+from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
@@ -50,6 +52,7 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_na
 from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
+from subscriber.sinks.spark.tables.file_check import checking_files, require_files
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.table_errors import TableStopped
 
@@ -282,21 +285,40 @@ class ChangeLog:
                 errors[name] = error
                 return None
 
+        def together(
+            step: Callable[[Sequence[Append]], list[_Result]], appends: Sequence[Append], reading: Collection[TableName]
+        ) -> tuple[Sequence[Append], list[_Result]]:
+            """Take a step for several logs. If it fails, repeat it without those of ``reading``, whose files it reads, that are damaged."""
+            try:
+                return appends, step(appends)
+            except TargetError:
+                for append in appends:
+                    if append.name in reading:
+                        apart(append.name, require_files, self._storage, append.log)
+                sound = [append for append in appends if append.name not in errors]
+                if len(sound) == len(appends):
+                    raise
+            return sound, step(sound)
+
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-            appends = [one for one in pool.map(lambda one: apart(one[0], self._planned, *one), wanted) if one is not None]
-            if not appends:
+            planned = [one for one in pool.map(lambda one: apart(one[0], self._planned, *one), wanted) if one is not None]
+            if not planned:
                 return errors
-            added = self._write(appends)
+            appends, added = together(self._write, planned, {append.name for append in planned if append.rewritten})
             small = pool.map(lambda append, files: apart(append.name, self._committed, append, files), appends, added)
-            compactions = [(append, work) for append, work in zip(appends, small, strict=True) if work is not None]
-            what = job_name("compact change logs", [append.name for append, _ in compactions])
-            merged = self._each(rewrite_files, [work for _, work in compactions], what)
-            list(pool.map(lambda one, file: apart(one[0].name, self._compacted, *one, file), compactions, merged))
+            works = {append.name: work for append, work in zip(appends, small, strict=True) if work is not None}
+
+            def merged(appends: Sequence[Append]) -> list[DataFile]:
+                what = job_name("compact change logs", [append.name for append in appends])
+                return self._each(rewrite_files, [works[append.name] for append in appends], what)
+
+            appends, files = together(merged, [append for append in appends if append.name in works], works)
+            list(pool.map(lambda append, file: apart(append.name, self._compacted, append, works[append.name], file), appends, files))
         return errors
 
     def _write(self, appends: Sequence[Append]) -> list[list[DataFile]]:
         """Write the files of several appends. Return those of each."""
-        what = job_name("append to change logs", [one.name for one in appends], to=max(one.end for one in appends))
+        what = job_name("append to change logs", [one.name for one in appends], to=max((one.end for one in appends), default=None))
         rewritten = iter(self._each(rewrite_files, [one for append in appends for one in append.rewritten], what))
         parts = [part for append in appends for part in append.parts]
         written = iter(self._each(write_log_part, parts, what))
@@ -319,9 +341,15 @@ class ChangeLog:
     def _planned(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
         """Plan an append. None: there is nothing to append."""
         log = self._log(name, table)
+        with checking_files(self._storage, log), arrow_errors(self._storage.what(log.directory)):
+            return self._planned_for(log, name, table, manifests, end)
+
+    def _planned_for(self, log: LakeDelta, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
         there = log.load()
         if there:
             self._require_ours(log)
+            if name in self._stopped:
+                require_files(self._storage, log)  # they may have been the reason
         log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
@@ -381,8 +409,9 @@ class ChangeLog:
         removed = [path for one in append.rewritten for path in one.files]
         log.commit(added, removed, append.application, end, note=commit_note("append", end, append.done), overwrite=append.overwrite)
         crash_points.reached("publishing.log_committed")
-        self._require_ours(log)
-        return self._small_files(log)
+        with checking_files(self._storage, log), arrow_errors(self._storage.what(log.directory)):
+            self._require_ours(log)
+            return self._small_files(log)
 
     def _logged(self, log: LakeDelta, table: LakeTable) -> Lsn:
         """The LSN up to which the log has a table's landed changes, from any of its copies."""

@@ -44,6 +44,7 @@ from subscriber.sinks.spark.schema.table_schema import META_NAMES, LakeColumn, T
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges, null_counts
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note, with_added
+from subscriber.sinks.spark.tables.file_check import checking_files
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, TableStopped
 
@@ -141,11 +142,10 @@ class HistoryTables:
         stopped: dict[TableName, TableStopped] = {}
         self.files = {}
         tables = {name: lake.state.tables[name] for name in kinds if name in snapshot.tables}
-        with arrow_errors(self._storage.what("log")):
-            errors = log.append(tables, snapshot.landed) if tables else {}
+        errors = log.append(tables, snapshot.landed) if tables else {}
         for name, table in tables.items():
             as_name = history_name(name, lake.state.tables)
-            with stopping(as_name, stopped), arrow_errors(self._storage.what(table_directory("history", name, table.id))):
+            with stopping(as_name, stopped):
                 if name in errors:
                     raise errors[name]
                 reached = log.reached(name, table)
@@ -154,11 +154,16 @@ class HistoryTables:
         return found, stopped
 
     def _continued(self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, log: LakeDelta, reached: Lsn) -> SnapshotTable:
-        name, as_name = names
-        table = lake.state.tables[name]
-        directory = table_directory("history", name, table.id)
+        directory = table_directory("history", names[0], lake.state.tables[names[0]].id)
         delta = self.opened.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
-        app = f"subscriber-{lake.target_identifier}-{table.id}-history"
+        with checking_files(self._storage, log, delta), arrow_errors(self._storage.what(directory)):
+            return self._followed(lake, names, kind, (log, delta), reached)
+
+    def _followed(
+        self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, deltas: tuple[LakeDelta, LakeDelta], reached: Lsn
+    ) -> SnapshotTable:
+        (name, as_name), (log, delta) = names, deltas
+        app = f"subscriber-{lake.target_identifier}-{lake.state.tables[name].id}-history"
         if delta.load():
             self._require_usable(lake, delta, kind)
             delta.make_durable()
@@ -168,7 +173,7 @@ class HistoryTables:
             if kind == "scd2":
                 self._merge_small(delta, work.schema, app, work.until)
         delta.make_durable()
-        return SnapshotTable(directory, delta.version, after)
+        return SnapshotTable(delta.directory, delta.version, after)
 
     def _require_usable(self, lake: Lake, delta: LakeDelta, kind: HistoryKind) -> None:
         require_no_foreign_log_changes(delta, f"subscriber-{lake.target_identifier}-", "history table")

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from subscriber.sinks.spark.tables.table_errors import DamagedTable
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedTable, TableStopped
 
-__all__ = ["require_files"]
+__all__ = ["checking_files", "require_files"]
+
+
+@contextlib.contextmanager
+def checking_files(storage: Storage, *tables: LakeDelta) -> Iterator[None]:
+    """If the block raises a TargetError, find out whether it is one of files of these tables. If not, it is raised again.
+
+    Raises:
+        DamagedTable: a file is missing or damaged.
+    """
+    try:
+        yield
+    except (TableStopped, CommitConflict):
+        raise
+    except TargetError:
+        for table in tables:
+            if table.is_there:
+                require_files(storage, table)
+        raise
 
 
 def require_files(storage: Storage, delta: LakeDelta) -> None:

@@ -511,6 +511,51 @@ async def test_log_that_is_damaged_while_files_are_written_stops_alone(tmp_path:
     assert _ids(tmp_path, "t") == _ids(tmp_path, "other") == [200, 300]
 
 
+@pytest.mark.parametrize("remedy", ["restored", "removed"])
+@pytest.mark.parametrize("damage", ["missing", "not a Parquet file"])
+@pytest.mark.parametrize("read_by", ["new type", "compaction"])
+async def test_log_that_lacks_a_file_stops_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_by: str, damage: str, remedy: str
+) -> None:
+    """The bug was that no log got anything then, and no landed file was removed."""
+    monkeypatch.setattr(changelog_module, "_SMALL_FILES", 4)
+    sink, work = await begun(make(tmp_path), tables=(TABLE, OTHER_TABLE)), sweeping(tmp_path, 24, target_rows=1000)
+    wider = replace(RELATION, columns=(replace(RELATION.columns[0], type_oid=20), *RELATION.columns[1:]))
+
+    async def land(end: int, relation: Relation = RELATION) -> None:
+        changes: list[Any] = [relation, Insert(5, row(str(end), "x", None)), OTHER, Insert(6, row(str(end), "x", None))]
+        await sink.apply(batch(transaction(end, *changes)))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+        work.tidy(now=True)
+
+    for end in (200, 300, 400):
+        await land(end)
+    lost = next((tmp_path / "log/public/t").glob("*.parquet"))
+    lost.rename(tmp_path / lost.name)
+    if damage != "missing":
+        lost.write_bytes(b"garbage" * 100)
+    for end in (500, 600):
+        await land(end, wider if read_by == "new type" else RELATION)
+        error = work.progress.stopped_logs.pop(TABLE)
+        assert f"{lost} is {damage} (hint: restore it from a backup, or remove its directory: it begins again" in error
+        assert not work.progress.stopped_logs
+        work.tidy(now=True)
+        assert TABLE in work.progress.stopped_logs
+        assert _ids(tmp_path, "other") == list(range(200, end + 1, 100))
+    assert [file.name for file in (tmp_path / "landing").glob("*-2-*.parquet")] == [f"{600:020d}-2-1.parquet"]
+    if remedy == "restored":
+        (tmp_path / lost.name).rename(lost)
+    else:
+        shutil.rmtree(tmp_path / "log/public/t")
+    work.tidy(now=True)
+    await land(700, wider if read_by == "new type" else RELATION)
+    await sink.close()
+    assert not work.progress.stopped_logs
+    assert _ids(tmp_path, "t")[-2:] == [600, 700]
+    assert remedy == "removed" or _ids(tmp_path, "t") == list(range(200, 701, 100))
+
+
 @pytest.mark.parametrize("survivor", ["t", "other"])
 async def test_applier_is_killed_between_the_commits_of_two_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survivor: str) -> None:
     sink = await begun(make(tmp_path), tables=(TABLE, OTHER_TABLE))

@@ -297,6 +297,33 @@ async def test_a_copy_ends_versions_though_the_log_has_nothing_before_it(tmp_pat
         assert found == {1: (False, 400), 2: (True, 400), 3: (False, 400)}
 
 
+@pytest.mark.parametrize("damage", ["missing", "not a Parquet file"])
+@pytest.mark.parametrize("damaged", ["history", "log"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(tmp_path: Path, kind: HistoryKind, damaged: str, damage: str) -> None:
+    """The bug was that every round failed then, so that no table of the lake was published."""
+    await landed(tmp_path, kind, transaction(200, RELATION, Insert(5, row("1", "a", None))))
+    work = applier(tmp_path)
+    all_rounds(work)
+    if damaged == "log":
+        shutil.rmtree(tmp_path / "history")  # it is built again from the log
+    (lost,) = (tmp_path / damaged / "public/t").glob("*.parquet")
+    lost.rename(tmp_path / lost.name)
+    if damage != "missing":
+        lost.write_bytes(b"garbage" * 100)
+    for end in (300, 400):
+        await landed(tmp_path, kind, transaction(end, RELATION, Update(5, None, None, row("1", str(end), None))))
+        snapshot = all_rounds(work)
+        assert snapshot.lsn == snapshot.tables[TABLE].applied == end
+        assert snapshot.tables.keys() == {TABLE}
+        (stop,) = snapshot.stopped.values()
+        assert f"{lost} is {damage} (hint: restore it from a backup, or remove its directory: " in stop.error
+    (tmp_path / lost.name).rename(lost)
+    snapshot = all_rounds(applier(tmp_path))
+    assert not snapshot.stopped
+    assert len(history_rows(tmp_path, snapshot, TABLE)) == (3 if kind == "scd2" else 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_path: Path, kind: HistoryKind) -> None:
     sink = await begun(make(tmp_path))
