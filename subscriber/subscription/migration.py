@@ -33,7 +33,7 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import Policy, policy
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ApplyError, ConfigurationError, SubscriberError, TargetError
+from subscriber.errors import ApplyError, ConfigurationError, SubscriberError, SubscriptionChanged, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.cutover.preflight import raise_all
 from subscriber.subscription.cutover.record import MIGRATION, Record
@@ -278,12 +278,23 @@ class Migration:
 
     def _stuck(self, launcher: Launcher, found: Observation) -> SubscriberError | None:
         """The error that a user must correct, if the subscription has ended with it, or no other table is left to be copied."""
+        if not found.definition.enabled:
+            why = f": {found.last_error}" if found.last_error else ""
+            return TargetError(
+                f'subscription "{self._name}" is disabled{why}',
+                hint=f"`subscriber alter {self._name} --target … --enable` enables it",
+            )
         subscription = launcher.subscriptions.get(self._name)
-        error = subscription.status.last_error if subscription is not None else None
-        if error is None or policy(error).policy is not Policy.INTERVAL:
+        status = subscription.status if subscription is not None else None
+        error = status.last_error if status is not None else None
+        # a process that was killed may still have the subscription for a moment
+        if status is None or error is None or isinstance(error, SubscriptionChanged | SubscriptionInUse):
+            return None
+        if policy(error).policy is Policy.SOON:
             return None
         unready = [each for each in found.tables if each.entry.state is not TableState.READY]
-        return error if found.worker is None or (unready and all(each.retry is not None for each in unready)) else None
+        fails = all(each.retry is not None for each in unready) if unready else status.retry is not None
+        return error if found.worker is None or fails else None
 
     async def _publisher_lsn(self) -> Lsn:
         async with await Session.connect(self._connection, application_name=_APPLICATION) as session:

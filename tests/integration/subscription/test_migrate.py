@@ -118,3 +118,24 @@ def test_table_that_does_not_fit(publisher18_db: Database, target_db: Database) 
     assert done.status == 0, done.errors
     assert "objects existed and were left as they are: `subscriber schema diff` compares them" in done.errors
     assert target_db.fetch("SELECT * FROM t") == [(1, "secret")]
+
+
+def test_errors_that_no_retry_corrects(publisher18_db: Database, target_db: Database) -> None:
+    # the bug was that the command never ended
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'secret')")
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    command = arguments(publisher18_db, target_db, "--until-ready", "-o", "disable_on_error=true")
+    for _ in range(2):
+        done = subscriber(*command, loud=True)
+        assert done.status == 1
+        assert 'is disabled: invalid text representation (SQLSTATE 22P02); while copying table "public.t"' in done.errors
+        assert "secret" not in done.errors
+    target_db.execute("ALTER TABLE t ALTER v TYPE text")
+    name = f"move_{publisher18_db.name}"
+    assert subscriber("alter", name, "--target", target_db.dsn, "--enable").status == 0
+    done = subscriber(*command, loud=True)
+    assert done.status == 0, done.errors
+    publisher18_db.execute(f"SELECT pg_drop_replication_slot('{name}')")
+    done = subscriber(*arguments(publisher18_db, target_db), loud=True)
+    assert done.status == 1
+    assert "does not exist on the publisher any more: changes after" in done.errors.splitlines()[-1]
