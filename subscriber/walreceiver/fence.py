@@ -3,6 +3,9 @@
 A closed database has the table ``subscriber.fence`` with one row: how it was closed, and what opens it. Table and row are made in the
 transaction that closes the database. This program's own sessions look for the table, and may write nevertheless.
 
+The row has an owner: the slot of the subscription whose cutover has closed the database. Another cutover may find the database closed when
+it looked open before. It can then neither leave this database nor open it.
+
 The row also decides between two processes that work on one cutover because the first has lost its session with the target. Before writers
 are let into the other database, :meth:`Fence.leave` notes it in the row. From then on no undo opens this database. If it was opened first,
 the row is gone, and writers are not let into the other one.
@@ -25,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -89,13 +91,13 @@ class _Closed(NamedTuple):
     """The row of a closed database.
 
     Attributes:
-        number: unique.
+        owner: the slot of the subscription whose cutover has closed it.
         kind: how it was closed.
         before: JSON: the database's own default_transaction_read_only, or its grants of CONNECT.
         left: whether writers were let into the other database.
     """
 
-    number: str
+    owner: str
     kind: str
     before: str
     left: bool
@@ -107,7 +109,8 @@ class Fence:
     Args:
         conninfo: of a role that may close the database and end its sessions.
         name: of the subscription.
-        others: names of its slot and of the way back. The sessions of this program bear one of these names.
+        slot: name of its slot.
+        others: names that sessions of this program also bear: that of the way back.
         place: what the database is, for messages.
         roles: roles of this program, which may connect to a closed database.
         names: values of application_name that its connection strings set.
@@ -120,6 +123,7 @@ class Fence:
         name: str,
         place: str,
         *,
+        slot: str,
         others: Sequence[str],
         roles: Sequence[str],
         names: Sequence[str],
@@ -130,35 +134,44 @@ class Fence:
         self._place = place
         self._roles = roles
         self._run = run
-        self._foreign = ForeignSessions([name, *others], roles=roles, names=names)
+        self._owner = slot
+        self._foreign = ForeignSessions([name, slot, *others], roles=roles, names=names)
 
     async def _session(self) -> Session:
         session = await Session.connect(self._conninfo, application_name=session_name(self._name, "cutover"))
         await session.execute("SET default_transaction_read_only = off")
         return session
 
-    async def number(self) -> str | None:
-        """What :meth:`close` was given, if the database is closed.
+    async def is_closed(self) -> bool:
+        """Whether a cutover has closed the database.
 
         Raises:
             PublisherError: or a subclass.
         """
         async with await self._session() as session:
-            found = await self._row(session)
-        return None if found is None else found.number
+            return await self._row(session) is not None
+
+    async def is_owned(self) -> bool:
+        """Whether a cutover of this subscription has closed the database."""
+        async with await self._session() as session:
+            return await self._own_row(session) is not None
 
     async def has_left(self) -> bool:
         """Whether writers were let into the other database. See :meth:`leave`."""
         async with await self._session() as session:
-            found = await self._row(session)
+            found = await self._own_row(session)
         return found is not None and found.left
+
+    async def _own_row(self, session: Session) -> _Closed | None:
+        found = await self._row(session)
+        return found if found is not None and found.owner == self._owner else None
 
     @staticmethod
     async def _row(session: Session) -> _Closed | None:
         if await session.execute("SELECT pg_catalog.to_regclass('subscriber.fence')") == [(None,)]:
             return None
-        rows = await session.execute('SELECT "number", kind, before, "left" FROM subscriber.fence')
-        return next((_Closed(number or "", kind or "", before or "", left == "t") for number, kind, before, left in rows), None)
+        rows = await session.execute('SELECT owner, kind, before, "left" FROM subscriber.fence')
+        return next((_Closed(owner or "", kind or "", before or "", left == "t") for owner, kind, before, left in rows), None)
 
     async def leave(self) -> bool:
         """Note that writers are let into the other database now: only :meth:`open` of a move in the other direction opens this one.
@@ -166,16 +179,18 @@ class Fence:
         Durable on return.
 
         Returns:
-            False: this database is open, so the other one must stay closed.
+            False: this database is open, or was closed by another cutover. So the other one must stay closed.
 
         Raises:
             PublisherError: or a subclass. It is not known whether it was noted.
         """
         async with await self._session() as session:
-            if await self._row(session) is None:
+            if await self._own_row(session) is None:
                 return False
             await session.execute("SET synchronous_commit = local")
-            return bool(await session.execute('UPDATE subscriber.fence SET "left" = true RETURNING 1'))
+            return bool(
+                await session.execute(f'UPDATE subscriber.fence SET "left" = true WHERE owner = {quote_literal(self._owner)} RETURNING 1')  # noqa: S608
+            )
 
     async def problems(self, kind: str) -> list[tuple[str, str]]:
         """What keeps the database from being closed: errors, each with a hint."""
@@ -223,17 +238,23 @@ class Fence:
                 found += [(f"CONNECT on {self._place} was granted by role {grantor}", "revoke that grant first") for (grantor,) in foreign]
         return found
 
-    async def close(self, kind: str) -> None:
+    async def close(self, kind: str, *, shared: bool = False) -> None:
         """Keep writers out. Durable on return. A database that is closed already stays as it is.
 
+        Args:
+            kind: see the module's docstring.
+            shared: another cutover may have closed it.
+
         Raises:
-            ConfigurationError: a session cannot be ended, or does not end. The database stays closed.
+            ConfigurationError: a session cannot be ended, or does not end, or another cutover has closed it. The database stays closed.
             PublisherError: or a subclass.
         """
         async with await self._session() as session:
             found = await self._row(session)
             if found is None:
                 await self._close(session, kind)
+            elif found.owner != self._owner and not shared:
+                raise ConfigurationError(f"{self._place} was closed by another cutover", hint="end that one first")
             else:
                 # what opens it later is in the row
                 kind = found.kind
@@ -254,35 +275,40 @@ class Fence:
             commands += [f"REVOKE CONNECT ON DATABASE {name} FROM {_grantee(each[0])}" for each in before]
             commands += [f"GRANT CONNECT ON DATABASE {name} TO {quote_identifier(role)}" for role in self._roles]
         roles = ", ".join(map(quote_identifier, self._roles))
-        values = ", ".join(map(quote_literal, (str(uuid.uuid4()), kind, json.dumps(before))))
+        values = ", ".join(map(quote_literal, (self._owner, kind, json.dumps(before))))
         await session.execute(
             "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"  # noqa: S608
             f" GRANT USAGE, CREATE ON SCHEMA subscriber TO {roles};"
-            ' CREATE TABLE subscriber.fence ("number" text PRIMARY KEY, kind text NOT NULL, before text NOT NULL, "left" bool NOT NULL);'
+            ' CREATE TABLE subscriber.fence (owner text PRIMARY KEY, kind text NOT NULL, before text NOT NULL, "left" bool NOT NULL);'
             f" INSERT INTO subscriber.fence VALUES ({values}, false); {'; '.join([*commands, 'COMMIT'])}"
         )
 
-    async def open(self, *, unless_left: bool = False) -> None:
+    async def open(self, *, undo: bool = False) -> bool:
         """Let writers in again. Durable on return. Does nothing if the database is open.
 
         Sessions that began while it was closed are ended: they would stay read-only.
 
         Args:
-            unless_left: do not open it after :meth:`leave`.
+            undo: do not open it after :meth:`leave`, nor if another cutover has closed it.
+
+        Returns:
+            False: another cutover has closed it.
 
         Raises:
-            ConfigurationError: with ``unless_left``: writers were let into the other database.
+            ConfigurationError: with ``undo``: writers were let into the other database.
             PublisherError: or a subclass.
         """
         async with await self._session() as session:
             await self._until_none(session, self._interrupted, "does not end", "end it, and try again")
             if await self._row(session) is None:
-                return
+                return True
             await session.execute("BEGIN READ WRITE; SET LOCAL synchronous_commit = local; LOCK TABLE subscriber.fence")
             found = await self._row(session)
             if found is None:
-                return
-            if found.left and unless_left:
+                return True
+            if undo and found.owner != self._owner:
+                return False
+            if found.left and undo:
                 raise ConfigurationError(
                     f"{self._place} stays closed: writers were let into the other database", hint="find out by which process"
                 )
@@ -294,6 +320,7 @@ class Fence:
                 await session.execute("DROP SCHEMA subscriber")
             if found.kind == FenceKind.READ_ONLY:
                 await self._end_others(session, wait=False)
+        return True
 
     async def opening(self, session: Session, kind: str, before: str) -> list[str]:
         """The SQL that lets writers in."""

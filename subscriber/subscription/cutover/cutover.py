@@ -142,7 +142,7 @@ async def _opened(
 
         def fence(conninfo: str, place: str, roles: Sequence[str], names: Sequence[str]) -> Fence:
             run = partial(_run_fence, _COMMAND_SECONDS)
-            return Fence(conninfo, name, place, others=[slot, back], roles=roles, names=names, run=run)
+            return Fence(conninfo, name, place, slot=slot, others=[back], roles=roles, names=names, run=run)
 
         yield _Cutover(
             found=found,
@@ -323,7 +323,7 @@ async def open_target(
     async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell) as found:
         if found.record.entries:
             raise ConfigurationError(f'a cutover of subscription "{name}" is under way', hint="use --abort, --rollback or --complete")
-        if found.new.fence is None or await found.new.fence.number() is None:
+        if found.new.fence is None or not await found.new.fence.is_closed():
             raise ConfigurationError(f"{_NEW} is not closed", hint="there is nothing to open")
         await found.new.fence.open()
         found.tell(f"writers can use {_NEW}")

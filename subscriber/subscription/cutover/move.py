@@ -85,6 +85,8 @@ class Move:
         self._options = options
         self._tell = tell
         self._passed = record.made(self.key("open")) or self.key("open") in record.entries
+        # not, if another cutover has closed it
+        self._is_open = True
         self._steps: dict[str, Callable[[], Awaitable[_Details]]] = {
             "close_destination": self._close_destination,
             "close_source": self._close_source,
@@ -167,7 +169,7 @@ class Move:
         began = time.monotonic()
         known: _Details = None
         if name == "close_destination" and key not in self._record.entries and self._destination.fence is not None:
-            known = {"was_closed": await self._destination.fence.number() is not None}
+            known = {"was_closed": await self._destination.fence.is_closed()}
         await self._record.begin(key, known)
         details = await make()
         await self._record.end(key, details)
@@ -190,7 +192,7 @@ class Move:
         closed = self._record.entries.get(self.key("close_source"))
         if closed is None or closed.ended_at is None:
             return False
-        return await self._fence.number() is None
+        return not await self._fence.is_owned()
 
     # --- undo
 
@@ -202,7 +204,7 @@ class Move:
                 raise self._not_undone(error, failure) from failure
             raise
         if isinstance(error, SubscriberError):
-            error.add_note(f"everything was undone: writers use {self._source.title}")
+            error.add_note("everything was undone" + (f": writers use {self._source.title}" if self._is_open else ""))
 
     def _late(self) -> ConfigurationError:
         begun = [step for step in self._steps if self.key(step) in self._record.entries]
@@ -238,8 +240,9 @@ class Move:
             # lost, too: another process may continue it. So nothing else is undone here
             lost = error
         if "close_source" in begun:
-            await self._fence.open(unless_left=True)
-            self._tell(f"writers can use {self._source.title} again")
+            self._is_open = await self._fence.open(undo=True)
+            if self._is_open:
+                self._tell(f"writers can use {self._source.title} again")
         if lost is not None:
             raise lost
         if "stop" in begun:
@@ -251,9 +254,9 @@ class Move:
         if "close_destination" in begun and destination is not None:
             kept = "switch" in begun or entries[self.key("close_destination")].details.get("was_closed", False)
             if not kept:
-                await destination.open()
+                await destination.open(undo=True)
         await self._record.forget(*self.keys)
-        if kept:
+        if kept and not self._direction:
             self._tell(f"{self._destination.title} stays closed to writers; --open-target opens it")
 
     # --- the steps
@@ -262,7 +265,7 @@ class Move:
         fence = self._destination.fence
         if fence is None:
             return None
-        await fence.close(self._options.fence)
+        await fence.close(self._options.fence, shared=True)
         return None
 
     async def _close_source(self) -> _Details:

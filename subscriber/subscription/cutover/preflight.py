@@ -104,7 +104,7 @@ async def find_cutover_problems(
     notes += [f"unlogged tables are not replicated, and their rows not moved: {unlogged}"] if unlogged else []
     errors += await unfenced(source, found.definition.publications)
     notes += [f'prepared transaction "{gid}" must end while writers are stopped: commit it or roll it back before' for (gid,) in prepared]
-    if source.fence is not None and await source.fence.number() is not None:
+    if source.fence is not None and await source.fence.is_closed():
         opens = await source.fence.how_to_open()
         error(
             f"{source.title} is closed already, by another cutover",

@@ -80,6 +80,30 @@ async def test_another_subscription_has_closed_the_database(publisher18_db: Data
         assert "the old database is closed already" in caught.value.one_line()
 
 
+async def test_two_cutovers_close_the_database_at_the_same_time(publisher18_db: Database) -> None:
+    # the bug was that each took the fence for its own: one opened what the other had closed, or ended without its steps when the other had
+    async def run(*_: object) -> None:
+        pass
+
+    user = publisher18_db.value("SELECT current_user")
+    ours, theirs = (
+        fence.Fence(publisher18_db.conninfo(), slot, "the old database", slot=slot, others=[], roles=[user], names=[], run=run)
+        for slot in ("ours", "theirs")
+    )
+    await theirs.close("read-only")
+    with pytest.raises(ConfigurationError, match="the old database was closed by another cutover"):
+        await ours.close("read-only")
+    await theirs.leave()
+    assert (await ours.is_closed(), await ours.is_owned(), await theirs.is_owned()) == (True, False, True)
+    assert (await ours.has_left(), await theirs.has_left()) == (False, True)
+    assert not await ours.leave()
+    assert not await ours.open(undo=True)
+    assert not writes(publisher18_db, query="CREATE TABLE t ()")
+    assert await theirs.open()
+    assert writes(publisher18_db, query="CREATE TABLE t ()")
+    publisher18_db.reconnect()
+
+
 async def test_sql_that_opens_works_as_printed(publisher18_db: Database, target_db: Database) -> None:
     async with moving(publisher18_db, target_db) as name:
         # it is not the way back
@@ -333,7 +357,7 @@ async def test_session_that_does_not_finish_connecting(publisher18_db: Database,
                     await asyncio.sleep(0.05)
 
         ((user,),) = blocker.execute("SELECT current_user").fetchall()
-        closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", others=[], roles=[user], names=[], run=run)
+        closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[], run=run)
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 with pytest.raises(ConfigurationError, match=r"session \d+ in the old database is still connecting for 0.5 s"):
