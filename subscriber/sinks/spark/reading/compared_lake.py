@@ -127,6 +127,7 @@ class _Failures:
         self._storage = storage
         self._times: list[float] = []  # the first is of an earlier failure
         self._newest: Snapshot | None = None
+        self._error = ""
         self.last = False
 
     def look(self, newest: Snapshot | None) -> str | None:
@@ -139,11 +140,12 @@ class _Failures:
         time = found.get("last_error_time") or 0.0
         if not self._times or newest != self._newest:
             self._newest, self._times = newest, [time]
-        elif time != self._times[-1]:
+        elif time and time != self._times[-1]:  # the document may be gone
             self._times.append(time)
+            self._error = str(found["last_error"])
         failed = self._times[1:]
         self.last = len(failed) >= _FAILURES and failed[-1] - failed[0] >= _FAILING_SECONDS
-        return str(found["last_error"]) if failed else None
+        return self._error if failed else None
 
 
 class LakeTables:
