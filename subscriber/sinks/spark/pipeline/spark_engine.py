@@ -21,10 +21,10 @@ import heapq
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from subscriber.errors import SubscriberError, TargetError
+from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
@@ -146,7 +146,7 @@ class SparkEngine(Engine):
             return []
         location = self._location
 
-        def work(pack: Sequence[tuple[int, _Item]]) -> Iterator[tuple[int, _Result | None, str | None]]:
+        def work(pack: Sequence[tuple[int, _Item]]) -> Iterator[tuple[int, _Result | None, _Failure | None]]:
             return _run_pack(location, function, pack)
 
         try:
@@ -162,7 +162,7 @@ class SparkEngine(Engine):
         results: dict[int, Any] = {}
         for number, result, failure in found:
             if failure is not None:
-                raise TargetError(failure, hint="nothing of this round was published")
+                raise failure.error()
             results[number] = result
         return [results[number] for number in range(len(items))]
 
@@ -272,9 +272,21 @@ def is_merged(work: TableRound, large_unit: int, *, only_delta: bool = False) ->
     return bool(task.base) and not work.plan.cleared and (not large_unit or largest > task.target_rows * large_unit)
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error on an executor. Errors themselves cannot all be pickled."""
+
+    text: str
+    hint: str | None
+    is_temporary: bool
+
+    def error(self) -> TargetError:
+        return (TargetUnavailable if self.is_temporary else TargetError)(self.text, hint=self.hint)
+
+
 def _run_pack(
     location: Location, function: Callable[[Storage, _Item], _Result], pack: Sequence[tuple[int, _Item]]
-) -> Iterator[tuple[int, _Result | None, str | None]]:
+) -> Iterator[tuple[int, _Result | None, _Failure | None]]:
     """Call a function on an executor. Return for each item its number, and its result or the error."""
     storage = Storage.open(location)
     try:
@@ -282,7 +294,7 @@ def _run_pack(
             try:
                 yield number, function(storage, item), None
             except SubscriberError as error:
-                yield number, None, error.one_line()
+                yield number, None, _Failure(str(error), error.hint, isinstance(error, TargetUnavailable))
                 return
     finally:
         forget_jars()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from urllib.parse import quote
 
 import pytest
 
-from subscriber.errors import ConfigurationError, TargetError
+from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.session.java import find_java, java_version
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
@@ -91,6 +93,35 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
     snapshot = all_rounds(Applier(storage(lake), SparkEngine(spark, Location(path=str(lake))), ApplierSettings(target_rows=30)))
     assert read(lake, snapshot) == publisher.rows()
     assert spark_snapshot(spark, f"spark://{quote(str(lake))}").table("public.keyed").count() == len(publisher.keyed["keyed"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("number", "kind", "line"),
+    [
+        (
+            errno.ENOSPC,
+            TargetError,
+            "cannot write {}/a: no space left (ENOSPC) (hint: make room, or run the applier: it removes landed files)",
+        ),
+        (errno.EIO, TargetUnavailable, "cannot read or write {}/a: EIO (hint: check that the file system is available)"),
+    ],
+)
+def test_error_on_an_executor_keeps_its_kind_and_its_hint(
+    tmp_path: Path, spark: SparkSession, number: int, kind: type[TargetError], line: str
+) -> None:
+    """The bug was a second hint, which was wrong after the round was published."""
+    from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+
+    def fails(storage: Storage, item: str) -> None:
+        with storage.reading(item):
+            raise OSError(number, "told by the system")
+
+    with pytest.raises(TargetError) as raised:
+        SparkEngine(spark, Location(path=str(tmp_path))).each(fails, ["a"], [1], "test")
+    assert type(raised.value) is kind
+    assert raised.value.one_line() == line.format(tmp_path)
 
 
 @pytest.mark.timeout(400)
