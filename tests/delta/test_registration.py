@@ -22,7 +22,7 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
 from subscriber.sinks.spark.pipeline import registration as registration_module
 from subscriber.sinks.spark.pipeline.registration import CatalogRegistration, require_catalog
-from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, start
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row, transaction
 
@@ -173,6 +173,49 @@ async def test_view_goes_with_a_table_that_leaves_the_snapshot(
         found.register(all_rounds(work))
         assert names() == {*there, "of_a_user"}
         assert delta.table(f"{schema}.public_l").count() == 1
+
+
+@pytest.mark.timeout(600)
+async def test_registration_that_was_killed_while_views_go_is_finished(
+    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bugs were that the external table stayed, and that a user's view of the published snapshot went."""
+
+    class Dying:
+        """A session of a process that is killed after the first object is dropped."""
+
+        dropped = 0
+
+        def sql(self, text: str) -> Any:
+            if text.startswith("DROP"):
+                if self.dropped:
+                    raise Killed
+                self.dropped += 1
+            return delta.sql(text)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(delta, name)
+
+    sink, work = await begun(make(tmp_path, "?batch_delay=0"), tables=()), applier(tmp_path)
+    await sink.add_tables([LEFT_NAME, RIGHT_NAME], READY)
+    await sink.apply(batch(transaction(200, LEFT, RIGHT, Insert(5, row("1", "10")), Insert(6, row("1", "10")))))
+    with schema_of(delta, "killed") as schema:
+        found = registration(delta, tmp_path, schema)
+        found.register(all_rounds(work))
+        there = {table.name for table in delta.catalog.listTables(schema)}
+        of_all = f"`spark_catalog`.`{schema}`.`published_snapshot`"
+        delta.sql(f"CREATE VIEW {schema}.of_a_user AS SELECT public_r.id FROM {of_all} WHERE name = 'public_r'")
+        await sink.remove_table(LEFT_NAME)
+        await sink.advance(Lsn(210))
+        await sink.close()
+        snapshot = all_rounds(work)
+        assert snapshot.tables.keys() == {RIGHT_NAME}
+        monkeypatch.setattr(found, "_spark", Dying())
+        with pytest.raises(Killed):
+            found.register(snapshot)
+        registration(delta, tmp_path, schema).register(snapshot)
+        assert {table.name for table in delta.catalog.listTables(schema)} == there - {"public_l", "public_l_latest"} | {"of_a_user"}
+        assert delta.table(f"{schema}.of_a_user").count() == 1
 
 
 @pytest.mark.timeout(600)

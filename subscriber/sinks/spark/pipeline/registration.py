@@ -226,8 +226,9 @@ class CatalogRegistration:
         # catalogs have names in small letters
         present = {name.lower() for name in names.values()}
         for gone in {name for name in self._views.keys() | earlier if name.lower() not in present}:
-            sql(f"DROP VIEW IF EXISTS {self._of(gone)}")
+            # the view last: if this is broken off, the next attempt finds it
             sql(f"DROP TABLE IF EXISTS {self._of(f'{gone}_latest')}")
+            sql(f"DROP VIEW IF EXISTS {self._of(gone)}")
         if not selects:
             sql(f"DROP VIEW IF EXISTS {self._of(VIEW)}")
         self._views = {names[name]: columns[name] for name in names}
@@ -235,7 +236,10 @@ class CatalogRegistration:
     def _earlier(self) -> set[str]:
         """The views of tables that are in the catalog, from an earlier applier."""
         names = {row["viewName"] for row in self._spark.sql(f"SHOW VIEWS IN {self._schema}").collect()} - {VIEW}
-        return {name for name in names if f" FROM {self._of(VIEW)} WHERE name = " in self._text_of(name)}
+        # other views that select from it are a user's
+        return {
+            name for name in names if self._text_of(name).lower().endswith(f" FROM {self._of(VIEW)} WHERE name = {_text(name)}".lower())
+        }
 
     def _text_of(self, view: str) -> str:
         described = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._of(view)}")
