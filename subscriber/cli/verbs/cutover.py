@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_name_argument, add_target_argument
@@ -63,20 +64,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(execute=_execute)
 
 
-def _options(args: argparse.Namespace) -> CutoverOptions | None:
+def _options(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in ("fence", "verify", "sequences", "switch", "switch_timeout", "max_lag")}
     given = {name: value for name, value in given.items() if value is not None}
     if args.max_downtime is not None:
         given["max_downtime"] = args.max_downtime or None
     if args.no_way_back:
         given["way_back"] = False
-    if args.rollback and given:
-        given.setdefault("verify", "none")
-    return CutoverOptions(**given) if given else None
+    return given
 
 
 async def _execute(args: argparse.Namespace) -> int:
-    options = _options(args)
+    given = _options(args)
+    # also an error without a database
+    options = CutoverOptions.of_json(given) if given else None
     admins = {"publisher_admin": args.publisher_admin, "target_admin": args.target_admin}
 
     def tell(text: str) -> None:
@@ -97,11 +98,11 @@ async def _execute(args: argparse.Namespace) -> int:
         await complete_cutover(args.name, target=args.target, tell=tell, **admins)
         confirm(args, "completed")
     elif args.rollback:
-        seconds = await roll_back(args.name, target=args.target, options=options, tell=tell, **admins)
+        seconds = await roll_back(args.name, target=args.target, options=given, tell=tell, **admins)
         confirm(args, f"rolled back{_time(seconds)}; the new database stays closed to writers")
     else:
         seconds = await cutover(args.name, target=args.target, options=options, tell=tell, **admins)
-        confirm(args, f"cut over{_time(seconds)}; keep the way back running with `subscriber run --target` for the old database")
+        confirm(args, f"cut over{_time(seconds)}")
     return 0
 
 

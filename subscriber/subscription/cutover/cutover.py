@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from subscriber import crash_points
 from subscriber.catalog import Observation
@@ -226,7 +226,10 @@ async def cutover(
             await found.record.begin("plan", {"options": known.to_json(), "slot": found.forward.slot})
         else:
             found.tell("an interrupted cutover continues with its own options")
-        return await found.move(FORWARD, known).run()
+        seconds = await found.move(FORWARD, known).run()
+        if found.back is not None and known.way_back:
+            found.tell(f"keep the way back running with `subscriber run --target` for {_OLD}")
+        return seconds
 
 
 def _without_way_back(options: CutoverOptions) -> CutoverOptions:
@@ -333,15 +336,16 @@ async def roll_back(
     name: str,
     *,
     target: str,
-    options: CutoverOptions | None = None,
+    options: CutoverOptions | Mapping[str, Any] | None = None,
     publisher_admin: str | None = None,
     target_admin: str | None = None,
     tell: Tell | None = None,
 ) -> float | None:
     """Move the writers back to the publisher, with everything that was written in the target. Arguments and errors: as :func:`cutover`.
 
-    ``options.verify`` needs a process that runs the way back. The subscription continues from the publisher to the target, whose database
-    stays closed to writers.
+    ``options`` may be a mapping with some options: the fence and the switch command are those of the cutover then, if they are not given,
+    and no rows are compared. ``options.verify`` needs a process that runs the way back. The subscription continues from the publisher to
+    the target, whose database stays closed to writers.
     """
     async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell) as found:
         found.require_no_completion()
@@ -352,7 +356,11 @@ async def roll_back(
             raise ConfigurationError("there is no way back", hint="it was not made, or this kind of target cannot be a publisher")
         known = await found.continued(BACKWARD)
         if known is None:
-            known = options or CutoverOptions(fence=forward.fence, verify="none", switch=forward.switch)
+            if isinstance(options, CutoverOptions):
+                known = options
+            else:
+                before = {"fence": forward.fence, "switch": forward.switch, "switch_timeout": forward.switch_timeout}
+                known = CutoverOptions.of_json({"verify": "none", **before, **(options or {})})
             assert found.new.fence is not None, "such a target has a fence"
             errors = [ConfigurationError(message, hint=hint) for message, hint in await found.new.fence.problems(known.fence)]
             raise_all([*errors, *await unfenced(found.new, [found.back.name])])

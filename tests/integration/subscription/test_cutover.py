@@ -19,6 +19,7 @@ from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.walreceiver import fence
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, at_work, catch_up, create, launched
+from tests.support.program import subscriber
 from tests.support.roles import role
 
 INSERT = "INSERT INTO t (v) VALUES ('w')"
@@ -77,6 +78,25 @@ async def test_there_and_back(publisher_db: Database, target_db: Database) -> No
         rows = "SELECT * FROM t ORDER BY id"
         assert target_db.fetch(rows) == publisher_db.fetch(rows)
         assert len(target_db.fetch(rows)) == 102
+
+
+async def test_rollback_has_the_switch_command_of_the_cutover(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    # the bug was that any option of the rollback took the place of all options of the cutover
+    async with moving(publisher18_db, target_db) as name:
+        verb = ("cutover", name, "--target", target_db.dsn)
+        switch = ("--fence", "revoke", "--switch", f"touch {tmp_path}/$SUBSCRIBER_DIRECTION")
+        done = await asyncio.to_thread(subscriber, *verb, "--verify", "none", *switch, loud=True)
+        assert done.status == 0, done.errors
+        assert "keep the way back running with `subscriber run --target` for the old database" in done.errors
+        done = await asyncio.to_thread(subscriber, *verb, "--rollback", "--max-downtime", "30", loud=True)
+        assert done.status == 0, done.errors
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "forward"]
+        assert "closing the new database to writers (revoke)" in done.errors
+        again(publisher18_db, target_db)
+        done = await asyncio.to_thread(subscriber, *verb, "--verify", "none", "--no-way-back", loud=True)
+        assert done.status == 0, done.errors
+        assert "keep the way back running" not in done.errors
+        again(publisher18_db, target_db)
 
 
 async def test_errors_are_found_before_writers_are_stopped(publisher18_db: Database, target_db: Database) -> None:
