@@ -20,7 +20,7 @@ _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _STORE_CODES: Final = re.compile(r"AWS Error (\w+)|HTTP status (\d+)|<Code>(\w+)</Code>|Status\((\w+)|\b(40[13]|507) [A-Z]")
 """The codes in errors of pyarrow and delta-rs about object stores."""
 _STORE_DENIED: Final = re.compile(r"accessdenied|accesskey|signature|permissiondenied|authorization|authentication|token|40[13]")
-_STORE_FULL: Final = re.compile(r"quotaexceeded|storagefull|insufficientstorage|resourceexhausted|507")
+_STORE_FULL: Final = re.compile(r"quotaexceeded|storagefull|insufficientstorage|507")
 
 
 @contextlib.contextmanager

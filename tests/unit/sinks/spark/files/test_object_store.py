@@ -102,6 +102,7 @@ def test_an_error_of_the_store_is_one() -> None:
         ("Generic S3 error: 400 Bad Request: <Code>XMinioStorageFull</Code>", "no space left"),
         ("AWS Error ACCESS_DENIED during HeadObject operation: No response body.", "permission denied"),
         ("google::cloud::Status(PERMISSION_DENIED: Permanent error)", "permission denied"),
+        ("google::cloud::Status(RESOURCE_EXHAUSTED: too many requests)", None),
         ("When reading key 'AccessDenied/403' in bucket 'b': AWS Error NO_SUCH_BUCKET during GetObject operation", None),
     ],
 )
