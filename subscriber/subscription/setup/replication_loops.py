@@ -19,7 +19,7 @@ __all__ = ["find_loops"]
 
 
 async def find_loops(connection: WalReceiverConnection, spec: RunSpec) -> list[Finding]:
-    """Return a warning for each enabled subscription of the publisher that leads back to the target.
+    """Return a warning for each subscription of the publisher that leads back to the target.
 
     Raises:
         PublisherUnavailable, TargetError: one of the two cannot be queried.
@@ -30,7 +30,7 @@ async def find_loops(connection: WalReceiverConnection, spec: RunSpec) -> list[F
     back = {
         (found.slot_name, found.subscription): str(found.table)
         for found in await subscribed_tables(connection, spec.publications)
-        if found.enabled and found.slot_name is not None and (found.takes_any_origin or spec.options.origin != "none")
+        if found.slot_name is not None and (found.takes_any_origin or spec.options.origin != "none")
     }
     if not back:
         return []

@@ -31,6 +31,8 @@ ERROR_STATUS: Final = 3
 _log = logging.getLogger(__name__)
 
 _WORK_MEM: Final = 64 * 1024
+_RANGE: Final = 4 * 1024**2
+"""A larger table is not copied in a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def make_subscription(start: Start) -> Subscription:
             wal_retrieve_retry_interval=0.05,
             wal_receiver_status_interval=0.5,
             logical_decoding_work_mem=_WORK_MEM,
+            copy_range_size=_RANGE,
             max_copy_workers_per_table=1,
             max_sync_workers_per_subscription=1,
             spool_directory=str(start.directory / "spool"),
