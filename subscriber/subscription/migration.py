@@ -277,7 +277,7 @@ class Migration:
             await asyncio.wait({running.task}, timeout=_POLL_SECONDS)
 
     def _stuck(self, launcher: Launcher, found: Observation) -> SubscriberError | None:
-        """The error that a user must correct, if the subscription has ended with it, or no other table is left to be copied."""
+        """The error that a user must correct, if no other table is left to be copied."""
         if not found.definition.enabled:
             why = f": {found.last_error}" if found.last_error else ""
             return TargetError(
@@ -290,11 +290,9 @@ class Migration:
         # a process that was killed may still have the subscription for a moment
         if status is None or error is None or isinstance(error, SubscriptionChanged | SubscriptionInUse):
             return None
-        if policy(error).policy is Policy.SOON:
+        if policy(error).policy is Policy.SOON or status.copying:
             return None
-        unready = [each for each in found.tables if each.entry.state is not TableState.READY]
-        fails = all(each.retry is not None for each in unready) if unready else status.retry is not None
-        return error if found.worker is None or fails else None
+        return error if found.worker is None or status.retry is not None else None
 
     async def _publisher_lsn(self) -> Lsn:
         async with await Session.connect(self._connection, application_name=_APPLICATION) as session:

@@ -55,6 +55,7 @@ class Status:
         streaming: whether there is a connection that follows the slot.
         tables: the subscription's tables with their states.
         copies: the tables that were copied since the subscription object was created.
+        copying: whether a table is being synchronized, or waits for its turn, and its latest attempt did not fail.
         left_out: published tables that the subscription does not replicate, each with the reason.
         last_error: the latest error of this run, even if its cause was fixed since.
         statistics: counted since the subscription object was created.
@@ -70,6 +71,7 @@ class Status:
     streaming: bool = False
     tables: dict[TableName, TableEntry] = field(default_factory=dict)
     copies: dict[TableName, TableCopy] = field(default_factory=dict)
+    copying: bool = False
     left_out: dict[TableName, str] = field(default_factory=dict)
     last_error: SubscriberError | None = None
     statistics: ApplyStatistics = field(default_factory=ApplyStatistics)

@@ -158,6 +158,7 @@ class Subscription:
                 table: TableCopy(rows, estimated, table in self._progress.copied)
                 for table, (rows, estimated) in list(self._progress.copying.items())
             },
+            copying=state.is_copying,
             left_out=dict(state.states.left_out),
             last_error=state.last_error,
             statistics=self._spec.sink.statistics,

@@ -106,6 +106,11 @@ class RunState:
         waiting = [self.retry_of(table) for table in self.states.unsynchronized]
         return waiting[0] if waiting and all(waiting) else None
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether the run has a table to synchronize whose latest attempt did not fail."""
+        return self.active and any(self.retry_of(table) is None for table in self.states.unsynchronized)
+
     def end_retries(self) -> None:
         """No retry follows in this run."""
         self.failed = None

@@ -11,6 +11,7 @@ from subscriber.testing.binaries import find_binaries
 from tests.integration.subscription.test_schema_copy import dumped
 from tests.support.database import Database
 from tests.support.program import running, subscriber
+from tests.support.row_gates import closed_gates, make_row_gate
 
 BINDIR = str(find_binaries(18))
 SCHEMA = """
@@ -139,3 +140,23 @@ def test_errors_that_no_retry_corrects(publisher18_db: Database, target_db: Data
     done = subscriber(*arguments(publisher18_db, target_db), loud=True)
     assert done.status == 1
     assert "does not exist on the publisher any more: changes after" in done.errors.splitlines()[-1]
+
+
+def test_change_that_cannot_be_applied_while_a_table_is_copied(publisher18_db: Database, target_db: Database) -> None:
+    # the bug was that the copy was given up, perhaps after hours
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE big (id int PRIMARY KEY); CREATE TABLE t (id int PRIMARY KEY)")
+    publisher18_db.execute("INSERT INTO t VALUES (1); INSERT INTO big SELECT generate_series(1, 1000)")
+    make_row_gate(target_db, "big", "NEW.id = 1000", 77)
+    with closed_gates(target_db, 77) as release, running(*arguments(publisher18_db, target_db, "--until-ready"), loud=True) as program:
+        target_db.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True)
+        target_db.wait("SELECT srsubstate::text FROM subscriber.pg_subscription_rel WHERE srrelid = 't'::regclass", "r")
+        target_db.execute("INSERT INTO t VALUES (2)")
+        publisher18_db.execute("INSERT INTO t VALUES (2)")
+        program.says("next attempt in 5.0 s")
+        program.says("next attempt in 5.0 s", 2)
+        release(77)
+        done = program.ended()
+    assert done.status == 1
+    assert "duplicate key value violates unique constraint" in done.errors.splitlines()[-1]
+    assert target_db.value("SELECT count(*) FROM big") == 1000
