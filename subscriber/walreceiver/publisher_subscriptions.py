@@ -56,6 +56,12 @@ _COLUMNS_BEFORE_16: Final = "s.subname, s.subslotname, s.subenabled, 'any'"
 _BY_OID: Final = """{schema}.pg_subscription_rel AS sr ON sr.srrelid = related.relid
   JOIN {schema}.pg_subscription AS s ON s.oid = sr.srsubid"""
 
+# only superusers may read pg_subscription.oid
+_BY_NAME_BEFORE_14: Final = """pg_catalog.pg_subscription_rel AS sr ON sr.srrelid = related.relid
+  JOIN pg_catalog.pg_stat_subscription AS st ON st.subid = sr.srsubid
+  JOIN pg_catalog.pg_database AS d ON d.datname = pg_catalog.current_database()
+  JOIN pg_catalog.pg_subscription AS s ON s.subname = st.subname AND s.subdbid = d.oid"""
+
 _CATALOGS: Final = """
 SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  WHERE c.relname = 'pg_subscription' AND n.nspname IN ('pg_catalog', 'subscriber')
@@ -76,9 +82,11 @@ async def subscribed_tables(session: Session, publications: Sequence[str]) -> li
     rows: list[Row] = []
     for (catalog,) in await session.execute(_CATALOGS):
         schema = catalog or ""
-        columns = _COLUMNS_BEFORE_16 if schema == "pg_catalog" and session.pgconn.server_version < 160000 else _COLUMNS
+        version = session.pgconn.server_version
+        columns = _COLUMNS_BEFORE_16 if schema == "pg_catalog" and version < 160000 else _COLUMNS
+        join = _BY_NAME_BEFORE_14 if schema == "pg_catalog" and version < 140000 else _BY_OID.format(schema=schema)
         try:
-            rows += await session.execute(_RELATED.format(names=names, columns=columns, join=_BY_OID.format(schema=schema)))
+            rows += await session.execute(_RELATED.format(names=names, columns=columns, join=join))
         except PublisherUnavailable:
             raise
         except PublisherError:

@@ -18,6 +18,7 @@ from subscriber.subscription.cutover.cutover import abort_cutover, complete_cuto
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.walreceiver import fence
 from subscriber.walreceiver.foreign_sessions import ForeignSessions
+from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
 from tests.integration.subscription.test_cutover import again, left_over, moving, writes
 from tests.support.database import WAIT_SECONDS, Database
@@ -384,6 +385,29 @@ async def test_writers_that_no_fence_keeps_out(publisher18_db: Database, target_
         lines = await plan_cutover(name, target=target_db.dsn)
         assert any('error: subscription "feed" in the old database writes into tables that are moved' in line for line in lines), lines
         assert not any("background worker" in line for line in lines), lines
+
+
+async def test_role_that_is_no_superuser_sees_subscriptions(publisher_db: Database) -> None:
+    # the bug was that PostgreSQL 13 let only superusers read what was asked for, and the answer was that there are none
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    with psycopg.connect(publisher_db.conninfo(), autocommit=True) as session:
+        name = f"feed_{publisher_db.name}"
+        session.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')".encode())
+        session.execute(
+            f"CREATE SUBSCRIPTION {name} CONNECTION '{publisher_db.conninfo()}' PUBLICATION pub WITH (create_slot = false, enabled = false,"
+            " copy_data = false)".encode()
+        )
+    try:
+        with role(publisher_db, "LOGIN") as reader:
+            async with await Session.connect(reader.conninfo, application_name="subscriber test") as found:
+                assert [
+                    (str(each.table), each.subscription, each.slot_name, each.enabled) for each in await subscribed_tables(found, ["pub"])
+                ] == [("public.t", name, name, False)]
+    finally:
+        publisher_db.execute(f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)")
+        publisher_db.execute(f"DROP SUBSCRIPTION {name}")
+        publisher_db.execute(f"SELECT pg_drop_replication_slot('{name}')")
 
 
 async def test_own_sessions_with_a_long_name(publisher18_db: Database) -> None:
