@@ -21,7 +21,7 @@ _PLAN: Final[Sequence[tuple[str, Sequence[str], Sequence[Failure]]]] = [
     ("mariadb", ("group.", "sqlalchemy."), [Failure.EXIT, Failure.CUT]),
     ("postgres", ("group.", "postgres."), [Failure.EXIT, Failure.ERROR, Failure.CUT]),
     ("postgres_full", ("group.", "postgres."), [Failure.DISK_FULL]),
-    ("lake", ("landing.", "publishing."), [Failure.EXIT, Failure.ERROR, Failure.DISK_FULL]),
+    ("lake", ("group.", "landing.", "publishing."), [Failure.EXIT, Failure.ERROR, Failure.DISK_FULL]),
 ]
 """For each sink: its own points, by the first part of their names, and the failures."""
 _LATER: Final[Mapping[str, int]] = {

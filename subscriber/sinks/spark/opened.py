@@ -33,6 +33,7 @@ from subscriber.sinks.spark.catalog.history import write_histories
 from subscriber.sinks.spark.catalog.lake import Lake, with_table, without_table
 from subscriber.sinks.spark.catalog.requests import LakeRequests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import write_status
+from subscriber.sinks.spark.copy.table_group import SparkTableGroup
 from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Location
@@ -42,7 +43,7 @@ from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
 from subscriber.threads import run_in_thread, to_its_end
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
-__all__ = ["LakeSessions", "OpenedSparkSink"]
+__all__ = ["LakeSessions", "OpenedGroupingSparkSink", "OpenedSparkSink"]
 
 
 class LakeSessions:
@@ -298,3 +299,12 @@ class OpenedSparkSink:
         shared = self._sessions
         copying = shared.location.copying(shared.settings)
         return made(table, lambda: shared.lake, shared.lock, shared.catalog, self.statistics, copying=copying)
+
+
+class OpenedGroupingSparkSink(OpenedSparkSink):
+    """A :class:`subscriber.abc.GroupingSink`: the subscriber itself copies the tables, so it can copy several through one session."""
+
+    def open_group(self) -> SparkTableGroup:
+        """A group of tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
+        shared = self._sessions
+        return SparkTableGroup(self.lake, shared.lock, shared.catalog, lambda: not self._closed)

@@ -35,7 +35,7 @@ from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransac
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
-from subscriber.sinks.spark.opened import LakeSessions, OpenedSparkSink
+from subscriber.sinks.spark.opened import LakeSessions, OpenedGroupingSparkSink, OpenedSparkSink
 from subscriber.threads import run_in_thread
 
 __all__ = ["SparkSink"]
@@ -142,7 +142,8 @@ class SparkSink:
             finally:
                 lock.give_back()
             raise
-        return OpenedSparkSink(sessions, lake, stream, state, counted)
+        opened = OpenedGroupingSparkSink if self._location.copy == "subscriber" else OpenedSparkSink
+        return opened(sessions, lake, stream, state, counted)
 
     def _found_or_made(self, storage: Storage, name: str) -> Lake | None:
         lake = Lake.find(storage)

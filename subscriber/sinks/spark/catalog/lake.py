@@ -83,6 +83,7 @@ class Lake:
         state: content of the catalog.
         position: the position that was set; None before the first.
         dropped: whether the subscription was dropped. Landed changes may still be applied, and the tables may be read.
+        is_certain: whether :attr:`state` is what is stored. An error of the last :meth:`change` does not say whether it was stored.
     """
 
     def __init__(self, storage: Storage, name: str, target_identifier: str) -> None:
@@ -92,6 +93,7 @@ class Lake:
         self.state = LakeState()
         self.position: Position | None = None
         self.dropped = False
+        self.is_certain = True
 
     @classmethod
     def find(cls, storage: Storage) -> Self | None:
@@ -153,8 +155,21 @@ class Lake:
             TargetError: they cannot be written.
         """
         state = replace(self.state, **changes)
-        write_document(self.storage, CATALOG, _state_json(state))
-        self.state = state
+        try:
+            write_document(self.storage, CATALOG, _state_json(state))
+        except BaseException:
+            self.is_certain = False
+            raise
+        self.state, self.is_certain = state, True
+
+    def settle(self) -> None:
+        """Store the catalog again if it is not certain.
+
+        Raises:
+            TargetError: it cannot be written.
+        """
+        if not self.is_certain:
+            self.change()
 
     def change_table(self, name: TableName, **changes: Any) -> LakeTable:
         """Store new values of :class:`LakeTable`'s attributes.

@@ -7,13 +7,13 @@ from typing import Final
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.documents import read_document
+from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json
+from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json, file_to_json
 
-__all__ = ["COPY_DOCUMENT", "TableCopy", "read_copy"]
+__all__ = ["COPY_DOCUMENT", "TableCopy", "read_copy", "write_copy"]
 
 
 COPY_DOCUMENT: Final = "copy.json"
@@ -33,6 +33,22 @@ class TableCopy:
     files: tuple[LandedFile, ...]
     base: tuple[DataFile, ...] | None = None
     started: float | None = None
+
+
+def write_copy(storage: Storage, directory: str, copy: TableCopy) -> None:
+    """Store the document of a table's copy. Durable on return.
+
+    Raises:
+        TargetError: it cannot be written.
+    """
+    document = {
+        "lsn": str(copy.lsn),
+        "schema": copy.schema.to_json(),
+        "files": [file.to_json() for file in copy.files],
+        "base": None if copy.base is None else [file_to_json(file) for file in copy.base],
+        "started": copy.started,
+    }
+    write_document(storage, f"{directory}/{COPY_DOCUMENT}", document)
 
 
 def read_copy(storage: Storage, directory: str) -> TableCopy | None:

@@ -19,8 +19,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-import pyarrow as pa
-
 from subscriber import crash_points
 from subscriber.abc import (
     ApplyStatistics,
@@ -33,23 +31,22 @@ from subscriber.abc import (
     TableName,
     TableState,
 )
-from subscriber.errors import ConfigurationError, CopyOutdated, TargetError
+from subscriber.errors import CopyOutdated, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
-from subscriber.sinks.spark.copy.copy_document import COPY_DOCUMENT
+from subscriber.sinks.spark.copy.copied_rows import store_copy
+from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy, write_copy
 from subscriber.sinks.spark.copy.order import CopyOrder, DonePart, remove_base_files
 from subscriber.sinks.spark.copy.select_list import select_list
-from subscriber.sinks.spark.copy.text_format import CopyReader
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Copying, table_directory
 from subscriber.sinks.spark.landing.manifest import LandedFile
-from subscriber.sinks.spark.landing.row_buffer import special_column, typed_columns
 from subscriber.sinks.spark.landing.writer import LandingWriter
-from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
+from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.data_file import DataFile, file_to_json
+from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.threads import run_in_thread
 
 __all__ = ["ExecutorTableSink", "SparkTableSink"]
@@ -115,6 +112,8 @@ class SparkTableSink:
             self._locked = True
         self._lander = None
         lake = self._lake()
+        async with self._catalog:
+            await run_in_thread(lake.settle)
         table = lake.table(self._table)
         if table.entry.state is TableState.DATASYNC:
             await run_in_thread(lambda: lake.storage.remove_directory(copy_directory(table)))
@@ -160,49 +159,24 @@ class SparkTableSink:
             TargetError: it cannot be written, or a text is not UTF-8.
             ProtocolError: the data is not valid COPY data.
         """
-        schema = self._schema
-        by_name = {} if schema is None else {column.name: column for column in schema.columns}
-        if schema is None or sorted(columns) != sorted(by_name):
+        if self._schema is None:
             raise TargetError(f'table "{self._table}" was not described as it is copied', hint="report this")
-        if copy_format is not CopyFormat.TEXT:
-            raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
-        schema = replace(schema, columns=tuple(by_name[name] for name in columns))
-        storage = self._lake().storage
-        name = f"{self._directory}/part-{next(self._numbers):05d}.parquet"
-        file = await run_in_thread(lambda: ParquetFile(storage, name, schema.landing))
-        reader = CopyReader(len(schema.columns))
-        pieces: list[bytes] = []
-        gathered = 0
-        try:
-            async for piece in data:
-                pieces.append(piece)
-                gathered += len(piece)
-                if gathered >= _BYTES or len(pieces) >= _ROWS:
-                    await run_in_thread(lambda some=pieces: _write(file, reader, schema, some))  # type: ignore[misc]
-                    pieces, gathered = [], 0
-            await run_in_thread(lambda: _write(file, reader, schema, pieces))
-            reader.finish()
-            size = await run_in_thread(file.commit)
-        except BaseException:
-            file.discard()
-            raise
-        crash_points.reached("landing.rows_copied")
-        self._files.append(LandedFile(table_id=self.relation_id, path=name, rows=file.rows, size=size, schema=schema))
+        path = f"{self._directory}/part-{next(self._numbers):05d}.parquet"
+        self._files.append(
+            await store_copy(
+                self._lake().storage, path, self.relation_id, self._schema, columns=columns, copy_format=copy_format, data=data
+            )
+        )
 
     async def finish_copy(self, position: Position) -> None:
         storage, directory = self._lake().storage, self._directory
         assert self._schema is not None
-        document = {
-            "lsn": str(position.lsn),
-            "schema": self._schema.to_json(),
-            "files": [file.to_json() for file in sorted(self._files, key=lambda file: file.path)],
-            "base": None if self._done is None else [file_to_json(file) for file in self._done],
-            "started": self._started,
-        }
+        files = tuple(sorted(self._files, key=lambda file: file.path))
+        copy = TableCopy(position.lsn, self._schema, files, self._done, self._started)
 
         def finish() -> None:
             storage.sync([directory])
-            write_document(storage, f"{directory}/{COPY_DOCUMENT}", document)
+            write_copy(storage, directory, copy)
 
         await run_in_thread(finish)
         crash_points.reached("landing.copy_stored")
@@ -211,7 +185,7 @@ class SparkTableSink:
     async def position(self) -> Position:
         lake = self._lake()
         position = lake.table(self._table).position
-        if position is None or read_document(lake.storage, f"{self._directory}/{COPY_DOCUMENT}") is None:
+        if position is None or read_copy(lake.storage, self._directory) is None:
             raise TargetError(
                 f'the copy of table "{self._table}" is missing in the lake', hint="remove the table from the publication and add it again"
             )
@@ -308,26 +282,3 @@ class ExecutorTableSink(SparkTableSink):
             if len(parts) < len(order.queries):
                 await asyncio.sleep(_LOOK_SECONDS)
         return tuple(file for number in sorted(parts) for file in parts[number].files)
-
-
-def _write(file: ParquetFile, reader: CopyReader, schema: TableSchema, pieces: Sequence[bytes]) -> None:
-    rows = reader.feed(b"".join(pieces))
-    if rows:
-        file.write(_copied(schema, rows))
-
-
-def _copied(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -> pa.RecordBatch:
-    count = len(rows)
-    columns, specials = typed_columns(schema, rows)
-    zeros = pa.array([0], pa.int64()).take(pa.array([0] * count, pa.int64()))
-    meta = [
-        pa.array(["c"] * count, pa.string()),
-        zeros,
-        zeros,
-        zeros,
-        pa.nulls(count, pa.timestamp("us", "UTC")),
-        pa.array([False] * count, pa.bool_()),
-        pa.nulls(count, pa.list_(pa.string())),
-        special_column(specials, count),
-    ]
-    return pa.RecordBatch.from_arrays([*meta, *columns], schema=schema.landing)

@@ -1,0 +1,103 @@
+"""Copied rows as landed files: a COPY stream becomes one Parquet file, whose rows have the operation ``c``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from subscriber import crash_points
+from subscriber.abc import CopyFormat
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.sinks.spark.copy.text_format import CopyReader
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.landing.manifest import LandedFile
+from subscriber.sinks.spark.landing.row_buffer import special_column, typed_columns
+from subscriber.sinks.spark.landing.zone import ParquetFile
+from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.threads import run_in_thread
+
+__all__ = ["store_copy"]
+
+_ROWS: Final = 50_000
+"""Number of rows in a row group."""
+_BYTES: Final = 16 * 1024**2
+"""Maximum bytes of COPY data in a row group, for long rows."""
+
+
+async def store_copy(
+    storage: Storage,
+    path: str,
+    table_id: int,
+    schema: TableSchema,
+    *,
+    columns: Sequence[str],
+    copy_format: CopyFormat,
+    data: AsyncIterator[bytes],
+) -> LandedFile:
+    """Store the rows of one COPY stream as one file. If this fails, no file remains.
+
+    Args:
+        storage: of the lake.
+        path: of the file.
+        table_id: the lake's number of the table.
+        schema: of the table.
+        columns: of the stream, in its order.
+        copy_format: of the stream.
+        data: the stream.
+
+    Raises:
+        ConfigurationError: the stream is in binary format.
+        TargetError: the file cannot be written, a text is not UTF-8, or the stream has other columns than the table.
+        ProtocolError: the data is not valid COPY data.
+    """
+    by_name = {column.name: column for column in schema.columns}
+    if sorted(columns) != sorted(by_name):
+        raise TargetError(f'table "{schema.table}" was not described as it is copied', hint="report this")
+    if copy_format is not CopyFormat.TEXT:
+        raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
+    schema = replace(schema, columns=tuple(by_name[name] for name in columns))
+    file = await run_in_thread(lambda: ParquetFile(storage, path, schema.landing))
+    reader = CopyReader(len(schema.columns))
+    pieces: list[bytes] = []
+    gathered = 0
+    try:
+        async for piece in data:
+            pieces.append(piece)
+            gathered += len(piece)
+            if gathered >= _BYTES or len(pieces) >= _ROWS:
+                await run_in_thread(lambda some=pieces: _write(file, reader, schema, some))  # type: ignore[misc]
+                pieces, gathered = [], 0
+        await run_in_thread(lambda: _write(file, reader, schema, pieces))
+        reader.finish()
+        size = await run_in_thread(file.commit)
+    except BaseException:
+        file.discard()
+        raise
+    crash_points.reached("landing.rows_copied")
+    return LandedFile(table_id=table_id, path=path, rows=file.rows, size=size, schema=schema)
+
+
+def _write(file: ParquetFile, reader: CopyReader, schema: TableSchema, pieces: Sequence[bytes]) -> None:
+    rows = reader.feed(b"".join(pieces))
+    if rows:
+        file.write(_copied(schema, rows))
+
+
+def _copied(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -> pa.RecordBatch:
+    count = len(rows)
+    columns, specials = typed_columns(schema, rows)
+    zeros = pa.array([0], pa.int64()).take(pa.array([0] * count, pa.int64()))
+    meta = [
+        pa.array(["c"] * count, pa.string()),
+        zeros,
+        zeros,
+        zeros,
+        pa.nulls(count, pa.timestamp("us", "UTC")),
+        pa.array([False] * count, pa.bool_()),
+        pa.nulls(count, pa.list_(pa.string())),
+        special_column(specials, count),
+    ]
+    return pa.RecordBatch.from_arrays([*meta, *columns], schema=schema.landing)

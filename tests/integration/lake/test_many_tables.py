@@ -1,0 +1,103 @@
+"""Many small tables in a lake: they are copied in groups, and none is lost or repeated if a catalog's write fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subscriber import Subscription, TableName, TargetError, Until
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.spark.catalog import lake as catalog
+from subscriber.sinks.spark.copy.table_group import SparkTableGroup
+from subscriber.sinks.spark.files.documents import write_document
+from subscriber.sinks.spark.files.storage import Storage
+from tests.support.database import WAIT_SECONDS, Database
+from tests.support.lakes import applied, assert_same
+from tests.support.replica import QUICK
+from tests.support.table_groups import hook_before_copy, record_snapshot_slots
+
+NAMES = [f"t{number}" for number in range(10)]
+TABLES = [TableName("public", name) for name in NAMES]
+
+
+@pytest.fixture
+def publisher(publisher18_db: Database) -> Database:
+    """Tables of two rows each, published."""
+    publisher18_db.execute(";".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)" for name in NAMES))
+    publisher18_db.execute(";".join(f"INSERT INTO {name} VALUES (1, 'one'), (2, 'two')" for name in NAMES))
+    publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    return publisher18_db
+
+
+def subscription(publisher: Database, lake: Path) -> Subscription:
+    name = f"lake_{publisher.name}"
+    return Subscription(name, connection=publisher.conninfo(), publications=["pub"], target=f"spark://{lake}", settings=QUICK)
+
+
+def change_all(publisher: Database, value: str) -> None:
+    publisher.execute(";".join(f"UPDATE {name} SET v = '{value}' WHERE id = 1; DELETE FROM {name} WHERE id = 2" for name in NAMES))
+
+
+async def test_two_snapshots_for_all_tables(publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots = record_snapshot_slots(monkeypatch)
+    lake = tmp_path / "lake"
+    await subscription(publisher, lake).run(Until())
+    assert snapshots == [True, True]
+    assert_same(lake, await applied(lake), publisher, TABLES)
+    change_all(publisher, "changed")
+    await subscription(publisher, lake).run(Until())
+    assert_same(lake, await applied(lake), publisher, TABLES)
+    assert publisher.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
+
+
+async def test_a_table_that_changes_while_it_is_copied(publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots = record_snapshot_slots(monkeypatch)
+    replica = subscription(publisher, tmp_path / "lake")
+
+    async def change(table: str) -> None:
+        if table == "t3":
+            publisher.execute("INSERT INTO t3 VALUES (3, 'new'); UPDATE t3 SET v = 'changed' WHERE id = 1")
+            lsn = publisher.current_lsn()
+            async with asyncio.timeout(WAIT_SECONDS):
+                while replica.status.received < lsn:
+                    await asyncio.sleep(0.02)
+
+    hook_before_copy(monkeypatch, SparkTableGroup)(change)
+    await replica.run(Until())
+    assert snapshots.count(False) == 1
+    assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher, TABLES)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("error", [TargetUnavailable, TargetError])
+async def test_a_failed_write_of_the_catalog(
+    publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool, error: type[TargetError]
+) -> None:
+    """Its error does not say whether SYNCDONE was stored. Changes that follow are neither lost nor repeated."""
+    failures: list[str] = []
+
+    def write(storage: Storage, name: str, document: Mapping[str, Any], **options: Any) -> None:
+        ours = [item for item in document.get("tables", ()) if item.get("name") == ["public", "t4"]]
+        if failures or not ours or ours[0]["state"] != "s":
+            write_document(storage, name, document, **options)
+            return
+        failures.append(name)
+        if stored:
+            write_document(storage, name, document, **options)
+        change_all(publisher, "changed")
+        raise error("the catalog cannot be written")
+
+    monkeypatch.setattr(catalog, "write_document", write)
+    lake = tmp_path / "lake"
+    # the run retries the first, and ends at the second
+    with contextlib.nullcontext() if error is TargetUnavailable else pytest.raises(TargetError, match="cannot be written"):
+        await subscription(publisher, lake).run(Until())
+    assert failures == [catalog.CATALOG]
+    change_all(publisher, "changed again")
+    await subscription(publisher, lake).run(Until())
+    assert_same(lake, await applied(lake), publisher, TABLES)
