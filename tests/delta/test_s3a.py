@@ -151,7 +151,7 @@ def programs_environment(bucket: str, gate: Gate) -> dict[str, str]:
 @pytest.mark.crash
 @pytest.mark.endurance
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("engine", ["local"])
+@pytest.mark.parametrize("engine", ["local", "spark"])
 async def test_every_program_is_killed(
     engine: str, publisher18_db: Database, lake: str, tmp_path: Path, gate: Gate, programs_environment: Mapping[str, str]
 ) -> None:

@@ -24,7 +24,7 @@ from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
-from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_files, check_logs, check_snapshot, tidy
+from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_files, check_histories, check_logs, check_snapshot, tidy
 from tests.spark import programs
 from tests.spark.cluster import Cluster, bare_python, build_wheel, cluster
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
@@ -87,7 +87,9 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
     publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     conf = {"spark.executorEnv.PGPASSFILE": str(programs.passfile_of(publisher, tmp_path))}
     more = ("-o", "two_phase=true", "-c", "copy_range_size=128kB")
-    subscriber = programs.subscriber(publisher, tmp_path, "?copy=executors&batch_delay=100ms", *more)
+    subscriber = programs.subscriber(
+        publisher, tmp_path, f"?copy=executors&batch_delay=100ms&history.{LEFT}=scd2&history.{RIGHT}=scd2", *more
+    )
     applier = programs.applier(tmp_path, standalone.master, wheel, python, conf, "--target-rows", "2000")
     load = MixedLoad(publisher.dsn, seed=seed, rate=8, sessions=2, huge_rows=500)
     met: Counter[str] = Counter()
@@ -159,6 +161,7 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
     await asyncio.to_thread(assert_same, lake, snapshot, publisher, NAMES)
     await asyncio.to_thread(tidy, lake)
     await asyncio.to_thread(check_logs, lake, snapshot)
+    await asyncio.to_thread(check_histories, lake, snapshot)
     await asyncio.to_thread(check_files, lake)
     print(f"{dict(met)}, {transfers.count} transfers, {load.report.transactions} transactions, {reader.reads} snapshots read")
     assert reader.reads >= KILLS // 2
