@@ -4,7 +4,8 @@ The target of the publisher's subscription cannot be read, because only its owne
 visible, though. If the target has a slot of that name, the changes most likely come from there. Loops through a third server are not
 detected.
 
-With ``origin = none`` on both sides, changes do not loop (PostgreSQL manual, CREATE SUBSCRIPTION, Notes).
+With ``origin = none`` on both sides, changes do not loop (PostgreSQL manual, CREATE SUBSCRIPTION, Notes). A subscription that is disabled
+receives none: after a cutover, the first subscription is kept for a rollback.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ async def find_loops(connection: WalReceiverConnection, spec: RunSpec) -> list[F
     back = {
         (found.slot_name, found.subscription): str(found.table)
         for found in await subscribed_tables(connection, spec.publications)
-        if found.slot_name is not None and (found.takes_any_origin or spec.options.origin != "none")
+        if found.enabled and found.slot_name is not None and (found.takes_any_origin or spec.options.origin != "none")
     }
     if not back:
         return []

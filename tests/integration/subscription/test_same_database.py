@@ -116,6 +116,9 @@ async def test_loop_of_subscriptions(publisher_db: Database, target_db: Database
         publisher_db.execute(
             f"CREATE SUBSCRIPTION {name} CONNECTION '{target_db.conninfo()}' PUBLICATION pub WITH (create_slot = false, enabled = false)"
         )
+        # a disabled one receives nothing
+        assert "loop" not in await looks(publisher_db, target_db)
+        publisher_db.execute(f"ALTER SUBSCRIPTION {name} ENABLE")
     else:
         await create_subscription(name, connection=target_db.conninfo(), publications=["pub"], target=url)
     assert LOOP.format(name) in await looks(publisher_db, target_db)
