@@ -1,7 +1,8 @@
 """Keep writers out of one database, prove that none is left, and let them in again.
 
 A closed database has the table ``subscriber.fence`` with one row: how it was closed, and what opens it. Table and row are made in the
-transaction that closes the database. This program's own sessions look for the table, and may write nevertheless.
+transaction that closes the database. The transaction that opens it deletes the row. The table is dropped when the sessions that began in
+between are ended: a process that finds it without a row ends them. This program's own sessions may write in a closed database.
 
 The row has an owner: the slot of the subscription whose cutover has closed the database. Another cutover may find the database closed when
 it looked open before. It can then neither leave this database nor open it.
@@ -151,6 +152,11 @@ class Fence:
         async with await self._session() as session:
             return await self._row(session) is not None
 
+    async def is_opened(self) -> bool:
+        """Whether nothing is left of a fence: also no session that began while the database was closed."""
+        async with await self._session() as session:
+            return not await self._exists(session)
+
     async def is_owned(self) -> bool:
         """Whether a cutover of this subscription has closed the database."""
         async with await self._session() as session:
@@ -167,8 +173,12 @@ class Fence:
         return found if found is not None and found.owner == self._owner else None
 
     @staticmethod
-    async def _row(session: Session) -> _Closed | None:
-        if await session.execute("SELECT pg_catalog.to_regclass('subscriber.fence')") == [(None,)]:
+    async def _exists(session: Session) -> bool:
+        return await session.execute("SELECT pg_catalog.to_regclass('subscriber.fence')") != [(None,)]
+
+    @classmethod
+    async def _row(cls, session: Session) -> _Closed | None:
+        if not await cls._exists(session):
             return None
         rows = await session.execute('SELECT owner, kind, before, "left" FROM subscriber.fence')
         return next((_Closed(owner or "", kind or "", before or "", left == "t") for owner, kind, before, left in rows), None)
@@ -279,7 +289,8 @@ class Fence:
         await session.execute(
             "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"  # noqa: S608
             f" GRANT USAGE, CREATE ON SCHEMA subscriber TO {roles};"
-            ' CREATE TABLE subscriber.fence (owner text PRIMARY KEY, kind text NOT NULL, before text NOT NULL, "left" bool NOT NULL);'
+            " CREATE TABLE IF NOT EXISTS subscriber.fence"
+            ' (owner text PRIMARY KEY, kind text NOT NULL, before text NOT NULL, "left" bool NOT NULL);'
             f" INSERT INTO subscriber.fence VALUES ({values}, false); {'; '.join([*commands, 'COMMIT'])}"
         )
 
@@ -300,26 +311,27 @@ class Fence:
         """
         async with await self._session() as session:
             await self._until_none(session, self._interrupted, "does not end", "end it, and try again")
-            if await self._row(session) is None:
-                return True
-            await session.execute("BEGIN READ WRITE; SET LOCAL synchronous_commit = local; LOCK TABLE subscriber.fence")
+            if await self._row(session) is not None:
+                await session.execute("BEGIN READ WRITE; SET LOCAL synchronous_commit = local; LOCK TABLE subscriber.fence")
             found = await self._row(session)
-            if found is None:
-                return True
-            if undo and found.owner != self._owner:
-                return False
-            if found.left and undo:
-                raise ConfigurationError(
-                    f"{self._place} stays closed: writers were let into the other database", hint="find out by which process"
-                )
-            if found.kind.startswith(FenceKind.COMMAND):
-                await self._run(found.kind.removeprefix(FenceKind.COMMAND), self._variables("open"))
-            commands = await self.opening(session, found.kind, found.before)
-            await session.execute("; ".join([*commands, "DROP TABLE subscriber.fence", "COMMIT"]))
-            if await session.execute(SCHEMA_IS_EMPTY) == [("t",)]:
-                await session.execute("DROP SCHEMA subscriber")
-            if found.kind == FenceKind.READ_ONLY:
-                await self._end_others(session, wait=False)
+            if found is not None:
+                if undo and found.owner != self._owner:
+                    return False
+                if found.left and undo:
+                    raise ConfigurationError(
+                        f"{self._place} stays closed: writers were let into the other database", hint="find out by which process"
+                    )
+                if found.kind.startswith(FenceKind.COMMAND):
+                    await self._run(found.kind.removeprefix(FenceKind.COMMAND), self._variables("open"))
+                commands = await self.opening(session, found.kind, found.before)
+                await session.execute("; ".join([*commands, "DELETE FROM subscriber.fence", "COMMIT"]))
+            if await self._exists(session):
+                if found is None or found.kind == FenceKind.READ_ONLY:
+                    await self._end_others(session, wait=False)
+                await session.execute("BEGIN READ WRITE; SET LOCAL synchronous_commit = local; LOCK TABLE subscriber.fence")
+                await session.execute("COMMIT" if await self._row(session) is not None else "DROP TABLE subscriber.fence; COMMIT")
+                if await session.execute(SCHEMA_IS_EMPTY) == [("t",)]:
+                    await session.execute("DROP SCHEMA subscriber")
         return True
 
     async def opening(self, session: Session, kind: str, before: str) -> list[str]:

@@ -326,7 +326,7 @@ async def open_target(
     async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell) as found:
         if found.record.entries:
             raise ConfigurationError(f'a cutover of subscription "{name}" is under way', hint="use --abort, --rollback or --complete")
-        if found.new.fence is None or not await found.new.fence.is_closed():
+        if found.new.fence is None or await found.new.fence.is_opened():
             raise ConfigurationError(f"{_NEW} is not closed", hint="there is nothing to open")
         await found.new.fence.open()
         found.tell(f"writers can use {_NEW}")

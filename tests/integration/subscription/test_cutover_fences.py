@@ -14,7 +14,7 @@ import pytest
 from subscriber import ConfigurationError, SubscriberError, SubscriptionInUse, crash_points, create_subscription
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.cutover import link, record
-from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover
+from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.walreceiver import fence
 from subscriber.walreceiver.foreign_sessions import ForeignSessions
@@ -426,3 +426,46 @@ async def test_own_sessions_with_a_long_name(publisher18_db: Database) -> None:
             )
     assert ("another",) in shown
     assert not {(called,) for called in names} & set(shown)
+
+
+async def test_killed_before_sessions_of_the_closed_database_are_ended(
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the bug was that the repeated command found an open database, and left sessions that stay read-only
+    sessions: list[psycopg.Connection] = []
+
+    async def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    def opened(database: Database) -> None:
+        with pytest.raises(psycopg.OperationalError):
+            sessions.pop().execute("SELECT 1")
+        assert database.value("SELECT to_regclass('subscriber.fence')") is None
+
+    def connect(database: Database) -> None:
+        sessions.append(psycopg.connect(database.conninfo(), autocommit=True))
+        assert sessions[-1].execute("SHOW default_transaction_read_only").fetchone() == ("on",)
+
+    def kill(point: str) -> None:
+        if point == "cutover.left":
+            connect(target_db)
+            monkeypatch.setattr(fence.Fence, "_end_others", killed)
+
+    async with moving(publisher18_db, target_db) as name:
+        with pytest.raises(Killed), crash_points.watched(kill):
+            await cutover(name, target=target_db.dsn, options=QUICKLY)
+        monkeypatch.undo()
+        await cutover(name, target=target_db.dsn)
+        target_db.reconnect()
+        opened(target_db)
+        await roll_back(name, target=target_db.dsn)
+        connect(target_db)
+        monkeypatch.setattr(fence.Fence, "_end_others", killed)
+        with pytest.raises(Killed):
+            await open_target(name, target=target_db.dsn)
+        monkeypatch.undo()
+        await open_target(name, target=target_db.dsn)
+        again(publisher18_db, target_db)
+        opened(target_db)
+        with pytest.raises(ConfigurationError, match="the new database is not closed"):
+            await open_target(name, target=target_db.dsn)
