@@ -20,6 +20,10 @@ _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _STORE_CODES: Final = re.compile(r"AWS Error (\w+)|HTTP status (\d+)|<Code>(\w+)</Code>|Status\((\w+)|\b(40[13]|507) [A-Z]")
 """The codes in errors of pyarrow and delta-rs about object stores."""
 _STORE_DENIED: Final = re.compile(r"accessdenied|accesskey|signature|permissiondenied|authorization|authentication|token|40[13]")
+_STORE_CLOCK: Final = re.compile(
+    r"(?:AWS Error |<Code>|ExceptionName: )(REQUEST_TIME_TOO_SKEWED|RequestTimeTooSkewed)|(Request date header too old)"
+)
+"""A request is refused, often with 403, if the time in its signature differs much from the store's."""
 _STORE_FULL: Final = re.compile(r"quotaexceeded|storagefull|insufficientstorage|507")
 
 
@@ -49,12 +53,17 @@ def os_errors(what: str) -> Iterator[None]:
 
 
 def store_error(what: str, text: str) -> TargetError | None:
-    """The error for an answer of an object store that an operator must act on: permissions, or space. None: it is another one.
+    """The error for an answer of an object store that an operator must act on: permissions, space, or the time. None: it is another one.
 
     Args:
         what: names the file.
         text: the error of pyarrow or delta-rs.
     """
+    if (skewed := _STORE_CLOCK.search(text)) is not None:
+        return TargetError(
+            f"cannot read or write {what}: the clock is wrong ({skewed[1] or skewed[2]})",
+            hint="set the clock of this machine: it differs from that of the store by minutes",
+        )
     for match in _STORE_CODES.finditer(text):
         code = next(filter(None, match.groups()))
         plain = code.replace("_", "").lower()

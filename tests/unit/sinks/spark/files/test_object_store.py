@@ -103,10 +103,18 @@ def test_an_error_of_the_store_is_one() -> None:
         ("AWS Error ACCESS_DENIED during HeadObject operation: No response body.", "permission denied"),
         ("google::cloud::Status(PERMISSION_DENIED: Permanent error)", "permission denied"),
         ("google::cloud::Status(RESOURCE_EXHAUSTED: too many requests)", None),
+        ("Generic S3 error: PUT http://h/b/a: 403 Forbidden: <Code>RequestTimeTooSkewed</Code>", "the clock is wrong"),
+        ("When reading key 'a' in bucket 'b': AWS Error REQUEST_TIME_TOO_SKEWED during GetObject operation: no", "the clock is wrong"),
+        ("AWS Error UNKNOWN (HTTP status 403) during PutObject operation: Unable to parse ExceptionName: RequestTimeTooSkewed", "the clock is wrong"),
+        (
+            "Generic MicrosoftAzure error: 403 Forbidden: <Code>AuthenticationFailed</Code>"
+            "<AuthenticationErrorDetail>Request date header too old: 'Wed, 25 Nov 2026'</AuthenticationErrorDetail>",
+            "the clock is wrong",
+        ),
         ("When reading key 'AccessDenied/403' in bucket 'b': AWS Error NO_SUCH_BUCKET during GetObject operation", None),
     ],
 )
-def test_permissions_and_space_are_named(text: str, words: str | None) -> None:
+def test_permissions_space_and_wrong_clocks_are_named(text: str, words: str | None) -> None:
     found = store_error("s3://b/a", text)
     assert (None if found is None else type(found)) == (None if words is None else TargetError)
     assert words is None or f"s3://b/a: {words} (" in str(found)
