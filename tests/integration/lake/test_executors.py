@@ -385,7 +385,7 @@ async def test_base_files_that_no_commit_names_yet_are_not_swept(publisher18_db:
     known = Lake.find(storage(lake))
     assert known is not None
     assert table.unneeded(0)
-    assert remove_unneeded_files(storage(lake), known, [table], 0) == 0
+    assert remove_unneeded_files(storage(lake), known, [table], 0, {}) == 0
     snapshot = await applied(lake)
     assert_same(lake, snapshot, publisher18_db, [T])
     assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, snapshot)

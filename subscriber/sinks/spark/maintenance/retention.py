@@ -1,44 +1,52 @@
-"""Removes files that are no longer needed: files that no version of a table within the retention time has, and abandoned copies.
+"""Sweeps: removes files that no version of a table within the retention time has, and abandoned copies.
 
 A reader may still have a file open, or use it through a published snapshot, until the retention time has passed since its removal from the
 table. Files that no commit ever named, for example of a round that was killed, are removed at the same age. So are unfinished files.
 delta-rs trims Delta's own log at each checkpoint (``delta.py``).
+
+An error of one directory, such as a missing right, does not keep the others from being swept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from subscriber.errors import TargetError
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.table_errors import CommitConflict
 
-__all__ = ["remove_unneeded_files"]
+__all__ = ["apart", "remove_unneeded_files"]
 
 _UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
 _DIRECTORY: Final = re.compile(r"(\d+)-(\d+)")
 _COPIED: Final = re.compile(r"copy-(\d+)-(\d+)-")
 
 
-def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], retain_hours: int) -> int:
-    """Remove files that are no longer needed.
+def remove_unneeded_files(
+    storage: Storage, lake: Lake, tables: Iterable[LakeDelta], retain_hours: int, errors: dict[str, TargetError]
+) -> int:
+    """Remove files that are no longer needed. Store the retention time in the tables.
 
     Args:
         storage: of the lake.
         lake: its documents.
-        tables: Delta tables that may have such files.
+        tables: loaded Delta tables.
         retain_hours: how long to keep files that no longer belong to their table.
+        errors: receives the error of each directory that cannot be swept.
 
     Returns:
         The number of removed files and directories.
 
     Raises:
-        TargetError: a file cannot be removed, or a log cannot be read.
+        TargetError: the lake cannot be read.
     """
     known = [*lake.state.tables.values(), *lake.state.removed.values()]
     # base files that executors wrote: no commit names them before the handover of the table, and the change log must still read them
@@ -46,11 +54,30 @@ def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDel
     newest = _newest(known)
     count = 0
     for table in tables:
-        unneeded = table.unneeded(retain_hours)
-        gone = [path for path in unneeded if not path.startswith(copying) and not _is_newer(path, newest)]
-        storage.delete(f"{table.directory}/{path}" for path in gone)
-        count += len(gone)
-    return count + _sweep_unfinished(storage, lake, copying, retain_hours) + _sweep_copies(storage, known)
+        with apart(storage, table.directory, errors):
+            unneeded = table.unneeded(retain_hours)
+            gone = [path for path in unneeded if not path.startswith(copying) and not _is_newer(path, newest)]
+            storage.delete(f"{table.directory}/{path}" for path in gone)
+            count += len(gone)
+            if table.unwritable(columns=False) is None:
+                table.set_retention()
+    return count + _sweep_unfinished(storage, lake, copying, retain_hours, errors) + _sweep_copies(storage, known, errors)
+
+
+@contextlib.contextmanager
+def apart(storage: Storage, directory: str, errors: dict[str, TargetError]) -> Iterator[None]:
+    """Collect the error of a block that concerns one directory only.
+
+    Raises:
+        TargetError: the lake as a whole cannot be read either.
+    """
+    try:
+        yield
+    except CommitConflict:
+        pass  # the next sweep stores the retention time
+    except TargetError as error:
+        Lake.find(storage)
+        errors[directory] = error
 
 
 def _newest(known: Sequence[LakeTable]) -> dict[str, int]:
@@ -67,7 +94,7 @@ def _is_newer(path: str, newest: Mapping[str, int]) -> bool:
     return match is not None and int(match[2]) > newest.get(match[1], -1)
 
 
-def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], retain_hours: int) -> int:
+def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], retain_hours: int, errors: dict[str, TargetError]) -> int:
     """Remove files that were being written when a process was killed. Delta's library ignores names that begin with a dot."""
     known = [*lake.state.tables.items(), *lake.state.removed.items()]
     hours = {table_directory(root, name, table.id): retain_hours for root in ("tables", "log", "history") for name, table in known}
@@ -75,19 +102,20 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], re
     hours |= dict.fromkeys(["", SNAPSHOTS], max(retain_hours, 1))
     now, count = time.time(), 0
     for directory, old in hours.items():
-        names = [
-            file.name
-            for file in storage.files(directory)
-            if (match := _UNFINISHED.match(file.name))
-            and file.changed < now - old * 3600
-            and not file.name[match.end() :].startswith(copying or ("/",))
-        ]
-        storage.delete(f"{directory}/{name}" if directory else name for name in names)
-        count += len(names)
+        with apart(storage, directory, errors):
+            names = [
+                file.name
+                for file in storage.files(directory)
+                if (match := _UNFINISHED.match(file.name))
+                and file.changed < now - old * 3600
+                and not file.name[match.end() :].startswith(copying or ("/",))
+            ]
+            storage.delete(f"{directory}/{name}" if directory else name for name in names)
+            count += len(names)
     return count
 
 
-def _sweep_copies(storage: Storage, known: Sequence[LakeTable]) -> int:
+def _sweep_copies(storage: Storage, known: Sequence[LakeTable], errors: dict[str, TargetError]) -> int:
     """Remove copies of earlier generations, which were started again. An unknown copy may be of a table that was just added."""
     kept = {copy_directory(table) for table in known}
     newest = _newest(known)
@@ -97,5 +125,6 @@ def _sweep_copies(storage: Storage, known: Sequence[LakeTable]) -> int:
         if (match := _DIRECTORY.fullmatch(name)) and f"copy/{name}" not in kept and int(match[2]) < newest.get(match[1], 0)
     ]
     for name in old:
-        storage.remove_directory(f"copy/{name}")
+        with apart(storage, f"copy/{name}", errors):
+            storage.remove_directory(f"copy/{name}")
     return len(old)

@@ -40,7 +40,7 @@ from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog, StoppedLog
-from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
+from subscriber.sinks.spark.maintenance.retention import apart, remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
@@ -104,6 +104,7 @@ class Applier:
         self._published: Snapshot | None = None
         self._noticed: float | None = None
         self._logged = INVALID_LSN
+        self._unswept: dict[str, str] = {}
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
         path = storage.root / "applier.lock" if storage.root is not None else None
         self._lock = FileLock(path, f"the lake in {storage.place} already has an applier", "stop the other applier first")
@@ -287,22 +288,30 @@ class Applier:
         self.progress.stopped_logs = {name: stop.error for name, stop in self._stopped_logs.items()}
         self._status.tell(self.missing, self.progress)
         if time.monotonic() >= self._next_sweep:
-            # if the published version of a table is the newest one, its files are not removed
-            published = {table.path: table.version for table in snapshot.tables.values()}
-            names = [*lake.state.tables.items(), *lake.state.removed.items()]
-            stopped = {self._tables.of(name, table).directory for name, table in names if name in snapshot.stopped}
-            stopped |= {table_directory("log", name, table.id) for name, table in names if name in self._stopped_logs}
-            opened = (*self._tables.opened.values(), *self._logs.values(), *self._history.opened.values(), self._publisher.delta)
-            known = [delta for delta in opened if delta.directory not in stopped and is_readable(delta)]
-            tables = [delta for delta in known if published.get(delta.directory, delta.version) == delta.version]
-            if count := remove_unneeded_files(self._storage, lake, tables, self._settings.retain_hours):
-                _log.info("removed %d files that are no longer needed", count)
-            for delta in tables:
-                if delta.unwritable(columns=False) is None:
-                    delta.set_retention()
+            self._sweep(lake, snapshot)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
         self.progress.totals.written["log"] += log.written
         return log.written
+
+    def _sweep(self, lake: Lake, snapshot: Snapshot) -> None:
+        names = [*lake.state.tables.items(), *lake.state.removed.items()]
+        stopped = {self._tables.of(name, table).directory for name, table in names if name in snapshot.stopped}
+        stopped |= {table_directory("log", name, table.id) for name, table in names if name in self._stopped_logs}
+        # if the published version of a table is the newest one, its files are not removed
+        published = {table.path: table.version for table in snapshot.tables.values()}
+        tables: list[LakeDelta] = []
+        errors: dict[str, TargetError] = {}
+        for delta in (*self._tables.opened.values(), *self._logs.values(), *self._history.opened.values(), self._publisher.delta):
+            with apart(self._storage, delta.directory, errors):
+                if delta.directory not in stopped and is_readable(delta) and published.get(delta.directory, delta.version) == delta.version:
+                    tables.append(delta)
+        if count := remove_unneeded_files(self._storage, lake, tables, self._settings.retain_hours, errors):
+            _log.info("removed %d files that are no longer needed", count)
+        for directory, error in errors.items():
+            if self._unswept.get(directory) != str(error):
+                _log.error("files that are no longer needed remain: %s", error.one_line())
+                self.failed(error)
+        self._unswept = {directory: str(error) for directory, error in errors.items()}
 
     def _change_log(self, lake: Lake) -> ChangeLog:
         settings = self._settings

@@ -105,7 +105,7 @@ def test_an_error_of_the_store_is_one() -> None:
         ("google::cloud::Status(RESOURCE_EXHAUSTED: too many requests)", None),
         ("Generic S3 error: PUT http://h/b/a: 403 Forbidden: <Code>RequestTimeTooSkewed</Code>", "the clock is wrong"),
         ("When reading key 'a' in bucket 'b': AWS Error REQUEST_TIME_TOO_SKEWED during GetObject operation: no", "the clock is wrong"),
-        ("AWS Error UNKNOWN (HTTP status 403) during PutObject operation: Unable to parse ExceptionName: RequestTimeTooSkewed", "the clock is wrong"),
+        ("AWS Error UNKNOWN (HTTP status 403) during PutObject operation: ExceptionName: RequestTimeTooSkewed", "the clock is wrong"),
         (
             "Generic MicrosoftAzure error: 403 Forbidden: <Code>AuthenticationFailed</Code>"
             "<AuthenticationErrorDetail>Request date header too old: 'Wed, 25 Nov 2026'</AuthenticationErrorDetail>",

@@ -416,6 +416,46 @@ async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path
     assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["id"].to_pylist()) == [200, 210, 220, 230]
 
 
+async def test_table_that_cannot_be_swept_does_not_keep_others_from_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_TABLE))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", "a", None)), OTHER, Insert(6, row("1", "a", None)))))
+    await sink.advance(Lsn(200))
+    await sink.close()
+    all_rounds(sweeping(tmp_path, 24))
+    work = sweeping(tmp_path, 2)
+    all_rounds(work)
+    tables = [tmp_path / "tables/public" / name for name in ("t", "other")]
+    orphans = [table / "part-orphan.parquet" for table in tables]
+    hours_ago = time.time() - 3 * 3600
+    for orphan in orphans:
+        orphan.write_bytes(b"of a round that was killed")
+        os.utime(orphan, (hours_ago, hours_ago))
+    loop = tables[0] / "loop"
+    for _ in range(2):
+        loop.symlink_to(loop.name)
+        for _ in range(2):
+            work.tidy()
+        told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert len(told) == 1
+        assert f"Delta table {tables[0]}" in told[0]
+        assert json.loads((tmp_path / "applier.json").read_text())["document"]["last_error"] in told[0]
+        assert [orphan.exists() for orphan in orphans] == [True, False]
+        assert DeltaTable(str(tables[1])).metadata().configuration["delta.logRetentionDuration"] == "interval 2 hours"
+        loop.unlink()
+        caplog.clear()
+        work._next_sweep = time.monotonic() + 3600
+        work.tidy()
+        assert orphans[0].exists()
+        work._next_sweep = 0.0
+        work.tidy()
+        assert not orphans[0].exists()
+        assert not caplog.records
+        work._next_look = 0.0
+        all_rounds(work)
+        orphans[0].write_bytes(b"of another round")
+        os.utime(orphans[0], (hours_ago, hours_ago))
+
+
 async def test_retention_time_is_stored_in_the_tables_and_follows_the_option(tmp_path: Path) -> None:
     def properties() -> dict[str, Mapping[str, str]]:
         tables = {name: DeltaTable(str(tmp_path / name)) for name in ("tables/public/t", "log/public/t", "snapshots")}
