@@ -28,8 +28,9 @@ begun under the fence. A prepared transaction can be committed at any time, also
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from subscriber.errors import ConfigurationError
@@ -201,6 +202,25 @@ class Fence:
             return bool(
                 await session.execute(f'UPDATE subscriber.fence SET "left" = true WHERE owner = {quote_literal(self._owner)} RETURNING 1')  # noqa: S608
             )
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Keep other processes from a block of this kind, from :meth:`leave` and from :meth:`open`, while this one runs.
+
+        Raises:
+            ConfigurationError: another process has opened this database, or has let writers into the other one.
+            PublisherError: or a subclass.
+        """
+        async with await self._session() as session:
+            if await self._exists(session):
+                await session.execute("BEGIN; LOCK TABLE subscriber.fence IN SHARE ROW EXCLUSIVE MODE")
+            found = await self._own_row(session)
+            if found is None or found.left:
+                raise ConfigurationError(
+                    f"{self._place} is not kept closed by this cutover any more", hint="another process has finished it, or has undone it"
+                )
+            yield
+            await session.execute("COMMIT")
 
     async def problems(self, kind: str) -> list[tuple[str, str]]:
         """What keeps the database from being closed: errors, each with a hint."""

@@ -245,6 +245,8 @@ class Move:
                 self._tell(f"writers can use {self._source.title} again")
         if lost is not None:
             raise lost
+        # fails if the lock is lost: another process may have begun again
+        await self._record.load()
         if "stop" in begun:
             await self._link.enable()
         if "way_back" in begun and self._back is not None:
@@ -305,7 +307,9 @@ class Move:
     async def _way_back(self) -> _Details:
         if self._back is None:
             return None
-        await self._back.establish()
+        # the lock of this cutover may be lost: what is made after another process has let writers in would begin too late
+        async with self._fence.held():
+            await self._back.establish()
         self._tell(f'the way back is subscription "{self._back.name}"')
         return None
 

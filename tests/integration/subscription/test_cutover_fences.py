@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psycopg
@@ -229,10 +231,21 @@ async def test_own_default_of_a_database_comes_back(publisher18_db: Database, ta
             await cutover(name, target=target_db.dsn, options=QUICKLY)
 
 
+def end_cutover(target: Database) -> None:
+    """End the session of a cutover that has its lock."""
+    locked = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = %s)"
+    with psycopg.connect(target.server.dsn(), autocommit=True) as session:
+        ended = session.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'subscriber cutover'"
+            f" AND pid IN ({locked})".encode(),
+            [target.name],
+        )
+        assert ended.fetchall() == [(True,)]
+
+
 async def test_another_process_continues_a_cutover_that_still_runs(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     # the first process has lost its session, and its lock, while its switch command runs. The bug was that it opened the old database
     gate = f"mkdir {tmp_path}/first 2>/dev/null || exit 0; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
-    holder = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = '{}')"
     async with moving(publisher18_db, target_db) as name:
         first = asyncio.create_task(cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", switch=gate)))
         try:
@@ -240,12 +253,7 @@ async def test_another_process_continues_a_cutover_that_still_runs(publisher18_d
                 while not (tmp_path / "first").exists():
                     assert not first.done(), await first
                     await asyncio.sleep(0.02)
-            with psycopg.connect(target_db.server.dsn(), autocommit=True) as session:
-                cut = session.execute(
-                    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'subscriber cutover'"
-                    f" AND pid IN ({holder.format(target_db.name)})".encode()
-                ).fetchall()
-            assert cut == [(True,)]
+            end_cutover(target_db)
             await cutover(name, target=target_db.dsn)
             (tmp_path / "go").touch()
             with pytest.raises(SubscriberError, match="writers were let into the new database"):
@@ -256,6 +264,38 @@ async def test_another_process_continues_a_cutover_that_still_runs(publisher18_d
         again(publisher18_db, target_db)
         assert (writes(publisher18_db), writes(target_db)) == (False, True)
         assert publisher18_db.value(f"SELECT count(*) FROM subscriber.pg_subscription WHERE subname = '{name}_back'") == 1
+
+
+async def test_process_that_makes_the_way_back_after_another_one_has_finished(publisher18_db: Database, target_db: Database) -> None:
+    # the bug was that it made the way back again, from a later LSN: what was written before it was not in the old database
+    stopped, go, points = threading.Event(), threading.Event(), itertools.count(1)
+
+    def stop(point: str) -> None:
+        # plan and six steps before it; each step has three points
+        if point == "cutover.step" and threading.current_thread() is not threading.main_thread() and next(points) == 20:
+            stopped.set()
+            go.wait()
+
+    async with moving(publisher18_db, target_db) as name:
+        with crash_points.watched(stop):
+            first = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(cutover(name, target=target_db.dsn, options=QUICKLY))))
+            try:
+                assert await asyncio.to_thread(stopped.wait, WAIT_SECONDS)
+                target_db.reconnect()
+                assert target_db.fetch("SELECT step FROM subscriber.cutover WHERE ended_at IS NULL AND step <> 'plan'") == [("way_back",)]
+                end_cutover(target_db)
+                await cutover(name, target=target_db.dsn)
+                assert writes(target_db, query="INSERT INTO t (v) VALUES ('early')")
+            finally:
+                go.set()
+                await asyncio.wait({first})
+        with pytest.raises(SubscriberError, match="writers were let into the new database"):
+            await first
+        again(publisher18_db, target_db)
+        assert (writes(publisher18_db), writes(target_db)) == (False, True)
+        async with launched(publisher18_db):
+            await asyncio.to_thread(catch_up, target_db, publisher18_db, f"{name}_back")
+        assert publisher18_db.value("SELECT count(*) FROM t WHERE v = 'early'") == 1
 
 
 async def test_killed_when_the_way_into_the_target_was_free(publisher18_db: Database, target_db: Database) -> None:
