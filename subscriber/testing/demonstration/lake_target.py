@@ -8,10 +8,10 @@ import io
 import platform
 import shutil
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.abc import TableName
 from subscriber.config import Settings
@@ -25,13 +25,19 @@ from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransac
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
-from subscriber.sinks.spark.reading.snapshot import LakeSnapshot, SnapshotRows
+from subscriber.sinks.spark.reading.snapshot import LakeSnapshot
+from subscriber.sinks.spark.reading.table_files import with_held_values
+from subscriber.sinks.spark.schema.table_schema import SPECIAL
 from subscriber.sinks.spark.session.jobs import first_words, job_errors
 from subscriber.sinks.spark.session.spark_session import spark_session
+from subscriber.sinks.spark.session.sql_text import quoted_name
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.comparison.rows import compare_rows
 from subscriber.testing.demonstration.target import DatabaseFacts, Example
 from subscriber.verification.values import array_literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["LakeTarget"]
 
@@ -44,6 +50,9 @@ _CONF: Final = {
     "spark.ui.port": "0",
 }
 _LOOK_SECONDS: Final = 0.02
+_ROWS: Final = 10_000
+"""Of a batch that is compared."""
+_VIEW: Final = "subscriber_snapshot"
 _EXAMPLES: Final = (
     """\
 from subscriber.spark import snapshot
@@ -146,9 +155,8 @@ class LakeTarget:
         """Compare tables of the published snapshot, value by value."""
         snapshot = read_snapshot(self._storage)
         assert snapshot is not None
-        return await compare_rows(
-            publisher_dsn, _SnapshotReader(SnapshotRows(self._spark, LakeSnapshot(self._spark, self.url, snapshot))), tables
-        )
+        reader = _SnapshotReader(self._spark, LakeSnapshot(self._spark, self.url, snapshot))
+        return await compare_rows(publisher_dsn, reader, tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         """Compare the transactions prepared on the publisher with those that wait in the lake."""
@@ -199,15 +207,23 @@ class LakeTarget:
 class _SnapshotReader:
     """A :class:`subscriber.testing.comparison.rows.RowReader` of one snapshot, by Spark SQL."""
 
-    def __init__(self, rows: SnapshotRows) -> None:
-        self._rows = rows
+    def __init__(self, spark: SparkSession, found: LakeSnapshot) -> None:
+        self._spark = spark
+        self._found = found
 
     async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
-        found = await asyncio.to_thread(self._rows.columns, table)
-        return bool(found) and set(columns) <= set(found)
+        if str(table) not in self._found.tables:
+            return False
+        return set(columns) <= {*await asyncio.to_thread(lambda: self._found.table(str(table)).columns)}
 
     async def rows(self, table: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
-        batches = self._rows.batches(table, columns)
+        batches = self._batches(table, columns)
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             for row in batch:
                 yield [array_literal(value) if isinstance(value, list) else value for value in row]
+
+    def _batches(self, table: TableName, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
+        self._found.table(str(table)).createOrReplaceTempView(_VIEW)
+        query = f"SELECT {', '.join(map(quoted_name, [*columns, SPECIAL]))} FROM {_VIEW}"
+        for batch in self._spark.sql(query).toArrow().to_batches(max_chunksize=_ROWS):
+            yield [with_held_values(row, columns) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]

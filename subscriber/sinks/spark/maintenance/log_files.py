@@ -20,8 +20,9 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import conformed, read_changes
+from subscriber.sinks.spark.schema.arrow_columns import with_column
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
 
 __all__ = [
     "Copied",
@@ -136,9 +137,7 @@ def _copied(rows: pa.Table, copied: Copied) -> pa.Table:
     """Set the metadata of copied rows. Base files lack the metadata columns that landed files have."""
     values = {"_op": "c", "_lsn": int(copied.lsn), "_seq": 0, "_xid": 0, "_ts": _time(copied), "_moved": False}
     for name, value in values.items():
-        position = rows.schema.get_field_index(name)
-        field_ = rows.schema.field(position)
-        rows = rows.set_column(position, field_, pa.array([value], field_.type).take(pa.array([0] * rows.num_rows, pa.int64())))
+        rows = with_column(rows, name, pa.repeat(pa.scalar(value, rows.schema.field(name).type), rows.num_rows))
     return rows
 
 
@@ -193,17 +192,9 @@ def rewrite_files(storage: Storage, work: RewrittenFiles) -> DataFile:
 
 
 def _write(storage: Storage, directory: str, rows: pa.Table, metadata: Mapping[bytes, bytes]) -> DataFile:
-    path = f"part-{uuid4().hex}.parquet"
-    pending = storage.create(f"{directory}/{path}")
+    rows = rows.replace_schema_metadata(dict(metadata))
     dictionary = ["_op"] if "_op" in rows.schema.names else True
-    try:
-        with storage.reading(path):
-            pq.write_table(rows.replace_schema_metadata(dict(metadata)), pending.stream, compression="zstd", use_dictionary=dictionary)
-            size = pending.commit()
-    except BaseException:
-        pending.discard()
-        raise
-    return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+    return write_data_file(storage, directory, f"part-{uuid4().hex}.parquet", rows, dictionary=dictionary)
 
 
 def runs_of_small_files(files: Sequence[tuple[str, int]], target_rows: int) -> Iterator[list[str]]:

@@ -15,12 +15,11 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.data_file import DataFile
+from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
 
 __all__ = ["CHANGE_DATA", "changed_rows", "write_change_data"]
 
@@ -83,14 +82,6 @@ def write_change_data(storage: Storage, directory: str, rows: pa.Table) -> DataF
         TargetError: the file cannot be written.
     """
     storage.make_directory(f"{directory}/{CHANGE_DATA}")
-    path = f"{CHANGE_DATA}/cdc-{uuid4().hex}.parquet"
-    pending = storage.create(f"{directory}/{path}")
-    try:
-        with storage.reading(path):
-            pq.write_table(rows, pending.stream, compression="zstd", compression_level=1)
-            size = pending.commit()
-    except BaseException:
-        pending.discard()
-        raise
+    file = write_data_file(storage, directory, f"{CHANGE_DATA}/cdc-{uuid4().hex}.parquet", rows)
     storage.sync([f"{directory}/{CHANGE_DATA}"])
-    return DataFile(path=path, size=size, rows=rows.num_rows, stats="", low=None, high=None)
+    return file

@@ -12,17 +12,16 @@ There are two complications:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
 from subscriber.sinks.spark.merge.row_matching import MissingRows, match_incomplete_rows, without_missing_rows
-from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.merge.unsent_values import with_values_of
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["Folded", "MergedRows", "fold", "merge_keyed_rows", "merge_whole_rows", "since_truncate"]
 
@@ -143,39 +142,7 @@ def _fill(changes: pa.Table, current: pa.Table, ids: list[int]) -> tuple[pa.Tabl
                         from_table[row] = old_key, shared
         left = id_, state.get(id_), id_ in state
         state[id_] = None if ops[row] == "d" else row
-    return _replaced(current, sources), from_table
-
-
-def _replaced(current: pa.Table, sources: Mapping[int, Mapping[str, int]]) -> pa.Table:
-    taken: dict[str, dict[int, int]] = {}
-    for row, fields in sources.items():
-        for name, source in fields.items():
-            taken.setdefault(name, {})[row] = source
-    if not taken:
-        return current
-    special = current[SPECIAL].to_pylist()
-    for name, rows in taken.items():
-        indices = list(range(current.num_rows))
-        for row, source in rows.items():
-            indices[row] = source
-            special[row] = with_special(special[row], special[source], [name])
-        position = current.schema.get_field_index(name)
-        current = current.set_column(position, current.schema.field(position), current[name].take(pa.array(indices, pa.int64())))
-    position = current.schema.get_field_index(SPECIAL)
-    return current.set_column(position, current.schema.field(position), pa.array(special, pa.string()))
-
-
-def with_special(own: str | None, other: str | None, fields: list[str]) -> str | None:
-    """The ``_special`` of a row after these fields were taken from another row."""
-    if own is None and other is None:
-        return None
-    values: dict[str, Any] = {} if own is None else json.loads(own)
-    others: dict[str, Any] = {} if other is None else json.loads(other)
-    for name in fields:
-        values.pop(name, None)
-        if name in others:
-            values[name] = others[name]
-    return json.dumps(values, sort_keys=True) if values else None
+    return with_values_of(current, current, range(current.num_rows), sources), from_table
 
 
 def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str] = ()) -> tuple[pa.Table, MissingRows]:
@@ -287,18 +254,10 @@ def merge_keyed_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, *, 
 def _completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int | None]) -> pa.Table:
     """Fill in unchanged values from the table's rows. ``places``: the row of each touched key in ``base``."""
     both = pa.concat_tables([puts, base.select(puts.schema.names)])
-    indices: dict[str, list[int]] = {}
-    special = both[SPECIAL].to_pylist()
-    for put, (touched, fields) in folded.wanted.items():
-        place = places[touched]
-        if place is None:
-            continue  # the row belongs to another unit: see plan.py about rows that move far
-        source = puts.num_rows + place
-        for name in fields:
-            indices.setdefault(name, list(range(puts.num_rows)))[put] = source
-        special[put] = with_special(special[put], special[source], fields)
-    for name, taken in indices.items():
-        position = puts.schema.get_field_index(name)
-        puts = puts.set_column(position, puts.schema.field(position), both[name].take(pa.array(taken, pa.int64())))
-    position = puts.schema.get_field_index(SPECIAL)
-    return puts.set_column(position, puts.schema.field(position), pa.array(special[: puts.num_rows], pa.string()))
+    # without a place the row belongs to another unit: see plan.py about rows that move far
+    found = {
+        put: dict.fromkeys(fields, puts.num_rows + place)
+        for put, (touched, fields) in folded.wanted.items()
+        if (place := places[touched]) is not None
+    }
+    return with_values_of(puts, both, range(puts.num_rows), found)

@@ -24,6 +24,7 @@ from subscriber.sinks.spark.merge.folding import fold_unit
 from subscriber.sinks.spark.merge.parquet import read_base, read_changes, write_rows
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
+from subscriber.sinks.spark.schema.arrow_columns import with_column
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile
 
@@ -125,6 +126,5 @@ def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema, added: Sequ
 
 def _without(rows: pa.Table, fields: Sequence[str]) -> pa.Table:
     for name in fields:
-        position = rows.schema.get_field_index(name)
-        rows = rows.set_column(position, rows.schema.field(position), pa.nulls(rows.num_rows, rows.schema.field(position).type))
+        rows = with_column(rows, name, pa.nulls(rows.num_rows, rows.schema.field(name).type))
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from subscriber.sinks.spark.merge.keys import is_orderable, rank
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitFile
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.schema.type_widening import converted, with_specials_converted
-from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
 from subscriber.sinks.spark.tables.deletion_vectors import live_rows, read_vector
 
 __all__ = ["conformed", "read_base", "read_changes", "read_file", "read_table_files", "write_rows"]
@@ -181,20 +182,11 @@ def _clean_cut(rows: pa.Table, schema: TableSchema, cut: int, room: int) -> int:
 
 
 def _write_file(storage: Storage, unit: Unit, rows: pa.Table, path: str) -> DataFile:
-    low = high = None
-    schema = rows.schema
+    low = high = metadata = None
     if unit.schema.keys and is_orderable(rows.schema.field(unit.schema.keys[0]).type):
         column = rows[unit.schema.keys[0]]
-        first = rank(None) if column.null_count else rank(pc.min(column).as_py())
-        low, high = first, rank(pc.max(column).as_py())
-        schema = rows.schema.with_metadata({RANGE: packed_range(unit.schema.keys[0], column, low, high)})
-    pending = storage.create(f"{unit.directory}/{path}")
-    try:
-        with storage.reading(path), pq.ParquetWriter(pending.stream, schema, compression="zstd", compression_level=1) as writer:
-            writer.write_table(rows.replace_schema_metadata(schema.metadata), row_group_size=unit.target_rows)
-        with storage.reading(path):
-            size = pending.commit()
-    except BaseException:
-        pending.discard()
-        raise
-    return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=low, high=high)
+        low = rank(None) if column.null_count else rank(pc.min(column).as_py())
+        high = rank(pc.max(column).as_py())
+        metadata = {RANGE: packed_range(unit.schema.keys[0], column, low, high)}
+    rows = rows.replace_schema_metadata(metadata)
+    return replace(write_data_file(storage, unit.directory, path, rows, row_group_size=unit.target_rows), low=low, high=high)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from subscriber.sinks.spark.merge.keys import group_ids, key_columns
+from subscriber.sinks.spark.merge.keys import group_ids, held_values, key_columns
+from subscriber.sinks.spark.schema.arrow_columns import with_column
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
 __all__ = ["MissingRows", "identity_names", "match_incomplete_rows", "without_missing_rows"]
@@ -109,7 +110,7 @@ def match_incomplete_rows(base: pa.Table, changes: pa.Table, schema: TableSchema
     if not late or not early or not both.num_rows:
         return changes
     same = group_ids([both[name] for name in names]).to_pylist()
-    alike = group_ids([*(both[name] for name in early), _without(both[SPECIAL], late)]).to_pylist()
+    alike = group_ids([*(both[name] for name in early), held_values(both[SPECIAL], lambda field: field not in late)]).to_pylist()
     values = [_values(both, name) for name in late]
     there = Counter(same[: base.num_rows])
     lacking: dict[int, list[int]] = {}
@@ -141,19 +142,8 @@ def match_incomplete_rows(base: pa.Table, changes: pa.Table, schema: TableSchema
         return changes
     taken = pa.array(found[base.num_rows :], pa.int64())
     for name in names:
-        position = changes.schema.get_field_index(name)
-        changes = changes.set_column(position, changes.schema.field(position), both[name].take(taken))
+        changes = with_column(changes, name, both[name].take(taken))
     return changes
-
-
-def _without(special: pa.ChunkedArray, fields: list[str]) -> pa.ChunkedArray:
-    if special.null_count == len(special):
-        return special
-    texts: list[str | None] = []
-    for text in special.to_pylist():
-        left = {} if text is None else {field: value for field, value in json.loads(text).items() if field not in fields}
-        texts.append(json.dumps(left, sort_keys=True) if left else None)
-    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def _values(rows: pa.Table, name: str) -> list[int | None]:

@@ -15,7 +15,7 @@ skipped, as in the state table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 
 from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS
 from subscriber.sinks.spark.files.location import HistoryKind
-from subscriber.sinks.spark.merge.fold import with_special
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
 from subscriber.sinks.spark.merge.row_matching import MissingRows, match_incomplete_rows
-from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.merge.unsent_values import with_values_of
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["changed_versions", "history_schema"]
 
@@ -196,8 +196,9 @@ def _replay(versions: _Versions, changes: pa.Table, keys: list[int], first: int,
 
 def _rows(kind: HistoryKind, kept: Sequence[_Version], base: pa.Table, changes: pa.Table, own: pa.Table) -> pa.Table:
     """The rows of versions. ``own``: the table's own columns of ``base``, and then of ``changes``."""
-    rows = pa.array([version.row for version in kept], pa.int64())
-    taken = _with_values(own, rows, {number: version.values for number, version in enumerate(kept) if version.values})
+    numbers = [version.row for version in kept]
+    rows = pa.array(numbers, pa.int64())
+    taken = with_values_of(own.take(rows), own, numbers, {place: version.values for place, version in enumerate(kept) if version.values})
     begun = pa.concat_tables([_times(kind, base), changes.select(["_ts", "_lsn"])]).take(rows)
     ends = pa.array([version.end for version in kept], pa.int64())
     ended = changes.select(["_ts", "_lsn"]).take(ends)
@@ -213,22 +214,3 @@ def _rows(kind: HistoryKind, kept: Sequence[_Version], base: pa.Table, changes: 
 
 def _times(kind: HistoryKind, base: pa.Table) -> pa.Table:
     return base.select(["_valid_from" if kind == "scd2" else "_ts", "_lsn"]).rename_columns(["_ts", "_lsn"])
-
-
-def _with_values(own: pa.Table, rows: pa.Array, values: Mapping[int, Mapping[str, int]]) -> pa.Table:
-    """Take rows, and for some of them the values of some columns from other rows."""
-    found = own.take(rows)
-    if not values:
-        return found
-    numbers, texts = rows.to_pylist(), own[SPECIAL].to_pylist()
-    special = [texts[row] for row in numbers]
-    taken: dict[str, list[int]] = {}
-    for place, sources in values.items():
-        for name, source in sources.items():
-            taken.setdefault(name, list(numbers))[place] = source
-            special[place] = with_special(special[place], texts[source], [name])
-    for name, indices in taken.items():
-        position = found.schema.get_field_index(name)
-        found = found.set_column(position, found.schema.field(position), own[name].take(pa.array(indices, pa.int64())))
-    position = found.schema.get_field_index(SPECIAL)
-    return found.set_column(position, found.schema.field(position), pa.array(special, pa.string()))

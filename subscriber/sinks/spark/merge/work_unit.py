@@ -50,7 +50,6 @@ class Unit:
         target_rows: rows that a file should have.
         feed: whether the unit also writes the rows of the table's Change Data Feed.
         rows: number of rows that are rewritten and of changes, if the changes were counted.
-        rewritten_bytes, marked_bytes: estimates: what the unit would write if it rewrote all its files, or none of them.
         folded_into: a directory, relative to the lake, for the folded changes, which are written instead of files of the table. None: the
             unit writes files of the table.
     """
@@ -67,8 +66,6 @@ class Unit:
     target_rows: int = 250_000
     feed: bool = False
     rows: int = 0
-    rewritten_bytes: int = 0
-    marked_bytes: int = 0
     folded_into: str | None = None
 
 

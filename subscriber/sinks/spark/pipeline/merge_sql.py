@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.session.sql_text import quoted_name, quoted_text
 
 __all__ = ["delete_statement", "key_limits", "merge_statement"]
 
@@ -21,7 +22,7 @@ Range = tuple[Any, Any] | None
 
 def delete_statement(uri: str) -> str:
     """DELETE all rows of the table at ``uri``."""
-    return f"DELETE FROM delta.{_quoted(uri)}"  # noqa: S608 -- quoted
+    return f"DELETE FROM delta.{quoted_name(uri)}"  # noqa: S608 -- quoted
 
 
 def merge_statement(
@@ -39,16 +40,16 @@ def merge_statement(
         cleared: whether all other rows are deleted.
     """
     names = schema.current.names
-    setting = ", ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in names)
-    columns = ", ".join(map(_quoted, names))
-    values = ", ".join(f"s.{_quoted(name)}" for name in names)
+    setting = ", ".join(f"t.{quoted_name(name)} = s.{quoted_name(name)}" for name in names)
+    columns = ", ".join(map(quoted_name, names))
+    values = ", ".join(f"s.{quoted_name(name)}" for name in names)
     statement = (
-        f"MERGE INTO delta.{_quoted(uri)} t USING {source} s ON {_same_key(schema, range_)} "
-        f"WHEN MATCHED AND s.{_quoted(flag)} THEN DELETE "
+        f"MERGE INTO delta.{quoted_name(uri)} t USING {source} s ON {_same_key(schema, range_)} "
+        f"WHEN MATCHED AND s.{quoted_name(flag)} THEN DELETE "
         f"WHEN MATCHED THEN UPDATE SET {setting}"
     )
     if not known:
-        statement += f" WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608 -- quoted
+        statement += f" WHEN NOT MATCHED AND NOT s.{quoted_name(flag)} THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608 -- quoted
     return f"{statement} WHEN NOT MATCHED BY SOURCE THEN DELETE" if cleared else statement
 
 
@@ -70,16 +71,16 @@ def _same_key(schema: TableSchema, range_: Range) -> str:
     """Compare keys. NULLs are equal. If a key column cannot hold a value, the value's text in ``_special`` is part of the key."""
     found = [_same_value(key, schema.current.field(key).type) for key in schema.keys]
     if any(_may_be_special(schema.current.field(key).type) for key in schema.keys):
-        texts = [f"from_json({side}.{_quoted(SPECIAL)}, 'map<string,string>')" for side in ("t", "s")]
-        found += [f"{texts[0]}[{_text(key)}] <=> {texts[1]}[{_text(key)}]" for key in schema.keys]
+        texts = [f"from_json({side}.{quoted_name(SPECIAL)}, 'map<string,string>')" for side in ("t", "s")]
+        found += [f"{texts[0]}[{quoted_text(key)}] <=> {texts[1]}[{quoted_text(key)}]" for key in schema.keys]
     if range_ is not None:
-        first = f"t.{_quoted(schema.keys[0])}"
+        first = f"t.{quoted_name(schema.keys[0])}"
         found.append(f"{first} >= {_literal(range_[0])} AND {first} <= {_literal(range_[1])}")
     return " AND ".join(found)
 
 
 def _same_value(key: str, type_: pa.DataType) -> str:
-    sides = [f"{side}.{_quoted(key)}" for side in ("t", "s")]
+    sides = [f"{side}.{quoted_name(key)}" for side in ("t", "s")]
     if pa.types.is_floating(type_.value_type if pa.types.is_list(type_) else type_):
         # -0 and 0 are equal to Spark, but they are two keys: the publisher sends the old key when a row's key changes from one to the other
         sides = [f"CAST({side} AS STRING)" for side in sides]
@@ -93,11 +94,3 @@ def _may_be_special(type_: pa.DataType) -> bool:
 
 def _literal(value: Any) -> str:
     return f"DATE'{value.isoformat()}'" if isinstance(value, date) else str(int(value))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -51,8 +51,6 @@ _TINY_BYTES: Final = 32 * 1024
 """A file up to this size is rewritten: marking its rows would save little."""
 _KEY_PART: Final = 8
 """Reading the keys of this many rows takes as long as rewriting one row."""
-_ROW_BYTES: Final = 64
-"""Estimated size of a row of a table that has no rows yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +294,6 @@ def _unit(
 ) -> Unit:
     """A unit. ``base``: all files in its ranges."""
     rows = {file.path: file.rows for file in base}
-    size, count = sum(file.size for file in base), sum(rows.values())
-    new = changes * (-(-size // count) if count else _ROW_BYTES)
     return Unit(
         directory=work.directory,
         schema=work.schema,
@@ -311,8 +307,6 @@ def _unit(
         target_rows=work.target_rows,
         feed=work.feed,
         rows=sum(rows[file.path] // (_KEY_PART if file.kept else 1) for file in files) + changes,
-        rewritten_bytes=size + new,
-        marked_bytes=new + sum(file.vector.size if file.vector is not None else 0 for file in files) + 2 * changes,
     )
 
 

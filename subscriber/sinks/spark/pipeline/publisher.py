@@ -11,13 +11,11 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import uuid4
 
-import pyarrow.parquet as pq
-
 from subscriber import crash_points
 from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS, Publication, Snapshot, Snapshots, snapshot_rows
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+from subscriber.sinks.spark.tables.data_file import write_data_file
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.table_errors import CommitConflict
 
@@ -88,17 +86,8 @@ class SnapshotPublisher:
         rows = snapshot_rows(snapshot, publication)
         if not self.delta.is_there:
             self.delta.create(rows.schema)
-        path = f"{int(snapshot.lsn):020d}-{uuid4().hex}.parquet"
-        pending = self._storage.create(f"{SNAPSHOTS}/{path}")
-        try:
-            with self._storage.reading(path):
-                pq.write_table(rows, pending.stream, compression="zstd")
-                size = pending.commit()
-        except BaseException:
-            pending.discard()
-            raise
+        file = write_data_file(self._storage, SNAPSHOTS, f"{int(snapshot.lsn):020d}-{uuid4().hex}.parquet", rows)
         crash_points.reached("publishing.snapshot_written")
-        file = DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
         try:
             self.delta.commit([file], list(self.delta.table_files()), _APPLICATION, snapshot.lsn, note=publication.note())
         except CommitConflict:

@@ -39,6 +39,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.session.jobs import first_words, job_errors
 from subscriber.sinks.spark.session.object_stores import hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta
+from subscriber.sinks.spark.session.sql_text import quoted_name, quoted_text
 from subscriber.sinks.spark.tables.delta import LakeDelta
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class CatalogRegistration:
     def __init__(self, spark: SparkSession, storage: Storage, schema: str, failed: Callable[[SubscriberError], None]) -> None:
         self._spark = spark.newSession()
         self._storage = storage
-        self._schema = ".".join(map(_quoted, schema.split(".")))
+        self._schema = ".".join(map(quoted_name, schema.split(".")))
         self._told = schema
         self._failed = failed
         self._views: dict[str, tuple[str, ...]] = {}  # the columns of registered views, by name
@@ -203,7 +204,7 @@ class CatalogRegistration:
             sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
             earlier = self._earlier()
         columns = {
-            name: tuple(sql(f"SELECT * FROM delta.{_quoted(uris[name])} VERSION AS OF {table.version}").columns)  # noqa: S608 -- quoted
+            name: tuple(sql(f"SELECT * FROM delta.{quoted_name(uris[name])} VERSION AS OF {table.version}").columns)  # noqa: S608 -- quoted
             if self._changed(name, table)
             else self._views[names[name]]
             for name, table in snapshot.tables.items()
@@ -213,16 +214,16 @@ class CatalogRegistration:
                 self._require_table(f"{names[name]}_latest", uris[name])
         selects = []
         for name, table in snapshot.tables.items():
-            structs = [f"{'struct(*)' if other == name else 'NULL'} AS {_quoted(names[other])}" for other in names]
-            source = f"delta.{_quoted(uris[name])} VERSION AS OF {table.version}"
-            selects.append(f"SELECT {_text(names[name])} AS name, {', '.join(structs)} FROM {source}")  # noqa: S608 -- quoted
+            structs = [f"{'struct(*)' if other == name else 'NULL'} AS {quoted_name(names[other])}" for other in names]
+            source = f"delta.{quoted_name(uris[name])} VERSION AS OF {table.version}"
+            selects.append(f"SELECT {quoted_text(names[name])} AS name, {', '.join(structs)} FROM {source}")  # noqa: S608 -- quoted
         if selects:
             self._replace(VIEW, " UNION ALL ".join(selects))
         for name in names:
             if self._views.get(names[name]) != columns[name]:
-                found = _quoted(names[name])
-                chosen = ", ".join(f"{found}.{_quoted(column)}" for column in columns[name])
-                self._replace(names[name], f"SELECT {chosen} FROM {self._of(VIEW)} WHERE name = {_text(names[name])}")  # noqa: S608 -- quoted
+                found = quoted_name(names[name])
+                chosen = ", ".join(f"{found}.{quoted_name(column)}" for column in columns[name])
+                self._replace(names[name], f"SELECT {chosen} FROM {self._of(VIEW)} WHERE name = {quoted_text(names[name])}")  # noqa: S608 -- quoted
         # catalogs have names in small letters
         present = {name.lower() for name in names.values()}
         for gone in {name for name in self._views.keys() | earlier if name.lower() not in present}:
@@ -237,9 +238,8 @@ class CatalogRegistration:
         """The views of tables that are in the catalog, from an earlier applier."""
         names = {row["viewName"] for row in self._spark.sql(f"SHOW VIEWS IN {self._schema}").collect()} - {VIEW}
         # other views that select from it are a user's
-        return {
-            name for name in names if self._text_of(name).lower().endswith(f" FROM {self._of(VIEW)} WHERE name = {_text(name)}".lower())
-        }
+        ours = {name: f" FROM {self._of(VIEW)} WHERE name = {quoted_text(name)}".lower() for name in names}
+        return {name for name in names if self._text_of(name).lower().endswith(ours[name])}
 
     def _text_of(self, view: str) -> str:
         described = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._of(view)}")
@@ -247,7 +247,7 @@ class CatalogRegistration:
 
     def _require_table(self, name: str, uri: str) -> None:
         """Create an external table, if it does not exist."""
-        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._of(name)} USING DELTA LOCATION {_text(uri)}")
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._of(name)} USING DELTA LOCATION {quoted_text(uri)}")
         (found,) = self._spark.sql(f"DESCRIBE DETAIL {self._of(name)}").select("location").collect()
         if unquote(_SCHEME.sub("", found["location"])) != _SCHEME.sub("", uri):
             raise TargetError(f"{self._told}.{name} exists and is another table", hint="drop it, or register in another schema")
@@ -263,17 +263,8 @@ class CatalogRegistration:
             self._spark.sql(f"CREATE VIEW {self._of(name)} AS {query}")
 
     def _of(self, name: str) -> str:
-        return f"{self._schema}.{_quoted(name)}"
+        return f"{self._schema}.{quoted_name(name)}"
 
 
 def _name(name: TableName) -> str:
     return f"{name.namespace}_{name.name}"
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
-
-
-def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

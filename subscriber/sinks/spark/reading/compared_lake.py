@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import pyarrow as pa
 
@@ -23,7 +22,7 @@ from subscriber.sinks.spark.catalog.subscriptions import defined
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.reading.table_files import PinnedTable
+from subscriber.sinks.spark.reading.table_files import PinnedTable, with_held_values
 from subscriber.sinks.spark.schema.table_schema import META, SPECIAL, TableSchema
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields
 from subscriber.threads import run_in_thread
@@ -206,15 +205,7 @@ class LakeTable:
 
     def _chunks(self) -> Iterator[list[Sequence[object]]]:
         for file in self._pinned.files():
-            for batch in self._pinned.read(file, self._schema):
+            for batch in self._pinned.read(file.path, file.vector, self._schema):
                 for begin in range(0, batch.num_rows, _ROWS):
                     columns = [column.to_pylist() for column in batch.slice(begin, _ROWS).columns]
-                    yield [_row(row, self._schema.names) for row in zip(*columns, strict=True)]
-
-
-def _row(row: tuple[Any, ...], fields: Sequence[str]) -> Sequence[object]:
-    *values, special = row
-    if not special:
-        return values
-    kept = json.loads(special)
-    return [kept.get(field, value) for field, value in zip(fields, values, strict=False)]
+                    yield [with_held_values(row, self._schema.names) for row in zip(*columns, strict=True)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError, TargetError
@@ -14,14 +13,13 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, Snapsh
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.reading.table_files import PinnedTable
-from subscriber.sinks.spark.schema.table_schema import SPECIAL
 from subscriber.sinks.spark.session.object_stores import hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["LakeSnapshot", "SnapshotRows", "find_snapshot", "find_table", "snapshot"]
+__all__ = ["LakeSnapshot", "find_snapshot", "find_table", "snapshot"]
 
 
 def find_snapshot(storage: Storage, as_of_lsn: Lsn | str | None = None, as_of_timestamp: datetime | str | None = None) -> Snapshot:
@@ -154,40 +152,3 @@ class LakeSnapshot:
             return self._spark.createDataFrame([], schema)
         # independent of the calendar that the session assumes for files without Spark's mark
         return self._spark.read.schema(schema).parquet(*files, datetimeRebaseMode="CORRECTED")
-
-
-_ROWS: Final = 10_000
-_VIEW: Final = "subscriber_snapshot"
-
-
-class SnapshotRows:
-    """Rows of the tables of one snapshot, for comparing a lake with its publisher. All methods block.
-
-    Args:
-        spark: a session that can access the lake.
-        found: the snapshot.
-    """
-
-    def __init__(self, spark: SparkSession, found: LakeSnapshot) -> None:
-        self._spark = spark
-        self._found = found
-
-    def columns(self, table: TableName) -> list[str]:
-        """The columns of a table. Empty if the snapshot has no such table."""
-        return list(self._found.table(str(table)).columns) if str(table) in self._found.tables else []
-
-    def batches(self, table: TableName, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
-        """All rows, in batches. A value that its column cannot hold is given as text."""
-        self._found.table(str(table)).createOrReplaceTempView(_VIEW)
-        names = ", ".join(f"`{name.replace('`', '``')}`" for name in [*columns, SPECIAL])
-        query = f"SELECT {names} FROM {_VIEW}"  # noqa: S608 -- names, quoted
-        for batch in self._spark.sql(query).toArrow().to_batches(max_chunksize=_ROWS):
-            yield [_row(row, columns) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-
-
-def _row(row: tuple[Any, ...], columns: Sequence[str]) -> list[Any]:
-    *values, special = row
-    if not special:
-        return values
-    kept = json.loads(special)
-    return [kept.get(column, value) for column, value in zip(columns, values, strict=True)]

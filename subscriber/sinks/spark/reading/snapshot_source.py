@@ -29,7 +29,8 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.reading.options import arrow_schema, table_options
 from subscriber.sinks.spark.reading.snapshot import find_snapshot, find_table
-from subscriber.sinks.spark.reading.table_files import PinnedTable, TableFile
+from subscriber.sinks.spark.reading.table_files import PinnedTable
+from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 
 __all__ = ["PostgresSnapshot"]
 
@@ -71,7 +72,8 @@ class PostgresSnapshot(DataSource):
 
 @dataclass
 class _Partition(InputPartition):
-    file: TableFile
+    path: str
+    vector: DeletionVector | None
 
 
 class _Reader(DataSourceReader):
@@ -84,11 +86,11 @@ class _Reader(DataSourceReader):
         return PinnedTable(Storage.open(Location.of(path)), directory, version, applied)
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_Partition(file) for file in self._table().files()]
+        return [_Partition(file.path, file.vector) for file in self._table().files()]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         if partition is None:
             # pyspark does this for a list without partitions
             return iter(())
         assert isinstance(partition, _Partition)
-        return self._table().read(partition.file, self._schema)
+        return self._table().read(partition.path, partition.vector, self._schema)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from urllib.parse import unquote
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,23 +15,12 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import conformed
+from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector, read_vector
 from subscriber.sinks.spark.tables.delta import LakeDelta, lake_schema
 from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
+from subscriber.sinks.spark.tables.table_log import TableFile
 
-__all__ = ["PinnedTable", "TableFile"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """A file of the table.
-
-    Attributes:
-        path: relative to the table.
-        kept: for each of the first rows, whether it belongs to the table, one byte each. The rows after these do.
-    """
-
-    path: str
-    kept: bytes = b""
+__all__ = ["PinnedTable", "with_held_values"]
 
 
 class PinnedTable:
@@ -91,31 +80,36 @@ class PinnedTable:
 
     def files(self) -> list[TableFile]:
         """The files of the table."""
-        opened = self.open()
-        kept: dict[str, bytes] = {}
-        if "deletionVectors" in (opened.protocol().reader_features or ()):
-            for vector in pa.table(opened.deletion_vectors()).to_pylist():
-                kept[unquote(vector["filepath"])] = bytes(vector["selection_vector"])
-        paths = pa.table(opened.get_add_actions(flatten=True))["path"].to_pylist()
-        return [TableFile(path, next((rows for name, rows in kept.items() if name.endswith(f"/{path}")), b"")) for path in paths]
+        self.open()
+        return [*self._delta.files_at(self._version).values()]
 
-    def read(self, file: TableFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def read(self, path: str, vector: DeletionVector | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the rows of a file, with these columns.
 
         Raises:
             TargetError: the file cannot be read, or is damaged.
         """
-        path, names, row = f"{self._delta.directory}/{file.path}", {new: old for old, new in self._physical().items()}, 0
+        deleted = read_vector(self._storage, self._delta.directory, vector) if vector is not None else None
+        path, names, start = f"{self._delta.directory}/{path}", {new: old for old, new in self._physical().items()}, 0
         try:
             with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as opened:
                 for batch in opened.iter_batches():
                     rows = pa.Table.from_batches([batch.rename_columns([names.get(name, name) for name in batch.schema.names])])
-                    kept = file.kept[row : row + batch.num_rows]
-                    row += batch.num_rows
-                    if not all(kept):
-                        rows = rows.filter(pa.array([*map(bool, kept), *[True] * (batch.num_rows - len(kept))], pa.bool_()))
+                    end = start + batch.num_rows
+                    if deleted is not None and deleted.range_cardinality(start, end):
+                        rows = rows.filter(pa.array([row not in deleted for row in range(start, end)], pa.bool_()))
+                    start = end
                     with arrow_errors(self._storage.what(path)):
                         found = conformed(rows, schema).combine_chunks().to_batches()
                     yield from found
         except pa.ArrowException:
             raise damaged_file(self._storage.what(path)) from None
+
+
+def with_held_values(row: tuple[Any, ...], fields: Sequence[str]) -> list[Any]:
+    """A row without its last value, which is ``_special``: the values that its columns cannot hold are texts."""
+    *values, special = row
+    if not special:
+        return values
+    held = json.loads(special)
+    return [held.get(field, value) for field, value in zip(fields, values, strict=False)]

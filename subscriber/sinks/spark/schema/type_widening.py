@@ -21,6 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.sinks.spark.schema.arrow_columns import with_column
 from subscriber.sinks.spark.schema.arrow_values import cast_text
 from subscriber.sinks.spark.schema.table_schema import SPECIAL
 
@@ -71,12 +72,11 @@ def with_specials_converted(after: pa.Table, before: pa.Table) -> pa.Table:
         for place, row in enumerate(rows):
             indices[row] = after.num_rows + place
         column = pa.chunked_array([*after[field.name].chunks, found], field.type).take(pa.array(indices, pa.int64()))
-        after = after.set_column(after.schema.get_field_index(field.name), field, column)
-    position = after.schema.get_field_index(SPECIAL)
-    if position < 0:
+        after = with_column(after, field.name, column)
+    if SPECIAL not in after.schema.names:
         return after
     left = pa.array([json.dumps(values, sort_keys=True) if values else None for values in held], pa.string())
-    return after.set_column(position, after.schema.field(position), left)
+    return with_column(after, SPECIAL, left)
 
 
 def _at_midnight(text: str) -> str:

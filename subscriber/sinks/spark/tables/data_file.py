@@ -14,8 +14,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-__all__ = ["Bound", "DataFile", "file_from_json", "file_statistics", "file_to_json"]
+from subscriber.sinks.spark.files.storage import Storage
+
+__all__ = ["Bound", "DataFile", "file_from_json", "file_statistics", "file_to_json", "write_data_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,8 @@ class DataFile:
     size: int
     rows: int
     stats: str
-    low: Bound | None
-    high: Bound | None
+    low: Bound | None = None
+    high: Bound | None = None
 
 
 def file_to_json(file: DataFile) -> dict[str, Any]:
@@ -48,7 +51,40 @@ def file_from_json(data: Mapping[str, Any]) -> DataFile:
     Raises:
         KeyError, TypeError: the data is not valid.
     """
-    return DataFile(path=data["path"], size=data["size"], rows=data["rows"], stats=data["stats"], low=None, high=None)
+    return DataFile(path=data["path"], size=data["size"], rows=data["rows"], stats=data["stats"])
+
+
+def write_data_file(
+    storage: Storage,
+    directory: str,
+    path: str,
+    rows: pa.Table,
+    *,
+    dictionary: bool | list[str] = True,
+    row_group_size: int | None = None,
+) -> DataFile:
+    """Write rows as a file of a table. Its name is durable once the directory is synced.
+
+    Args:
+        storage: of the lake.
+        directory: of the table, relative to the lake.
+        path: relative to the directory.
+        rows: the rows. Their schema's metadata is stored in the file.
+        dictionary: the columns that are encoded with a dictionary; True: all, False: none.
+        row_group_size: in rows. None: pyarrow's default.
+
+    Raises:
+        TargetError: the file cannot be written.
+    """
+    pending = storage.create(f"{directory}/{path}")
+    try:
+        with storage.reading(path):
+            pq.write_table(rows, pending.stream, compression="zstd", use_dictionary=dictionary, row_group_size=row_group_size)
+            size = pending.commit()
+    except BaseException:
+        pending.discard()
+        raise
+    return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows))
 
 
 _TEXT_LIMIT: Final = 32
