@@ -33,7 +33,7 @@ from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.landing.manifest import first_manifest
+from subscriber.sinks.spark.landing.manifest import BatchTransactions, first_manifest
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.landing.row_encoder import TableIds, TransactionEncoder
 from subscriber.sinks.spark.landing.writer import LandingWriter, encode
@@ -298,9 +298,9 @@ class LandingStream:
                     )
                 if landed:
                     crash_points.reached("landing.commit_written")
-                    await run_in_thread(
-                        lambda: zone.add(landed, position, message.end_lsn, transactions=1, commit_time=message.commit_time)
-                    )
+                    time = message.commit_time
+                    told = BatchTransactions(transactions=1, commit_time=time, first_commit_time=time)
+                    await run_in_thread(lambda: zone.add(landed, position, message.end_lsn, told))
                     self.lander.position = message.end_lsn
                 else:
                     await self._store_position(message.end_lsn)

@@ -34,7 +34,7 @@ from subscriber.sinks.spark.catalog.lake import Lake, with_table, without_table
 from subscriber.sinks.spark.catalog.requests import LakeRequests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import write_status
 from subscriber.sinks.spark.copy.table_group import SparkTableGroup
-from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
+from subscriber.sinks.spark.copy.table_sync import Copying, ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
@@ -297,7 +297,7 @@ class OpenedSparkSink:
             self._sessions.applier.start()
         made = SparkTableSink if self._sessions.location.copy == "subscriber" else ExecutorTableSink
         shared = self._sessions
-        copying = shared.location.copying(shared.settings)
+        copying = Copying(shared.location.copy_connection, shared.settings.max_copy_workers_per_table)
         return made(table, lambda: shared.lake, shared.lock, shared.catalog, self.statistics, copying=copying)
 
 

@@ -20,12 +20,11 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
     ConfigurationError,
     SubscriptionChanged,
-    TargetError,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.checks import check_histories, check_place, check_tables
 from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation
-from subscriber.sinks.spark.catalog.lake import LANDING, Lake
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake, lake_of_another
 from subscriber.sinks.spark.catalog.status_files import read_landed_counters
 from subscriber.sinks.spark.catalog.subscriptions import OID, locks
 from subscriber.sinks.spark.files.file_lock import is_held
@@ -90,12 +89,7 @@ class SparkSink:
             )
         assert lake is not None
         if lake.dropped or lake.name != name:
-            whose = (
-                f'belonged to subscription "{lake.name}", which was dropped'
-                if lake.dropped
-                else f'belongs to subscription "{lake.name}", not "{name}"'
-            )
-            raise TargetError(f"the lake in {self._location} {whose}", hint="use a separate directory for each subscription")
+            raise lake_of_another(lake, name)
         return lake
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedSparkSink:

@@ -13,7 +13,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, LandedFile
+from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, BatchTransactions, LandedFile
 from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
 from subscriber.sinks.spark.sink import SparkSink
 from tests.benchmark.spark.changes import SCHEMA, TABLE
@@ -73,7 +73,8 @@ class LandedLake:
         self.landed_bytes += sum(file.size for file in files)
         first, last = (None, None) if committed is None else (int((moment - EPOCH_OFFSET) * 1e6) for moment in committed)
         count = sum(one.num_rows for one in rows) // 10
-        self._zone.add(files, self._zone.last, Lsn(end), transactions=count, commit_time=last, first_commit_time=first)
+        told = BatchTransactions(transactions=count, commit_time=last, first_commit_time=last if first is None else first)
+        self._zone.add(files, self._zone.last, Lsn(end), told)
 
 
 pa_Table = Any

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from subscriber.config import STORED, SubscriptionOptions, parse_changes
-from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.documents import parse_document, read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["DEFINITION", "GENERATION", "LakeDefinition", "read_definition", "read_generation", "write_definition", "write_generation"]
@@ -48,22 +47,18 @@ def read_definition(storage: Storage) -> LakeDefinition | None:
     Raises:
         TargetError: it is damaged.
     """
-    document = read_document(storage, DEFINITION)
-    if document is None:
-        return None
-    try:
-        return LakeDefinition(
-            enabled=bool(document["enabled"]),
-            conninfo=document["conninfo"],
-            made=bool(document["made"]),
-            pending_refresh=document["pending_refresh"],
-            skip_lsn=Lsn.parse(document["skip_lsn"]),
-            options=SubscriptionOptions(**parse_changes([f"{name}={value}" for name, value in document["options"].items()], OPTIONS)),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError):
-        raise TargetError(
-            f"{storage.what(DEFINITION)} is damaged", hint="restore it from a backup, or start over in a new directory"
-        ) from None
+    return parse_document(storage, DEFINITION, _parsed)
+
+
+def _parsed(document: dict[str, Any]) -> LakeDefinition:
+    return LakeDefinition(
+        enabled=bool(document["enabled"]),
+        conninfo=document["conninfo"],
+        made=bool(document["made"]),
+        pending_refresh=document["pending_refresh"],
+        skip_lsn=Lsn.parse(document["skip_lsn"]),
+        options=SubscriptionOptions(**parse_changes([f"{name}={value}" for name, value in document["options"].items()], OPTIONS)),
+    )
 
 
 def write_definition(storage: Storage, definition: LakeDefinition) -> None:

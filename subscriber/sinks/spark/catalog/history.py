@@ -6,13 +6,12 @@ The subscriber writes it when it starts, as its target's URL says. The applier f
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import pyarrow as pa
 
 from subscriber.abc import TableName
-from subscriber.errors import TargetError
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import META
@@ -43,15 +42,13 @@ def read_histories(storage: Storage) -> dict[TableName, HistoryKind]:
     Raises:
         TargetError: the document is damaged.
     """
-    document = read_document(storage, _NAME)
-    if document is None:
-        return {}
-    try:
-        found = {TableName(*item["table"]): item["form"] for item in document["tables"]}
-        if not set(found.values()) <= set(get_args(HistoryKind)):
-            raise ValueError
-    except (ValueError, KeyError, TypeError):
-        raise TargetError(f"{storage.what(_NAME)} is damaged", hint="remove it: the subscriber writes it again when it starts") from None
+    return parse_document(storage, _NAME, _parsed, "remove it: the subscriber writes it again when it starts") or {}
+
+
+def _parsed(document: dict[str, Any]) -> dict[TableName, HistoryKind]:
+    found = {TableName(*item["table"]): item["form"] for item in document["tables"]}
+    if not set(found.values()) <= set(get_args(HistoryKind)):
+        raise ValueError
     return found
 
 

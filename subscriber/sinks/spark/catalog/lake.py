@@ -25,7 +25,7 @@ from subscriber.abc import Position, TableEntry, TableName, TableState, TwoPhase
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["IDENTITY", "LANDING", "Lake", "LakeState", "LakeTable", "copy_directory", "with_table", "without_table"]
@@ -103,26 +103,18 @@ class Lake:
             TargetError: the directory contains something else, or the lake is damaged.
             TargetUnavailable: the directory cannot be read.
         """
-        identity = read_document(storage, IDENTITY)
+        identity = parse_document(storage, IDENTITY, _identity)
         if identity is None:
             entries = storage.entries("")
             if IDENTITY in entries:
                 return cls.find(storage)  # another process has created it since
             _require_empty(storage, entries)
             return None
-        try:
-            lake = cls(storage, identity["subscription"], identity["target_identifier"])
-            lake.dropped = bool(identity.get("dropped", False))
-            catalog = read_document(storage, CATALOG)
-            if catalog is not None:
-                lake.state = _state(catalog)
-            position = read_document(storage, POSITION)
-            if position is not None:
-                lake.position = _position(position)
-        except (ValueError, KeyError, TypeError):
-            raise TargetError(
-                f"the lake's documents in {storage.place} are damaged", hint="restore them, or start over in a new directory"
-            ) from None
+        name, identifier, dropped = identity
+        lake = cls(storage, name, identifier)
+        lake.dropped = dropped
+        lake.state = parse_document(storage, CATALOG, _state) or LakeState()
+        lake.position = parse_document(storage, POSITION, _position)
         return lake
 
     @classmethod
@@ -218,6 +210,14 @@ class Lake:
         self.position = position
 
 
+def lake_of_another(lake: Lake, name: str) -> TargetError:
+    """The error for a lake that does not belong to the subscription of this name."""
+    whose = f'belonged to subscription "{lake.name}", which was dropped'
+    if not lake.dropped:
+        whose = f'belongs to subscription "{lake.name}", not "{name}"'
+    return TargetError(f"the lake in {lake.storage.place} {whose}", hint="use a separate directory for each subscription")
+
+
 def copy_directory(table: LakeTable) -> str:
     """The directory of a table's copy and its own batches."""
     return f"copy/{table.id}-{table.generation}"
@@ -289,6 +289,10 @@ def _table_json(name: TableName, table: LakeTable) -> dict[str, Any]:
         "until": None if table.until is None else str(table.until),
         "begun": table.begun,
     }
+
+
+def _identity(data: Mapping[str, Any]) -> tuple[str, str, bool]:
+    return data["subscription"], data["target_identifier"], bool(data.get("dropped", False))
 
 
 def _state(data: Mapping[str, Any]) -> LakeState:

@@ -12,13 +12,11 @@ Only a lake in a directory has the locks that show whether the verb still runs.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
 from subscriber.abc import TableEntry, TableName
 from subscriber.catalog.snapshot_requests import RequestState, SnapshotRequest
-from subscriber.errors import SubscriptionInUse
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.status_files import read_quietly
@@ -35,7 +33,6 @@ _ANSWER: Final = "snapshot_answer.json"
 _BOUNDARY: Final = "boundary.json"
 _LOCK: Final = ".snapshot_request.lock"
 _LOCK_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.05
 
 
 class LakeRequests:
@@ -92,15 +89,7 @@ class LakeRequests:
         Raises:
             SubscriptionInUse: another process still has it after ten seconds.
         """
-        now = asyncio.get_running_loop().time
-        until = now() + _LOCK_SECONDS
-        while True:
-            try:
-                return self._lock.take()
-            except SubscriptionInUse:
-                if now() >= until:
-                    raise
-            await asyncio.sleep(_POLL_SECONDS)
+        await self._lock.wait(_LOCK_SECONDS)
 
     async def release_lock(self) -> None:
         """Release the lock of the verb."""

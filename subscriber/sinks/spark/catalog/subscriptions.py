@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,6 +22,7 @@ from typing import Any, Final, Self
 from subscriber.abc import TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.catalog.definition import require_name
+from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.definition import (
     DEFINITION,
@@ -34,7 +34,7 @@ from subscriber.sinks.spark.catalog.definition import (
     write_definition,
     write_generation,
 )
-from subscriber.sinks.spark.catalog.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake, with_table, without_table
+from subscriber.sinks.spark.catalog.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake, lake_of_another, with_table, without_table
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.catalog.status_files import ERROR, RESET, STATUS, read_counters, write_error, write_reset
 from subscriber.sinks.spark.files.file_lock import FileLock, is_held
@@ -57,7 +57,6 @@ _VERB_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 20.0
 """How long a verb waits for the process that runs the subscription. A worker may need some seconds for its current batch."""
 _LOOK_SECONDS: Final = 0.25
-_POLL_SECONDS: Final = 0.05
 
 
 def locks(storage: Storage) -> tuple[Path | None, Path | None]:
@@ -134,9 +133,7 @@ class LakeCatalog:
     async def _found(self, name: str) -> Lake:
         lake = await self._find()
         if lake is None or lake.name != name:
-            raise TargetError(
-                f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
-            )
+            raise no_such_subscription(name)
         return lake
 
     async def subscriptions(self) -> Sequence[Definition]:
@@ -160,8 +157,8 @@ class LakeCatalog:
             TargetError: the subscription already exists, or the lake belongs or belonged to another one.
         """
         require_name(definition.name)
-        _require_options({name: getattr(definition.options, name) for name in ("binary",)})
-        await _taken(self._verb, _VERB_SECONDS)
+        _require_options({"binary": definition.options.binary})
+        await self._verb.wait(_VERB_SECONDS)
         try:
             async with self._writing(definition.name):
                 lake = await run_in_thread(lambda: self._make(definition))
@@ -183,7 +180,7 @@ class LakeCatalog:
     @contextlib.asynccontextmanager
     async def claim(self, name: str) -> AsyncIterator[Definition]:
         await self._found(name)
-        await _taken(self._verb, _VERB_SECONDS)
+        await self._verb.wait(_VERB_SECONDS)
         try:
             # increase it before looking at the writer's lock: a process that takes that lock later sees the new generation
             await self._next_generation(1)
@@ -210,7 +207,7 @@ class LakeCatalog:
             f'subscription "{name}" is in use by another process',
             "stop the process that runs it with `subscriber run --connection`: such a process does not follow the catalog",
         )
-        await _taken(lock, wait)
+        await lock.wait(wait)
         try:
             yield
         finally:
@@ -226,20 +223,19 @@ class LakeCatalog:
         _require_options(changes)
         if "name" in changes:
             require_name(changes["name"])
+        async with self._writing((await self._present()).name):
+            lake = await self._present()
+            await run_in_thread(lambda: self._store(lake, changes))
+
+    async def _present(self) -> Lake:
         lake = await self._find()
         if lake is None:
             raise TargetError(
                 "the subscription has been dropped", sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
             )
-        async with self._writing(lake.name):
-            await run_in_thread(lambda: self._store(changes))
+        return lake
 
-    def _store(self, changes: Mapping[str, Any]) -> None:
-        lake = Lake.find(self._storage)
-        if lake is None:
-            raise TargetError(
-                "the subscription has been dropped", sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
-            )
+    def _store(self, lake: Lake, changes: Mapping[str, Any]) -> None:
         options = {name: value for name, value in changes.items() if name in OPTIONS}
         own = {name: value for name, value in changes.items() if name in {"enabled", "conninfo", "made", "pending_refresh", "skip_lsn"}}
         if options or own:
@@ -341,25 +337,8 @@ def _require_options(changes: Mapping[str, Any]) -> None:
 
 
 def _is_there(lake: Lake, name: str) -> TargetError:
-    hint = "use a separate directory for each subscription"
-    if lake.dropped:
-        return TargetError(f'the lake in {lake.storage.place} belonged to subscription "{lake.name}", which was dropped', hint=hint)
-    if lake.name == name:
+    if lake.name == name and not lake.dropped:
         return TargetError(
             f'subscription "{name}" already exists', sqlstate="42710", hint="use another directory, or drop the existing subscription first"
         )
-    return TargetError(f'the lake in {lake.storage.place} belongs to subscription "{lake.name}", not "{name}"', hint=hint)
-
-
-async def _taken(lock: FileLock, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-    """Take a lock, and retry until it is free or the time is over."""
-    deadline = now() + seconds
-    while True:
-        try:
-            lock.take()
-        except SubscriptionInUse:
-            if now() >= deadline:
-                raise
-        else:
-            return
-        await asyncio.sleep(_POLL_SECONDS)
+    return lake_of_another(lake, name)

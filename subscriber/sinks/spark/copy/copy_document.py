@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
@@ -57,14 +56,10 @@ def read_copy(storage: Storage, directory: str) -> TableCopy | None:
     Raises:
         TargetError: it is damaged.
     """
-    document = read_document(storage, f"{directory}/{COPY_DOCUMENT}")
-    if document is None:
-        return None
-    try:
-        files = tuple(LandedFile.from_json(data) for data in document["files"])
-        base = None if document.get("base") is None else tuple(map(file_from_json, document["base"]))
-        return TableCopy(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base, document.get("started"))
-    except (ValueError, KeyError, TypeError):
-        raise TargetError(
-            f"{storage.what(directory)}/{COPY_DOCUMENT} is damaged", hint="restore it from a backup, or start over in a new directory"
-        ) from None
+    return parse_document(storage, f"{directory}/{COPY_DOCUMENT}", _parsed)
+
+
+def _parsed(document: dict[str, Any]) -> TableCopy:
+    files = tuple(LandedFile.from_json(data) for data in document["files"])
+    base = None if document.get("base") is None else tuple(map(file_from_json, document["base"]))
+    return TableCopy(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base, document.get("started"))

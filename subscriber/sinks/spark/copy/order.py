@@ -20,12 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.documents import parse_document, read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json, file_to_json
@@ -34,6 +34,7 @@ __all__ = ["CopyFailure", "CopyOrder", "DonePart", "base_file_name", "remove_bas
 
 _ORDER: Final = "order.json"
 _FAILURE: Final = "failure.json"
+_COPIED_AGAIN: Final = "stop the subscriber and start it again: the table is copied again"
 _DONE: Final = re.compile(r"done-(\d{6})\.json")
 _BASE: Final = re.compile(r"(?:\.tmp-[0-9a-f]{32}-)?copy-(\d+)-(\d+)-[0-9a-f]{32}\.parquet")
 
@@ -121,26 +122,24 @@ class CopyOrder:
         Raises:
             TargetError: it is damaged.
         """
-        document = read_document(storage, f"{directory}/{_ORDER}")
-        if document is None:
-            return None
-        try:
-            return cls(
-                directory=directory,
-                base=document["base"],
-                table_id=document["id"],
-                generation=document["generation"],
-                snapshot_name=document["snapshot"],
-                connection=document["connection"],
-                setup=tuple(document["setup"]),
-                queries=tuple(document["queries"]),
-                checks=tuple(document["checks"]),
-                schema=TableSchema.from_json(document["schema"]),
-                lsn=Lsn.parse(document["lsn"]),
-                workers=document["workers"],
-            )
-        except (ValueError, KeyError, TypeError):
-            raise _damaged(storage, f"{directory}/{_ORDER}") from None
+        return parse_document(storage, f"{directory}/{_ORDER}", lambda document: cls._parsed(directory, document), _COPIED_AGAIN)
+
+    @classmethod
+    def _parsed(cls, directory: str, document: dict[str, Any]) -> CopyOrder:
+        return cls(
+            directory=directory,
+            base=document["base"],
+            table_id=document["id"],
+            generation=document["generation"],
+            snapshot_name=document["snapshot"],
+            connection=document["connection"],
+            setup=tuple(document["setup"]),
+            queries=tuple(document["queries"]),
+            checks=tuple(document["checks"]),
+            schema=TableSchema.from_json(document["schema"]),
+            lsn=Lsn.parse(document["lsn"]),
+            workers=document["workers"],
+        )
 
     # --- finished parts
 
@@ -164,12 +163,10 @@ class CopyOrder:
             TargetError: its document is damaged or missing.
         """
         name = f"{self.directory}/done-{number:06d}.json"
-        document = read_document(storage, name)
-        try:
-            assert document is not None
-            return DonePart(number, tuple(file_from_json(data) for data in document["files"]))
-        except (AssertionError, ValueError, KeyError, TypeError):
-            raise _damaged(storage, name) from None
+        found = parse_document(storage, name, lambda document: tuple(map(file_from_json, document["files"])), _COPIED_AGAIN)
+        if found is None:
+            raise TargetError(f"{storage.what(name)} is missing", hint=_COPIED_AGAIN)
+        return DonePart(number, found)
 
     # --- failures
 
@@ -209,7 +206,3 @@ def remove_base_files(storage: Storage, base: str, table_id: int, generations: r
     """
     found = [(file.name, _BASE.fullmatch(file.name)) for file in storage.files(base)]
     storage.delete(f"{base}/{name}" for name, match in found if match and int(match[1]) == table_id and int(match[2]) in generations)
-
-
-def _damaged(storage: Storage, name: str) -> TargetError:
-    return TargetError(f"{storage.what(name)} is damaged", hint="stop the subscriber and start it again: the table is copied again")

@@ -16,7 +16,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from subscriber import crash_points
@@ -41,7 +41,7 @@ from subscriber.sinks.spark.copy.order import CopyOrder, DonePart, remove_base_f
 from subscriber.sinks.spark.copy.select_list import select_list
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.file_lock import FileLock
-from subscriber.sinks.spark.files.location import Copying, table_directory
+from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
@@ -63,6 +63,19 @@ _PATIENCE_SECONDS: Final = 30.0
 """If no part is finished for this time, a warning is logged."""
 _BYTES: Final = 16 * 1024**2
 """Maximum bytes of COPY data in a row group, for long rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """How executors copy a table.
+
+    Attributes:
+        connection: libpq keywords and values that executors use in place of the subscriber's own.
+        workers: how many parts they read at once.
+    """
+
+    connection: str
+    workers: int
 
 
 class SparkTableSink:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
-from subscriber.errors import TargetError
+from subscriber.errors import ConfigurationError, TargetError
 from subscriber.sinks.spark.files.errors import damaged_file
 from subscriber.sinks.spark.files.storage import Storage
 
-__all__ = ["encode_document", "read_document", "write_document"]
+__all__ = ["parse_document", "read_document", "write_document"]
+
+_Parsed = TypeVar("_Parsed")
 
 
 _FORMAT: Final = 1
@@ -23,12 +25,9 @@ def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, 
     Raises:
         TargetError: it cannot be written.
     """
-    storage.write(name, encode_document(document), durable=durable, private=private)
-
-
-def encode_document(document: Mapping[str, Any]) -> bytes:
     body = json.dumps(document, ensure_ascii=True, sort_keys=True)
-    return json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True).encode()
+    content = json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True)
+    storage.write(name, content.encode(), durable=durable, private=private)
 
 
 def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
@@ -54,3 +53,21 @@ def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
     if not intact or not isinstance(document, dict):
         raise damaged_file(storage.what(name))
     return document
+
+
+def parse_document(
+    storage: Storage,
+    name: str,
+    parse: Callable[[dict[str, Any]], _Parsed],
+    hint: str = "restore it from a backup, or start over in a new directory",
+) -> _Parsed | None:
+    """Read a document as :func:`read_document`, and parse it. ``hint`` is for a document that is not as it was written.
+
+    Raises:
+        TargetError: it is damaged, or of a later version of this program.
+    """
+    document = read_document(storage, name)
+    try:
+        return None if document is None else parse(document)
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError):
+        raise TargetError(f"{storage.what(name)} is damaged", hint=hint) from None

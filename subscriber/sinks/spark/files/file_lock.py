@@ -5,6 +5,7 @@ An object store has no such lock. There the replication slot keeps two subscribe
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -17,6 +18,7 @@ from subscriber.sinks.spark.files.errors import os_errors
 
 __all__ = ["FileLock", "is_held"]
 
+_POLL_SECONDS: Final = 0.05
 _LOOKERS: Final = 5
 _LOOKER_SECONDS: Final = 0.004
 """A process that checks whether a lock is held takes the lock for an instant."""
@@ -56,6 +58,21 @@ class FileLock:
             if self._descriptor is None:
                 raise SubscriptionInUse(self._refusal, hint=self._hint)
         self._holders += 1
+
+    async def wait(self, seconds: float) -> None:
+        """Take the lock. Wait for another process that holds it.
+
+        Raises:
+            SubscriptionInUse: another process still holds the lock after this time.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self.take()
+            except SubscriptionInUse:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_POLL_SECONDS)
 
     def give_back(self) -> None:
         """Release the lock once."""

@@ -25,16 +25,17 @@ Parameters follow a question mark:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from subscriber.abc import TableName
-from subscriber.config import Settings, parse_bytes, parse_seconds
+from subscriber.config import parse_bytes, parse_seconds
+from subscriber.config.reading import WHOLE, choice
 from subscriber.errors import ConfigurationError
 
-__all__ = ["DEFAULT_FRESHNESS", "Copying", "HistoryKind", "Location", "escape_glob", "parse_freshness", "parse_rate", "table_directory"]
+__all__ = ["DEFAULT_FRESHNESS", "HistoryKind", "Location", "escape_glob", "table_directory"]
 
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "spark"]
@@ -43,7 +44,6 @@ HistoryKind = Literal["scd2", "soft_delete"]
 _HISTORY: Final = "history."
 DEFAULT_FRESHNESS: Final = 2.0
 _BATCH_DELAY: Final = 0.3
-_ENGINES: Final = ("none", "local", "spark")
 _PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)(?:\s+|$)", re.DOTALL)
 """A libpq keyword with its value."""
 _SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
@@ -53,19 +53,6 @@ _WITH_PORT: Final = re.compile(r"(?:hdfs|viewfs)://(?:[^:@]+@)?[^:@]+:\d+")
 _MISTAKEN: Final = re.compile(r"\\|%[0-9A-Fa-f]{2}")
 """Parts of a path that delta-rs decodes once too often, in every notation."""
 _EXAMPLE: Final = "as in spark:///var/lib/lake?confirm=landed"
-
-
-@dataclass(frozen=True, slots=True)
-class Copying:
-    """How executors copy a table.
-
-    Attributes:
-        connection: libpq keywords and values that executors use in place of the subscriber's own.
-        workers: how many parts they read at once.
-    """
-
-    connection: str
-    workers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +88,6 @@ class Location:
     def batch_delay(self) -> float:
         """How long collected transactions wait for more before they are landed. This is a part of the freshness."""
         return self.delay if self.delay is not None else min(_BATCH_DELAY, self.freshness / 5)
-
-    def copying(self, settings: Settings) -> Copying:
-        """How executors copy."""
-        return Copying(self.copy_connection, settings.max_copy_workers_per_table)
 
     @classmethod
     def of(cls, target: str) -> Location:
@@ -153,7 +136,7 @@ class Location:
             if parts.netloc not in {"", "localhost"}:
                 raise ConfigurationError("the target names a host where a directory is expected", hint=f"use three slashes, {_EXAMPLE}")
             found = cls(path=_directory(unquote(parts.path)))
-        return replace(found, **_parameters(parts.query))
+        return replace(found, **_parsed(parse_qsl(parts.query, keep_blank_values=True)))
 
     def changed(self, parameters: Mapping[str, str]) -> Location:
         """The location with these parameters of its URL.
@@ -179,12 +162,7 @@ def _directory(path: str) -> str:
     return path
 
 
-def _parameters(query: str) -> dict[str, Any]:
-    return _parsed(parse_qsl(query, keep_blank_values=True))
-
-
 def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    known = {field.name for field in fields(Location)} - {"path", "uri", "delay", "history"} | {"batch_delay"}
     values: dict[str, Any] = {}
     histories: dict[TableName, HistoryKind] = {}
     for name, text in parameters:
@@ -192,45 +170,14 @@ def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
             table, kind = _history(name.removeprefix(_HISTORY), text)
             if histories.setdefault(table, kind) != kind:
                 raise ConfigurationError(f'table "{table}" has two forms of history', hint="scd2 or soft_delete")
-        elif name not in known:
+        elif (parse := _PARSERS.get(name)) is not None:
+            values["delay" if name == "batch_delay" else name] = parse(name, text)
+        else:
             # an & that was not encoded may have made a part of a value look like a name
             shown = f': "{name}"' if name.isidentifier() else ""
             raise ConfigurationError(
-                f"unrecognized parameter of a Spark target{shown}", hint=f"one of {', '.join(sorted(known))}, history.SCHEMA.TABLE"
+                f"unrecognized parameter of a Spark target{shown}", hint=f"one of {', '.join(sorted(_PARSERS))}, history.SCHEMA.TABLE"
             )
-        elif name == "confirm":
-            if text not in {"landed", "applied"}:
-                raise ConfigurationError(f'unrecognized confirm value: "{text}"', hint="landed or applied")
-            values[name] = cast("Confirm", text)
-        elif name == "apply":
-            if text not in _ENGINES:
-                hint = "these engines are now one: use apply=spark" if text in {"rewrite", "merge"} else f"one of {', '.join(_ENGINES)}"
-                raise ConfigurationError(f'unrecognized apply value: "{text}"', hint=hint)
-            values[name] = cast("Apply", text)
-        elif name in {"target_rows", "retain_hours"}:
-            if not text.isdecimal() or not int(text):
-                hint = "a number of rows, as in 250000" if name == "target_rows" else "a number of hours, as in 24"
-                raise ConfigurationError(f'invalid value for parameter "{name}": "{text}"', hint=hint)
-            values[name] = int(text)
-        elif name == "deletion_vectors":
-            if text not in {"on", "off"}:
-                raise ConfigurationError(f'unrecognized deletion_vectors value: "{text}"', hint="on or off")
-            values[name] = text == "on"
-        elif name == "copy":
-            if text not in {"subscriber", "executors"}:
-                raise ConfigurationError(f'unrecognized copy value: "{text}"', hint="subscriber or executors")
-            values[name] = cast("Copy", text)
-        elif name == "copy_connection":
-            _require_no_secret(text)
-            values[name] = text
-        elif name == "batch_delay":
-            values["delay"] = parse_seconds(name, text)
-        elif name == "freshness":
-            values[name] = parse_freshness(text)
-        elif name == "max_write_rate":
-            values[name] = parse_rate(text)
-        else:
-            values[name] = parse_bytes(name, text)
     if histories:
         values["history"] = tuple(sorted(histories.items(), key=lambda one: str(one[0])))
     return values
@@ -245,52 +192,55 @@ def _history(table: str, text: str) -> tuple[TableName, HistoryKind]:
     return TableName(namespace, name), cast("HistoryKind", text)
 
 
-def parse_freshness(text: str) -> float:
-    """Parse a freshness target.
+def _above_zero(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    def parsed(name: str, text: str) -> Any:
+        found = parse(name, text)
+        if not found:
+            raise ConfigurationError(f'invalid value for parameter "{name}": "{text}"', hint="it must be above 0")
+        return found
 
-    Raises:
-        ConfigurationError: it is not a time, or 0.
-    """
-    found = parse_seconds("freshness", text)
-    if not found:
-        raise ConfigurationError(f'invalid value for parameter "freshness": "{text}"', hint="a time above 0, as in 500ms or 10s")
-    return found
+    return parsed
 
 
-def parse_rate(text: str) -> int:
-    """Parse bytes per second, such as ``10MB/s``.
-
-    Raises:
-        ConfigurationError: it is not a size, or 0.
-    """
-    found = parse_bytes("max_write_rate", text.removesuffix("/s"))
-    if not found:
-        raise ConfigurationError(f'invalid value for parameter "max_write_rate": "{text}"', hint="a size above 0, as in 10MB/s")
-    return found
-
-
-def _require_no_secret(connection: str) -> None:
+def _without_secret(name: str, connection: str) -> str:
     """Refuse passwords. The text is not shown, because if libpq cannot parse it, a password may be in an unexpected place."""
     found, position = set(), 0
     while connection[position:].strip():
         match = _PARAMETER.match(connection, position)
         if match is None:
             raise ConfigurationError(
-                "copy_connection is not a connection string of keywords and values",
+                f"{name} is not a connection string of keywords and values",
                 hint="as in host=db1 passfile=/path, URL-encoded",
             )
         if match[1] == "dbname" and _INNER.match(match[2]):
             raise ConfigurationError(
-                "copy_connection has a connection string as dbname, which would be stored in the lake",
+                f"{name} has a connection string as dbname, which would be stored in the lake",
                 hint="give its parts as keywords, as in host=db1 dbname=app passfile=/path, URL-encoded",
             )
         found.add(match[1])
         position = match.end()
     if found & _SECRETS:
         raise ConfigurationError(
-            "copy_connection contains a password, which would be stored in the lake",
+            f"{name} contains a password, which would be stored in the lake",
             hint="use passfile= or service=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
         )
+    return connection
+
+
+_PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "confirm": choice(*get_args(Confirm)).parse,
+    "batch_delay": parse_seconds,
+    "batch_size": parse_bytes,
+    "apply": choice(*get_args(Apply)).parse,
+    "freshness": _above_zero(parse_seconds),
+    "max_write_rate": _above_zero(lambda name, text: parse_bytes(name, text.removesuffix("/s"))),
+    "retain_hours": _above_zero(WHOLE.parse),
+    "target_rows": _above_zero(WHOLE.parse),
+    "deletion_vectors": lambda name, text: choice("on", "off").parse(name, text) == "on",
+    "copy": choice(*get_args(Copy)).parse,
+    "copy_connection": _without_secret,
+}
+"""The parameters of the URL that are not of one table: each reads a value; its arguments are the name and the text."""
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

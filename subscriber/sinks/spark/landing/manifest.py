@@ -8,25 +8,27 @@ and there was nothing to land.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from subscriber.errors import DataLossError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.files.documents import read_document
-from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.documents import parse_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = [
+    "EPOCH_MICROSECONDS",
     "EPOCH_OFFSET",
+    "BatchTransactions",
     "LandedFile",
     "Manifest",
     "ManifestsRead",
     "check_chain",
     "check_files",
-    "check_paths",
+    "clock",
     "first_manifest",
     "manifest_ends",
     "manifest_name",
@@ -35,6 +37,7 @@ __all__ = [
 
 EPOCH_OFFSET: Final = 946_684_800
 """Seconds from 1970 to 2000."""
+EPOCH_MICROSECONDS: Final = EPOCH_OFFSET * 1_000_000
 _NAME: Final = re.compile(r"(\d{20})\.json")
 
 
@@ -69,23 +72,32 @@ class LandedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """A manifest, see the module. Times are in microseconds since 2000.
+class BatchTransactions:
+    """What a manifest says of the transactions of its batch. Times are in microseconds since 2000.
 
     Attributes:
         transactions: a count.
         commit_time, first_commit_time: of the last and the first transaction, by the publisher's clock.
         received_time: when the first transaction was received, by the subscriber's clock.
-        landed_time: when the manifest was written, by the subscriber's clock.
+    """
+
+    transactions: int = 0
+    commit_time: int | None = None
+    first_commit_time: int | None = None
+    received_time: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(BatchTransactions):
+    """A manifest, see the module.
+
+    Attributes:
+        landed_time: when the manifest was written, by the subscriber's clock, in microseconds since 2000.
     """
 
     previous: Lsn
     begin: Lsn
     end: Lsn
-    transactions: int = 0
-    commit_time: int | None = None
-    first_commit_time: int | None = None
-    received_time: int | None = None
     landed_time: int | None = None
     files: tuple[LandedFile, ...] = field(default=())
 
@@ -151,6 +163,11 @@ class ManifestsRead:
     schemas: dict[str, TableSchema] = field(default_factory=dict)
 
 
+def clock() -> int:
+    """The time of this computer, in microseconds since 2000."""
+    return int((time.time() - EPOCH_OFFSET) * 1e6)
+
+
 def manifest_name(directory: str, end: Lsn) -> str:
     """The path of the manifest that ends at an LSN."""
     return f"{directory}/{int(end):020d}.json"
@@ -180,28 +197,28 @@ def read_manifests(
         DataLossError: a manifest is missing.
     """
     read = read if read is not None else ManifestsRead()
-    suspected: set[Lsn] = set()
+    seen: set[str] = set()
     while True:
         found = _read_all(storage, directory, after, until, read)
         if found is None:
             continue  # the applier removed some in the meantime; it never removes the last one
-        gap = _gap(found, anchor)
-        if gap is None or gap in suspected:
-            break
-        # a listing may miss a file that was created during the listing, and still have a later one; the next listing has both
-        suspected.add(gap)
-    check_chain(found, storage.what(directory), anchor)
-    return found
+        if _is_whole(found, storage.what(directory), anchor, seen):
+            return found
 
 
-def _gap(manifests: Sequence[Manifest], anchor: Lsn | None) -> Lsn | None:
-    """The end of the first manifest whose predecessor is missing."""
-    previous = anchor
-    for manifest in manifests:
-        if previous is not None and manifest.previous > previous:
-            return manifest.end
-        previous = manifest.end
-    return None
+def _is_whole(manifests: Sequence[Manifest], place: str, anchor: Lsn | None, seen: set[str]) -> bool:
+    """Check the chain. False: a manifest is missing, for the first time.
+
+    A listing may miss a file that was created during the listing, and still have a later one. The next listing has both.
+    """
+    try:
+        check_chain(manifests, place, anchor)
+    except DataLossError as gap:
+        if str(gap) in seen:
+            raise
+        seen.add(str(gap))
+        return False
+    return True
 
 
 def _read_all(storage: Storage, directory: str, after: Lsn, until: Lsn | None, read: ManifestsRead) -> list[Manifest] | None:
@@ -219,16 +236,13 @@ def _read_all(storage: Storage, directory: str, after: Lsn, until: Lsn | None, r
 
 
 def _read(storage: Storage, path: str, end: int, schemas: MutableMapping[str, TableSchema]) -> Manifest | None:
-    document = read_document(storage, path)
-    if document is None:
-        return None
-    try:
+    def parsed(document: dict[str, Any]) -> Manifest:
         manifest = Manifest.from_json(document, schemas)
-    except (ValueError, KeyError, TypeError):
-        raise damaged_file(storage.what(path)) from None
-    if int(manifest.end) != end:
-        raise damaged_file(storage.what(path))
-    return manifest
+        if int(manifest.end) != end:
+            raise ValueError
+        return manifest
+
+    return parse_document(storage, path, parsed)
 
 
 def manifest_ends(storage: Storage, directory: str) -> list[int]:
@@ -243,32 +257,18 @@ def first_manifest(storage: Storage, directory: str, after: Lsn) -> Manifest | N
         TargetError: the manifest is damaged.
         DataLossError: a manifest before it is missing.
     """
-    suspected: set[Lsn] = set()
+    seen: set[str] = set()
     while True:
         end = next((end for end in manifest_ends(storage, directory) if end > after), None)
         if end is None:
             return None
         found = _read(storage, manifest_name(directory, Lsn(end)), end, {})
-        if found is None:
-            continue
-        if found.previous <= after:
+        # an earlier predecessor was removed
+        if found is not None and (found.previous < after or _is_whole([found], storage.what(directory), after, seen)):
             return found
-        if found.end in suspected:
-            check_chain([found], storage.what(directory), after)
-        # as in read_manifests
-        suspected.add(found.end)
 
 
-def check_files(storage: Storage, directory: str, manifests: Sequence[Manifest]) -> None:
-    """Check that every file in the manifests exists and is complete.
-
-    Raises:
-        TargetError: a file is missing or incomplete.
-    """
-    check_paths(storage, directory, [file for manifest in manifests for file in manifest.files])
-
-
-def check_paths(storage: Storage, directory: str, files: Sequence[LandedFile]) -> None:
+def check_files(storage: Storage, directory: str, files: Iterable[LandedFile]) -> None:
     """Check that files of one directory exist and are complete.
 
     Raises:

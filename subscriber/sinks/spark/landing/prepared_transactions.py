@@ -31,7 +31,7 @@ from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.manifest import LandedFile
+from subscriber.sinks.spark.landing.manifest import EPOCH_MICROSECONDS, LandedFile
 from subscriber.sinks.spark.landing.zone import OpenBatch, ParquetFile
 from subscriber.transaction.model import Transaction
 
@@ -39,7 +39,6 @@ __all__ = ["PreparedTransactions"]
 
 _DIRECTORY: Final = "prepared"
 _DOCUMENT: Final = "prepared.json"
-_EPOCH_OFFSET: Final = 946_684_800_000_000
 
 
 class PreparedTransactions:
@@ -121,7 +120,7 @@ class PreparedTransactions:
         for number, data in enumerate(document["files"]):
             file = LandedFile.from_json(data)
             path = f"{directory}/{int(message.end_lsn):020d}-{file.table_id}-{number}.parquet"
-            size = self._rewrite(file, path, message.end_lsn, kept_in_years(message.commit_time) + _EPOCH_OFFSET)
+            size = self._rewrite(file, path, message.end_lsn, kept_in_years(message.commit_time) + EPOCH_MICROSECONDS)
             found.append(LandedFile(table_id=file.table_id, path=path, rows=file.rows, size=size, schema=file.schema))
         write_document(self._storage, f"{source}/{_DOCUMENT}", {**document, "ended": str(message.end_lsn)})
         return found

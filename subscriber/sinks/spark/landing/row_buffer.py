@@ -6,21 +6,19 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.errors import ApplyError
 from subscriber.protocol.lsn import Lsn, kept_in_years
+from subscriber.sinks.spark.landing.manifest import EPOCH_MICROSECONDS
 from subscriber.sinks.spark.schema.arrow_values import NotText, to_arrow
 from subscriber.sinks.spark.schema.table_schema import META, TableSchema
 from subscriber.transaction.model import Transaction
 
 __all__ = ["Row", "RowBuffer", "Stamp", "special_column", "typed_columns"]
-
-_EPOCH_OFFSET: Final = 946_684_800_000_000
-"""Microseconds from 1970 to 2000."""
 
 
 Row = Sequence[bytes | None]
@@ -97,7 +95,7 @@ class RowBuffer:
         lsns, _, xids, times = (_column(stamps, place) for place in range(4))
         numbers = pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), pa.array(range(len(ends)), pa.int32()))
         run = pc.run_end_decode(numbers)
-        since_1970 = [time + _EPOCH_OFFSET for time in times]
+        since_1970 = [time + EPOCH_MICROSECONDS for time in times]
         meta = (ops, lsns, shifts, xids, since_1970, moved, unchanged)
         arrays = [pa.array(values, field.type).take(run) for values, field in zip(meta, META, strict=False)]
         arrays[2] = pc.add(arrays[2], pa.array(range(len(self)), pa.int64()))

@@ -6,7 +6,6 @@ One call at a time. Disk I/O and casts of columns run in a thread, so that the e
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
@@ -14,7 +13,7 @@ from typing import Final
 from subscriber.abc import ApplyStatistics, Batch
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, Manifest
+from subscriber.sinks.spark.landing.manifest import BatchTransactions, Manifest, clock
 from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TableIds, TransactionEncoder
 from subscriber.sinks.spark.landing.zone import SPILL_BYTES, LandingZone, OpenBatch
 from subscriber.threads import run_in_thread
@@ -52,9 +51,7 @@ class LandingWriter:
         self._batch: OpenBatch | None = None
         self._begin = position
         self._transactions = 0
-        self._commit_time: int | None = None
-        self._first_commit_time: int | None = None
-        self._received_time: int | None = None
+        self._commit_time = self._first_commit_time = self._received_time = 0
 
     @property
     def size(self) -> int:
@@ -78,7 +75,7 @@ class LandingWriter:
         if self._batch is None:
             self._batch, self._begin = self.zone.begin(), self.position
             self.gathered = asyncio.get_running_loop().time()
-            self._received_time = int((time.time() - EPOCH_OFFSET) * 1e6)
+            self._received_time = clock()
         encoder = TransactionEncoder(
             self._batch, described=self.described, gate=batch.gate, table_ids=self._table_ids, statistics=self._statistics
         )
@@ -145,12 +142,15 @@ class LandingWriter:
         count, self._transactions = self._transactions, 0
         if batch is None or batch.is_empty:
             return None
-        begin, end, last, first = self._begin, self.position, self._commit_time, self._first_commit_time
-        received = self._received_time
-        self.lost = True  # until it is landed
-        found = await run_in_thread(
-            lambda: self.zone.land(batch, begin, end, transactions=count, commit_time=last, first_commit_time=first, received_time=received)
+        begin, end = self._begin, self.position
+        told = BatchTransactions(
+            transactions=count,
+            commit_time=self._commit_time,
+            first_commit_time=self._first_commit_time,
+            received_time=self._received_time,
         )
+        self.lost = True  # until it is landed
+        found = await run_in_thread(lambda: self.zone.land(batch, begin, end, told))
         self.lost = False
         return found
 

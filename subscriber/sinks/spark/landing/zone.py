@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Final
 from uuid import uuid4
@@ -27,7 +26,15 @@ from subscriber import crash_points
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import TEMPORARY, PendingFile, Storage
-from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET, LandedFile, Manifest, check_files, manifest_name, read_manifests
+from subscriber.sinks.spark.landing.manifest import (
+    BatchTransactions,
+    LandedFile,
+    Manifest,
+    check_files,
+    clock,
+    manifest_name,
+    read_manifests,
+)
 from subscriber.sinks.spark.landing.row_buffer import RowBuffer, Stamp
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -228,7 +235,7 @@ class LandingZone:
         storage.sync([directory, *map(str, PurePosixPath(directory).parents)])
         # the applier removes what it has applied, and checks the files that it still has to read: check only the last manifest here
         if manifests:
-            check_files(storage, directory, manifests[-1:])
+            check_files(storage, directory, manifests[-1].files)
             self.last = manifests[-1].end
         named = {file.path for manifest in manifests for file in manifest.files}
         left = [
@@ -248,11 +255,7 @@ class LandingZone:
         batch: OpenBatch,
         begin: Lsn,
         end: Lsn,
-        *,
-        transactions: int = 0,
-        commit_time: int | None = None,
-        first_commit_time: int | None = None,
-        received_time: int | None = None,
+        told: BatchTransactions,
     ) -> Manifest | None:
         """Make a batch durable.
 
@@ -260,10 +263,7 @@ class LandingZone:
             batch: from :meth:`begin`. It cannot be used afterwards, even after an error.
             begin: the batch begins after this LSN.
             end: the batch ends at this LSN.
-            transactions: number of transactions.
-            commit_time: of the last transaction.
-            first_commit_time: of the first transaction. None: as the last.
-            received_time: when the first transaction was received, in microseconds since 2000.
+            told: for the manifest.
 
         Returns:
             The manifest. None if the batch ends no later than the last one, which already has its content.
@@ -279,42 +279,16 @@ class LandingZone:
         except BaseException:
             batch.discard()
             raise
-        return self.add(
-            files,
-            begin,
-            end,
-            transactions=transactions,
-            commit_time=commit_time,
-            first_commit_time=first_commit_time,
-            received_time=received_time,
-        )
+        return self.add(files, begin, end, told)
 
-    def add(
-        self,
-        files: list[LandedFile],
-        begin: Lsn,
-        end: Lsn,
-        *,
-        transactions: int = 0,
-        commit_time: int | None = None,
-        first_commit_time: int | None = None,
-        received_time: int | None = None,
-    ) -> Manifest:
+    def add(self, files: Sequence[LandedFile], begin: Lsn, end: Lsn, told: BatchTransactions) -> Manifest:
         """Write the manifest for files in the directory.
 
         Raises:
             TargetError: it cannot be written.
         """
         manifest = Manifest(
-            previous=self.last,
-            begin=max(begin, self.last),
-            end=end,
-            transactions=transactions,
-            commit_time=commit_time,
-            first_commit_time=first_commit_time if first_commit_time is not None else commit_time,
-            received_time=received_time,
-            landed_time=int((time.time() - EPOCH_OFFSET) * 1e6),
-            files=tuple(files),
+            **asdict(told), previous=self.last, begin=max(begin, self.last), end=end, landed_time=clock(), files=tuple(files)
         )
         if files:
             self._storage.sync([self.directory])

@@ -344,7 +344,7 @@ class Applier:
         kept: list[Manifest] = []
         if snapshot is not None and snapshot.needed < landed:
             kept = read_manifests(self._storage, LANDING, snapshot.needed, read=self._read, until=landed)
-        check_files(self._storage, LANDING, [*kept, *found])
+        check_files(self._storage, LANDING, (file for manifest in (*kept, *found) for file in manifest.files))
         return kept, found
 
     def _taken(

@@ -12,7 +12,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LakeTable
 from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, check_paths, read_manifests
+from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, read_manifests
 from subscriber.sinks.spark.landing.zone import write_file
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.pipeline.plan import TableWork, plan_columns
@@ -82,10 +82,10 @@ def copied_changes(storage: Storage, directory: str, table: LakeTable) -> Pendin
         return PendingChanges(table.added)
     source = PendingChanges(copied.lsn)
     source.describe(copied.schema)
-    check_paths(storage, directory, copied.files)
+    check_files(storage, directory, copied.files)
     source.add(copied.files)
     manifests = read_manifests(storage, directory)
-    check_files(storage, directory, manifests)
+    check_files(storage, directory, (file for manifest in manifests for file in manifest.files))
     for manifest in manifests:
         source.add(manifest.files)
         source.reached = manifest.end

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -67,15 +66,8 @@ class ColumnDeclarations:
         return next((one for one in reversed(documents) if one.lsn <= applied), None)
 
     def _read(self, name: str) -> tuple[str, tuple[DeclaredColumns, ...]]:
-        document = read_document(self.storage, name)
-        if document is None:
-            return "", ()
-        try:
-            return document["application"], tuple(map(DeclaredColumns.from_json, document["declared"]))
-        except (ValueError, KeyError, TypeError):
-            raise TargetError(
-                f"{self.storage.what(name)} is damaged", hint="remove it: types that change in the next round are not noticed then"
-            ) from None
+        hint = "remove it: types that change in the next round are not noticed then"
+        return parse_document(self.storage, name, _parsed, hint) or ("", ())
 
     def keep(self, directory: str, application: str, before: DeclaredColumns | None, now: DeclaredColumns) -> None:
         """Store the declarations that will be valid once the table is at an LSN. ``before`` is the result of :meth:`find`.
@@ -91,3 +83,7 @@ class ColumnDeclarations:
         document = {"application": application, "declared": [one.to_json() for one in documents]}
         write_document(self.storage, f"{directory}/{_NAME}", document)
         self.known[directory] = application, documents
+
+
+def _parsed(document: dict[str, Any]) -> tuple[str, tuple[DeclaredColumns, ...]]:
+    return document["application"], tuple(map(DeclaredColumns.from_json, document["declared"]))
