@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from subscriber.abc import TableName
 from subscriber.config import Settings
@@ -35,9 +35,6 @@ from subscriber.testing.comparison.checksums import PreparedComparison, TableCom
 from subscriber.testing.comparison.rows import compare_rows
 from subscriber.testing.demonstration.target import DatabaseFacts, Example
 from subscriber.verification.values import array_literal
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["LakeTarget"]
 
@@ -207,7 +204,7 @@ class LakeTarget:
 class _SnapshotReader:
     """A :class:`subscriber.testing.comparison.rows.RowReader` of one snapshot, by Spark SQL."""
 
-    def __init__(self, spark: SparkSession, found: LakeSnapshot) -> None:
+    def __init__(self, spark: Any, found: LakeSnapshot) -> None:
         self._spark = spark
         self._found = found
 
