@@ -27,7 +27,8 @@ from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges
-from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
+from subscriber.sinks.spark.pipeline.plan import Plan
+from subscriber.sinks.spark.pipeline.table_work import TableWork
 from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile

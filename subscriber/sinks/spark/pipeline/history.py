@@ -37,15 +37,18 @@ from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.versions import history_schema
 from subscriber.sinks.spark.pipeline.engines import Engine
 from subscriber.sinks.spark.pipeline.open_tables import application
-from subscriber.sinks.spark.pipeline.plan import BaseFile, TableWork, plan_columns, plan_table
+from subscriber.sinks.spark.pipeline.plan import plan_table
 from subscriber.sinks.spark.pipeline.stopped_tables import stopping
+from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork, plan_columns
 from subscriber.sinks.spark.schema.evolution import Stretch, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, LakeColumn, TableSchema, folded_name
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges, null_counts
-from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note, with_added
+from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
+from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.file_check import checking_files
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
+from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, TableStopped
 
 __all__ = ["HistoryTables", "history_documents"]
@@ -243,7 +246,7 @@ class HistoryTables:
         """The identity that the table has now, for files that do not state theirs."""
         table = lake.state.tables[name]
         directory = table_directory("tables", name, table.id)
-        delta = LakeDelta(self._storage, directory)
+        delta = DeltaReader(self._storage, directory)
         app = application(lake, table)
         known = ColumnDeclarations(self._storage).find(directory, app, delta.applied(app)) if delta.load() else None
         if known is None:

@@ -17,30 +17,31 @@ not to the size of the table: changes of recent keys affect only the last files.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from subscriber.sinks.spark.merge.fold import since_truncate
 from subscriber.sinks.spark.merge.key_ranges import KeyRange
-from subscriber.sinks.spark.merge.keys import is_orderable, rank
+from subscriber.sinks.spark.merge.keys import is_orderable
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitFile
-from subscriber.sinks.spark.schema.evolution import Stretch
-from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.pipeline.clusters import (
+    SMALL,
+    OrderedKeys,
+    cluster_of,
+    clusters_of,
+    count_changes,
+    divided_keys,
+    grouped,
+    moved_rows,
+)
+from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.tables.data_file import Bound
-from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 
-__all__ = ["BaseFile", "Plan", "TableWork", "plan_columns", "plan_table"]
+__all__ = ["Plan", "plan_table"]
 
-_SMALL: Final = 4
-"""A cluster below this part of the target is merged with its neighbour."""
-_FAR: Final = 8
-"""Limit of a unit's rows, in files, for joining clusters because of moved rows. Above, an UPDATE that moves a missing row inserts it."""
 _LOOSE_FILES: Final = 8
 """How many small files a table without a key may have before they are merged."""
 _SMALL_FILES: Final = 16
@@ -51,70 +52,6 @@ _TINY_BYTES: Final = 32 * 1024
 """A file up to this size is rewritten: marking its rows would save little."""
 _KEY_PART: Final = 8
 """Reading the keys of this many rows takes as long as rewriting one row."""
-
-
-@dataclass(frozen=True, slots=True)
-class BaseFile:
-    """A file of the table.
-
-    Attributes:
-        path: relative to the table.
-        rows: how many there are in the file, even deleted ones.
-        range: of the first key column. None if unknown.
-        size: in bytes.
-        vector: its deleted rows.
-    """
-
-    path: str
-    rows: int
-    range: tuple[Bound, Bound] | None
-    size: int = 0
-    vector: DeletionVector | None = None
-
-    @property
-    def deleted(self) -> int:
-        """How many of its rows are deleted."""
-        return self.vector.deleted if self.vector is not None else 0
-
-    @property
-    def live(self) -> int:
-        """How many of its rows are not deleted."""
-        return self.rows - self.deleted
-
-    def read(self, *, kept: bool = False, shared: bool = False) -> UnitFile:
-        """The file for a unit."""
-        return UnitFile(self.path, self.vector, kept, shared)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableWork:
-    """The work for one table. See :class:`subscriber.sinks.spark.merge.work_unit.Unit` for the other names.
-
-    Attributes:
-        rewrite: whether all files are rewritten.
-        retyped: columns that have another type in these files.
-        vectors: whether deletion vectors may be written.
-        feed: whether the rows of a Change Data Feed are written.
-    """
-
-    directory: str
-    schema: TableSchema
-    base: tuple[BaseFile, ...]
-    stretches: tuple[Stretch, ...]
-    after: int
-    rewrite: bool = False
-    retyped: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    target_rows: int = 250_000
-    vectors: bool = False
-    feed: bool = False
-
-    @property
-    def marks(self) -> bool:
-        """Whether units may keep files, and mark rows in them. Only the keys of these files are read."""
-        plain = len(self.stretches) == 1 and not self.rewrite and not self.retyped
-        return self.vectors and plain and bool(self.schema.keys) and not self.stretches[0].schema.full
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,28 +67,6 @@ class Plan:
     units: tuple[Unit, ...]
     removed: tuple[str, ...]
     cleared: bool
-
-
-@dataclass(slots=True)
-class _Cluster:
-    low: Bound
-    high: Bound
-    files: list[BaseFile] = field(default_factory=list)
-    changes: int = 0
-    needed: bool = False
-
-    @property
-    def rows(self) -> int:
-        return sum(file.live for file in self.files)
-
-    @property
-    def is_unit(self) -> bool:
-        return self.changes > 0 or self.needed
-
-
-def plan_columns(schema: TableSchema) -> list[str]:
-    """The columns of changes that planning needs."""
-    return ["_op", "_lsn", "_seq", "_moved", "_un", *schema.keys[:1]]
 
 
 def plan_table(work: TableWork, changes: pa.Table) -> Plan:
@@ -175,11 +90,11 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         unit = _unit(work, base, files, (), changes.num_rows, cleared=cleared)
         return Plan((unit,), gone if cleared else _rewritten([unit]), cleared)
     keys = changes[schema.keys[0]]
-    small = [file for file in base if work.marks and file.rows < work.target_rows // _SMALL]
+    small = [file for file in base if work.marks and file.rows < work.target_rows // SMALL]
     large = [file for file in base if file not in small]
-    clusters = _clusters(large) if large else _quantiles(keys, work.target_rows)
-    ordered = _Ordered(keys)
-    _count(clusters, ordered)
+    clusters = clusters_of(large) if large else divided_keys(keys, work.target_rows)
+    ordered = OrderedKeys(keys)
+    count_changes(clusters, ordered)
     lows = [cluster.low for cluster in clusters]
     spans = {file.path: _span(lows, file) for file in small}
     wide = [file for file in small if spans[file.path][0] < spans[file.path][1]]
@@ -187,7 +102,7 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
     for path in merged:
         for number in range(spans[path][0], spans[path][1] + 1):
             clusters[number].needed = True
-    groups = _grouped(clusters, _links(clusters, changes, keys), work.target_rows, everything=work.rewrite)
+    groups = grouped(clusters, moved_rows(clusters, changes, keys), work.target_rows, everything=work.rewrite)
     units: list[Unit] = []
     for group in groups:
         ranges = tuple(
@@ -223,7 +138,7 @@ def _files(
     """
     if not work.marks:
         return [file.read() for file in own]
-    target = work.target_rows // _SMALL
+    target = work.target_rows // SMALL
     small = [file for file in own if file.rows < target]
     rewritten = {file.path for file in own if hits[file.path] and _is_rewritten(file, hits[file.path])}
     large = any(file.path in rewritten for file in own if file.rows >= target)
@@ -254,7 +169,7 @@ def _merged_files(small: Sequence[BaseFile]) -> set[str]:
     return taken
 
 
-def _hits(files: Sequence[BaseFile], keys: _Ordered) -> dict[str, int]:
+def _hits(files: Sequence[BaseFile], keys: OrderedKeys) -> dict[str, int]:
     """Estimate the changes in each file. Files whose ranges overlap share the changes in proportion to their rows."""
     found: dict[str, int] = {}
     for file in files:
@@ -278,7 +193,7 @@ def _spread(base: Sequence[BaseFile], changes: int) -> dict[str, int]:
 def _span(lows: Sequence[Bound], file: BaseFile) -> tuple[int, int]:
     """The first and the last cluster whose keys a file may have."""
     assert file.range is not None
-    return _place(lows, file.range[0]), _place(lows, file.range[1])
+    return cluster_of(lows, file.range[0]), cluster_of(lows, file.range[1])
 
 
 def _is_divisible(work: TableWork) -> bool:
@@ -311,118 +226,8 @@ def _unit(
 
 
 def _without_key(work: TableWork, base: Sequence[BaseFile], changes: int, *, cleared: bool) -> Plan:
-    small = [file for file in base if file.rows < work.target_rows // _SMALL]
+    small = [file for file in base if file.rows < work.target_rows // SMALL]
     taken = list(base) if work.rewrite else small if len(small) >= _LOOSE_FILES else []
     removed = work.base if cleared else taken
     unit = _unit(work, taken, [file.read() for file in taken], (), changes, cleared=cleared)
     return Plan((unit,), tuple(file.path for file in removed), cleared)
-
-
-def _clusters(base: Sequence[BaseFile]) -> list[_Cluster]:
-    found: list[_Cluster] = []
-    for file in sorted(base, key=lambda file: file.range or ((0,), (0,))):
-        assert file.range is not None
-        low, high = file.range
-        if found and low <= found[-1].high:
-            found[-1].high = max(found[-1].high, high)
-        else:
-            found.append(_Cluster(low, high))
-        found[-1].files.append(file)
-    return found
-
-
-def _place(lows: Sequence[Bound], key: Bound) -> int:
-    return max(bisect_right(lows, key) - 1, 0)
-
-
-class _Ordered:
-    """The keys of changes, in order."""
-
-    def __init__(self, keys: pa.ChunkedArray) -> None:
-        known = pc.drop_null(keys)
-        self._keys = known.take(pc.sort_indices(known))
-        self.nulls = keys.null_count
-
-    def place(self, low: Bound, *, after: bool = False) -> int:
-        """How many keys are below a key, or up to it."""
-        find = bisect_right if after else bisect_left
-        return find(self._keys, low, key=lambda value: rank(value.as_py()))
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def count(self, file: BaseFile) -> int:
-        """How many changes have keys in a file's range."""
-        assert file.range is not None
-        low, high = file.range
-        return self.place(high, after=True) - self.place(low) + (self.nulls if low == rank(None) else 0)
-
-
-def _count(clusters: Sequence[_Cluster], keys: _Ordered) -> None:
-    """Count the changes in each cluster."""
-    lows = [cluster.low for cluster in clusters]
-    # the first cluster also takes the keys below it
-    starts = [0, *map(keys.place, lows[1:]), len(keys)]
-    for cluster, (start, end) in zip(clusters, pairwise(starts), strict=True):
-        cluster.changes = end - start
-    if keys.nulls:
-        clusters[_place(lows, rank(None))].changes += keys.nulls
-
-
-def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int, bool]]:
-    """Pairs of clusters between which a row moved, and whether the new row needs values of the old one."""
-    rows = pc.indices_nonzero(changes["_moved"])
-    if not len(rows):
-        return []
-    lows = [cluster.low for cluster in clusters]
-    needing = pc.is_valid(changes["_un"].take(rows)).to_pylist()
-    before, after = keys.take(pc.subtract(rows.cast(pa.int64()), 1)).to_pylist(), keys.take(rows).to_pylist()
-    found = {(_place(lows, rank(old)), _place(lows, rank(new)), needs) for old, new, needs in zip(before, after, needing, strict=True)}
-    return sorted(found)
-
-
-def _grouped(
-    clusters: Sequence[_Cluster], links: Sequence[tuple[int, int, bool]], target: int, *, everything: bool = False
-) -> list[list[int]]:
-    """Numbers of the clusters that are touched, or all, in groups that are one unit each."""
-    owner = list(range(len(clusters)))
-    sizes = [cluster.rows + cluster.changes for cluster in clusters]
-    together = list(sizes)
-
-    def root(number: int) -> int:
-        while owner[number] != number:
-            owner[number] = owner[owner[number]]
-            number = owner[number]
-        return number
-
-    def join(one: int, other: int, most: int | None = None) -> None:
-        first, second = sorted((root(one), root(other)))
-        if first != second and (most is None or together[first] + together[second] <= most):
-            owner[second] = first
-            together[first] += together[second]
-
-    for one, other, needs in links:
-        if needs:
-            join(one, other)
-    for one, other, _ in links:
-        join(one, other, target * _FAR)
-    for number, cluster in enumerate(clusters):
-        if not (cluster.changes or everything) or sizes[number] >= target // _SMALL:
-            continue
-        near = [neighbour for neighbour in (number - 1, number + 1) if 0 <= neighbour < len(clusters)]
-        fitting = [neighbour for neighbour in near if sizes[neighbour] + sizes[number] <= target]
-        if fitting:
-            join(number, min(fitting, key=lambda neighbour: sizes[neighbour]))
-    groups: dict[int, list[int]] = {}
-    for number in range(len(clusters)):
-        groups.setdefault(root(number), []).append(number)
-    return [group for group in groups.values() if everything or any(clusters[number].is_unit for number in group)]
-
-
-def _quantiles(keys: pa.ChunkedArray, target: int) -> list[_Cluster]:
-    """Ranges with about equal counts of changes, for a table without files."""
-    known = pc.drop_null(keys)  # NULLs go with the first range
-    parts = max(-(-len(known) // target), 1)
-    ordered = known.take(pc.sort_indices(known)) if parts > 1 else known
-    cuts = {rank(ordered[len(ordered) * number // parts].as_py()) for number in range(1, parts)}
-    return [_Cluster(low, low) for low in sorted({rank(None), *cuts})]

@@ -40,7 +40,7 @@ from subscriber.sinks.spark.session.jobs import first_words, job_errors
 from subscriber.sinks.spark.session.object_stores import hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta
 from subscriber.sinks.spark.session.sql_text import quoted_name, quoted_text
-from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -198,7 +198,7 @@ class CatalogRegistration:
 
     def _register(self, snapshot: Snapshot, names: Mapping[TableName, str]) -> None:
         sql = self._spark.sql
-        uris = {name: hadoop_uri(LakeDelta(self._storage, table.path).uri) for name, table in snapshot.tables.items()}
+        uris = {name: hadoop_uri(DeltaReader(self._storage, table.path).uri) for name, table in snapshot.tables.items()}
         earlier = set[str]()
         if not self._views:
             sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")

@@ -20,18 +20,20 @@ from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, lacks_published
 from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges, copied_changes, read_work
-from subscriber.sinks.spark.pipeline.plan import BaseFile, Plan, TableWork, plan_table
+from subscriber.sinks.spark.pipeline.plan import Plan, plan_table
 from subscriber.sinks.spark.pipeline.row_identity import RowIdentityCheck, TableBefore, columns_before
 from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks
+from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
-from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note, with_added
+from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 from subscriber.sinks.spark.tables.file_check import require_files
 from subscriber.sinks.spark.tables.foreign_commits import copy_application
+from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
 
 __all__ = ["TablePlanner"]

@@ -32,7 +32,7 @@ from subscriber.sinks.spark.schema.evolution import evolved_schema
 from subscriber.sinks.spark.schema.table_schema import META_NAMES
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_rows, resolve_fields
 from subscriber.sinks.spark.tables.column_statistics import file_ranges
-from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 
 __all__ = ["Changes", "Piece"]
 
@@ -70,7 +70,7 @@ class _Known:
 
     table: LakeTable
     removed: bool
-    log: LakeDelta | None
+    log: DeltaReader | None
     reached: Lsn
     begun: bool
     added: Lsn
@@ -99,7 +99,7 @@ class Changes:
         if table is None:
             raise TargetError(f'the lake in {self._storage.place} has no table "{self._name}"', hint="set option table to schema.table")
         was = self._copied_before(lake)
-        log = LakeDelta(self._storage, table_directory("log", self._name, table.id))
+        log = DeltaReader(self._storage, table_directory("log", self._name, table.id))
         there = log.load()
         application = f"subscriber-{lake.target_identifier}-{table.id}-{{}}-log"
         found = [log.applied(application.format(generation)) if there else None for generation in range(table.generation + 1)]

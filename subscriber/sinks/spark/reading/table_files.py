@@ -16,7 +16,8 @@ from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import conformed
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector, read_vector
-from subscriber.sinks.spark.tables.delta import LakeDelta, lake_schema
+from subscriber.sinks.spark.tables.delta_reader import DeltaReader
+from subscriber.sinks.spark.tables.lake_columns import lake_schema
 from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
 from subscriber.sinks.spark.tables.table_log import TableFile
 
@@ -35,7 +36,7 @@ class PinnedTable:
 
     def __init__(self, storage: Storage, directory: str, version: int, applied: Lsn | None = None) -> None:
         self._storage = storage
-        self._delta = LakeDelta(storage, directory)
+        self._delta = DeltaReader(storage, directory)
         self._version = version
         self._applied = applied
         self._opened: DeltaTable | None = None

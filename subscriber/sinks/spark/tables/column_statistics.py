@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 
 __all__ = ["FileRanges", "ValueSearch", "file_ranges", "null_counts"]
 
@@ -22,7 +22,7 @@ class FileRanges:
     bounds: Mapping[str, tuple[int, int]]
 
 
-def file_ranges(delta: LakeDelta, columns: Sequence[str]) -> list[FileRanges]:
+def file_ranges(delta: DeltaReader, columns: Sequence[str]) -> list[FileRanges]:
     """The files with the minimum and maximum of integer columns. Our files always have them."""
     actions = delta.add_actions()
     if not actions.num_rows:
@@ -32,7 +32,7 @@ def file_ranges(delta: LakeDelta, columns: Sequence[str]) -> list[FileRanges]:
     return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
 
 
-def null_counts(delta: LakeDelta, field: str) -> dict[str, int | None]:
+def null_counts(delta: DeltaReader, field: str) -> dict[str, int | None]:
     """The number of NULLs of a column in each file. None: unknown."""
     return _null_counts(delta.add_actions(), field)
 
@@ -53,7 +53,7 @@ class ValueSearch:
         self._storage = storage
         self._known: dict[tuple[str, str], dict[str, bool]] = {}
 
-    def has_values(self, delta: LakeDelta, field: str) -> bool:
+    def has_values(self, delta: DeltaReader, field: str) -> bool:
         """Whether some row has a value in this column, by Delta's statistics; or by those in the file if Delta has none.
 
         A list counts only if it has an element that is a value.

@@ -1,4 +1,4 @@
-"""Delta tables of the lake, with delta-rs: their current files, and commits.
+"""Writes Delta tables of the lake, with delta-rs: creates them, and commits.
 
 A commit contains the table's new position in Delta's ``txn`` action: an application ID and an LSN. So data and position are atomic, and
 after a crash a commit that was already made is recognised. Other programs may maintain the tables (OPTIMIZE, VACUUM, properties). A commit
@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -25,18 +25,19 @@ from pyroaring import BitMap
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of, commit_by_library, row_count, stored_vectors
+from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of, commit_by_library, stored_vectors
 from subscriber.sinks.spark.tables.data_file import DataFile
-from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector
-from subscriber.sinks.spark.tables.lake_columns import ADDED, ADDED_KEY, is_without_zone, lake_schema, with_added, with_comments
+from subscriber.sinks.spark.tables.deletion_vectors import VECTORS
+from subscriber.sinks.spark.tables.delta_reader import BEGUN, DeltaReader
+from subscriber.sinks.spark.tables.lake_columns import ADDED, is_without_zone, with_comments
 from subscriber.sinks.spark.tables.log_durability import sync_added, sync_log
-from subscriber.sinks.spark.tables.table_errors import CommitConflict, read_error, write_error
-from subscriber.sinks.spark.tables.table_features import ENABLE_FEED, ENABLE_VECTORS, unwritable, violated
-from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, write_error
+from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, unwritable, violated
+from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog, changes_rows, has
 
-__all__ = ["COMMITS_AT_ONCE", "LakeDelta", "changes_rows", "commit_note", "has", "lake_schema", "with_added"]
+__all__ = ["COMMITS_AT_ONCE", "LakeDelta", "commit_note"]
 
 COMMITS_AT_ONCE: Final = 8
 """Number of tables to commit in parallel. A commit mostly waits for the disk or the object store."""
@@ -52,17 +53,12 @@ _HOURS: Final = re.compile(r"interval (\d+) hours")
 _NEW_COLUMNS: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "new columns"})})
 _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "retention"})})
 _WITHOUT_ZONE: Final = "timestampNtz"
-_BEGUN: Final = "_begun.json"
-"""Delta ignores names that begin with an underscore."""
 _LAST_COMMITS: Final = 10
 """How many of the last commits of a newly opened table may not be durable yet."""
 
 
-class LakeDelta:
-    """A Delta table, open at its newest version.
-
-    Attributes:
-        directory: relative to the lake.
+class LakeDelta(DeltaReader):
+    """A Delta table that the lake writes.
 
     Args:
         storage: of the lake.
@@ -71,36 +67,17 @@ class LakeDelta:
     """
 
     def __init__(self, storage: Storage, directory: str, retain_hours: int = 24) -> None:
-        self._storage = storage
+        super().__init__(storage, directory)
         self._retain_hours = retain_hours
-        self.directory = directory
-        self._table: DeltaTable | None = None
         self._durable = -1
-        self._log = TableLog(storage, directory)
-        self._asked: tuple[DeltaTable, int] | None = None
-        self._applied: dict[str, Lsn | None] = {}
-
-    @property
-    def uri(self) -> str:
-        if self._storage.root is not None:
-            return str(self._storage.root / self.directory)
-        return f"{self._storage.place.rstrip('/')}/{self.directory}"
 
     def load(self) -> bool:
-        """Read the newest version. False if there is no table yet.
-
-        Raises:
-            TableStopped: the table is damaged, or delta-rs cannot read this kind of table.
-            TargetError: its file system cannot be read.
-        """
-        with self._reading():
-            if not DeltaTable.is_deltatable(self.uri):
-                self._table = None
-            elif self._table is not None:
-                self._table.update_incremental()
-            else:
-                self._table, self._durable, self._log = DeltaTable(self.uri), -1, TableLog(self._storage, self.directory)
-        return self._table is not None
+        """Read the newest version, see :meth:`DeltaReader.load`."""
+        opened = self._table
+        found = super().load()
+        if self._table is not opened:
+            self._durable = -1
+        return found
 
     def begin_again(self) -> None:
         """Forget all versions of a damaged table. Its files are removed once they are old enough."""
@@ -121,7 +98,7 @@ class LakeDelta:
         """
         self._storage.make_directory(self.directory)
         if begins is not None:
-            write_document(self._storage, f"{self.directory}/{_BEGUN}", {"lsn": str(begins)})
+            write_document(self._storage, f"{self.directory}/{BEGUN}", {"lsn": str(begins)})
         with self._translated():
             self._durable, self._log = -1, TableLog(self._storage, self.directory)
             self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration={**_PROPERTIES, **self._retention()})
@@ -129,15 +106,6 @@ class LakeDelta:
             raise CommitConflict(self.uri)
         self._storage.sync([self.directory])
         self._sync_log()
-
-    def begins(self) -> Lsn | None:
-        """What :meth:`create` was told. None: nothing.
-
-        Raises:
-            TargetError: it cannot be read.
-        """
-        found = read_document(self._storage, f"{self.directory}/{_BEGUN}")
-        return None if found is None else Lsn.parse(found["lsn"])
 
     def _retention(self) -> dict[str, str]:
         return dict.fromkeys(_RETENTION, f"interval {self._retain_hours} hours")
@@ -154,94 +122,6 @@ class LakeDelta:
             with self._next_version():
                 self._there.alter.set_table_properties(ours, commit_properties=_NEW_RETENTION)
             self.make_durable()
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the table existed when it was loaded."""
-        return self._table is not None
-
-    @property
-    def _there(self) -> DeltaTable:
-        assert self._table is not None
-        return self._table
-
-    @property
-    def version(self) -> int:
-        """Delta's version number."""
-        return int(self._there.version())
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns, in the lake's Arrow types."""
-        return lake_schema(self._there)
-
-    @property
-    def added(self) -> frozenset[str]:
-        """Columns that were added when the table already had rows."""
-        return frozenset(field.name for field in self._there.schema().fields if ADDED_KEY in field.metadata)
-
-    def table_files(self) -> dict[str, TableFile]:
-        """The files of the loaded version by their paths, which are relative to the table.
-
-        Raises:
-            TargetError: the log cannot be read.
-        """
-        self._log.read(self.version)
-        return self._log.files
-
-    def files(self) -> dict[str, int]:
-        """The number of rows in each file, even deleted ones. Paths are relative to the table."""
-        return {path: self.row_count(file) for path, file in self.table_files().items()}
-
-    def add_actions(self) -> pa.Table:
-        """The files of the loaded version with Delta's statistics, see ``column_statistics.py``."""
-        with self._reading():
-            return pa.table(self._there.get_add_actions(flatten=True))
-
-    def at(self, version: int) -> DeltaTable:
-        """The table as of a version.
-
-        Raises:
-            TargetError: the log does not reach back that far.
-        """
-        with self._reading():
-            return DeltaTable(self.uri, version=version)
-
-    def files_at(self, version: int) -> dict[str, TableFile]:
-        """The files that belonged to a version.
-
-        Raises:
-            TargetError: the log does not reach back that far.
-        """
-        log = TableLog(self._storage, self.directory)
-        log.read(version)
-        return log.files
-
-    def rows_at(self, version: int) -> frozenset[tuple[str, DeletionVector | None]]:
-        """Identifies the rows of a version: its files, and their deletion vectors. Raises as :meth:`files_at`."""
-        return frozenset((path, file.vector) for path, file in self.files_at(version).items())
-
-    def applied(self, application: str) -> Lsn | None:
-        """The LSN of an application's last commit. None if it never committed."""
-        if self._table is None:
-            return None
-        if self._asked != (self._table, self.version):
-            self._asked, self._applied = (self._table, self.version), {}
-        if application not in self._applied:
-            with self._reading():
-                found = self._table.transaction_version(application)
-            self._applied[application] = None if found is None else Lsn(found)
-        return self._applied[application]
-
-    def applied_at(self, version: int, application: str) -> Lsn | None:
-        """The LSN of an application's last commit, as of a version.
-
-        Raises:
-            TargetError: the log does not reach back that far.
-        """
-        with self._reading():
-            found = self.at(version).transaction_version(application)
-        return None if found is None else Lsn(found)
 
     def unwritable(self, *, columns: bool) -> str | None:
         """What prevents commits by delta-rs, see :func:`subscriber.sinks.spark.tables.table_features.unwritable`."""
@@ -277,11 +157,6 @@ class LakeDelta:
     def takes_vectors(self) -> bool:
         """Whether deletion vectors may be written. A table's property may forbid it, and delta-rs commits in object stores."""
         return self._storage.root is not None and self._there.metadata().configuration.get(ENABLE_VECTORS, "").lower() != "false"
-
-    @property
-    def has_feed(self) -> bool:
-        """Whether the table has a Change Data Feed."""
-        return self._there.metadata().configuration.get(ENABLE_FEED, "").lower() == "true"
 
     def commit(
         self,
@@ -356,14 +231,6 @@ class LakeDelta:
         if version % _CHECKPOINT_VERSIONS == 0:
             self._there.create_checkpoint()
 
-    def row_count(self, file: TableFile) -> int:
-        """How many rows are in a file, even deleted ones.
-
-        Raises:
-            TargetError: it cannot be read.
-        """
-        return row_count(self._storage, self.directory, file)
-
     def _is_maintained(self, since: int, taken: Mapping[str, TableFile | None]) -> bool:
         """Whether all commits after a version only moved rows between files, and left these files as they are."""
         commits = [self.actions(version) for version in range(since + 1, self.version + 1)]
@@ -389,27 +256,6 @@ class LakeDelta:
         self.load()
         if self.version != before + 1:
             raise CommitConflict(self.uri)
-
-    def actions(self, version: int) -> list[dict[str, Any]] | None:
-        """The actions of a commit. None: the log no longer has it."""
-        return self._log.actions(version)
-
-    def written(self, since: int, application: str) -> tuple[int, int]:
-        """The number of files that an application's commits after a version wrote, and the bytes of these files and commits."""
-        files, size = 0, 0
-        for version in range(since + 1, self.version + 1):
-            actions = self.actions(version) or []
-            if not any(action["txn"]["appId"] == application for action in actions if "txn" in action):
-                continue
-            removed = {action["remove"]["path"] for action in actions if "remove" in action}
-            for action in actions:
-                size += len(json.dumps(action))
-                added = action.get("add") or action.get("cdc")
-                if added is not None and added["path"] not in removed:
-                    files, size = files + 1, size + added["size"]
-                elif added is not None and added.get("deletionVector"):
-                    size += added["deletionVector"]["sizeInBytes"]
-        return files, size
 
     def _take_types(self, schema: pa.Schema) -> None:
         """Enable the table features that these columns need, in a separate commit."""
@@ -459,26 +305,8 @@ class LakeDelta:
             self._table = None
             raise write_error(self.uri, error) from error
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (DeltaError, OSError) as error:
-            self._table = None
-            raise read_error(self.uri, self.directory, error) from error
-
 
 def commit_note(operation: str, lsn: Lsn, after: Lsn | None = None) -> str:
     """What a commit did, as ``userMetadata`` in the table's history: changes after an LSN, up to another."""
     note = {"subscriber": operation, "lsn": str(lsn), "after": None if after is None else str(after)}
     return json.dumps({name: value for name, value in note.items() if value is not None})
-
-
-def has(commit: Iterable[Mapping[str, Any]], *kinds: str) -> bool:
-    """Whether a commit has an action of one of these kinds."""
-    return any(kind in action for action in commit for kind in kinds)
-
-
-def changes_rows(commit: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a commit adds or removes rows, and does not only move them between files."""
-    return any(action[kind].get("dataChange", True) for action in commit for kind in ("add", "remove") if kind in action)

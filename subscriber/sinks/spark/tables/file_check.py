@@ -11,14 +11,14 @@ from pyarrow import fs
 
 from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedTable, TableStopped
 
 __all__ = ["checking_files", "require_files"]
 
 
 @contextlib.contextmanager
-def checking_files(storage: Storage, *tables: LakeDelta) -> Iterator[None]:
+def checking_files(storage: Storage, *tables: DeltaReader) -> Iterator[None]:
     """If the block raises a TargetError, find out whether it is one of files of these tables. If not, it is raised again.
 
     Raises:
@@ -35,7 +35,7 @@ def checking_files(storage: Storage, *tables: LakeDelta) -> Iterator[None]:
         raise
 
 
-def require_files(storage: Storage, delta: LakeDelta) -> None:
+def require_files(storage: Storage, delta: DeltaReader) -> None:
     """Check that all files of the loaded version of a table exist, and that Parquet can read their footers.
 
     Raises:

@@ -21,9 +21,11 @@ from typing import Any
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.schema.arrow_types import widened
-from subscriber.sinks.spark.tables.delta import LakeDelta, changes_rows, has, lake_schema
+from subscriber.sinks.spark.tables.delta_reader import DeltaReader
+from subscriber.sinks.spark.tables.lake_columns import lake_schema
 from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, COPY_AGAIN, TableStopped
 from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
+from subscriber.sinks.spark.tables.table_log import changes_rows, has
 
 __all__ = [
     "copy_application",
@@ -39,7 +41,7 @@ def copy_application(application: str) -> str:
     return f"{application}-copied"
 
 
-def require_published_version(delta: LakeDelta, published: SnapshotTable, applied: Lsn | None) -> None:
+def require_published_version(delta: DeltaReader, published: SnapshotTable, applied: Lsn | None) -> None:
     """Check that the published version of a table is still there.
 
     Args:
@@ -64,7 +66,7 @@ def require_published_version(delta: LakeDelta, published: SnapshotTable, applie
         )
 
 
-def require_no_foreign_changes(delta: LakeDelta, since: int, prefix: str, application: str) -> None:
+def require_no_foreign_changes(delta: DeltaReader, since: int, prefix: str, application: str) -> None:
     """Check that other writers changed no rows or columns after a version, or undid that before our next commit.
 
     Args:
@@ -111,7 +113,7 @@ def _runs(versions: Sequence[int], ours: Sequence[int]) -> Iterable[list[int]]:
         yield list(run)
 
 
-def _changed(delta: LakeDelta, run: Sequence[int]) -> tuple[int, str] | None:
+def _changed(delta: DeltaReader, run: Sequence[int]) -> tuple[int, str] | None:
     """The first version that changed rows or columns, and what it changed. None if the last version has undone it."""
     rows = [version for version in run if changes_rows(delta.actions(version) or [])]
     if rows and delta.rows_at(rows[-1]) != delta.rows_at(rows[0] - 1):
@@ -131,7 +133,7 @@ def _changed(delta: LakeDelta, run: Sequence[int]) -> tuple[int, str] | None:
     return None
 
 
-def first_version(delta: LakeDelta, application: str) -> int:
+def first_version(delta: DeltaReader, application: str) -> int:
     """The first version of a copy or of its changes; or the last version that the log no longer has."""
     ours, found = {application, copy_application(application)}, -1
     for version in range(delta.version, -1, -1):
@@ -143,7 +145,7 @@ def first_version(delta: LakeDelta, application: str) -> int:
     return found
 
 
-def require_no_foreign_log_changes(log: LakeDelta, prefix: str, what: str = "change log") -> None:
+def require_no_foreign_log_changes(log: DeltaReader, prefix: str, what: str = "change log") -> None:
     """Check that a change log, or a history table, has the rows that our last commit left.
 
     Args:

@@ -20,7 +20,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 from subscriber.sinks.spark.tables.table_errors import DamagedTable, TableStopped
 
-__all__ = ["LOG", "SIDECARS", "TableFile", "TableLog", "checkpoint_version"]
+__all__ = ["LOG", "SIDECARS", "TableFile", "TableLog", "changes_rows", "checkpoint_version", "has"]
 
 LOG: Final = "_delta_log"
 SIDECARS: Final = "_sidecars"
@@ -222,3 +222,13 @@ def _table_file(add: Mapping[str, Any]) -> TableFile:
     stated = json.loads(add["stats"]) if add.get("stats") else {}
     vector = DeletionVector.from_json(add["deletionVector"]) if add.get("deletionVector") else None
     return TableFile(unquote(add["path"]), add["size"], stated.get("numRecords"), vector, add)
+
+
+def has(commit: Iterable[Mapping[str, Any]], *kinds: str) -> bool:
+    """Whether a commit has an action of one of these kinds."""
+    return any(kind in action for action in commit for kind in kinds)
+
+
+def changes_rows(commit: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a commit adds or removes rows, and does not only move them between files."""
+    return any(action[kind].get("dataChange", True) for action in commit for kind in ("add", "remove") if kind in action)
