@@ -114,7 +114,7 @@ async def _observed(name: str, target: str) -> Observation:
 
 @contextlib.asynccontextmanager
 async def _opened(
-    name: str, target: str, *, publisher_admin: str | None, target_admin: str | None, tell: Tell | None
+    name: str, target: str, *, publisher_admin: str | None, target_admin: str | None, tell: Tell | None, aborting: bool = False
 ) -> AsyncIterator[_Cutover]:
     """Open everything, and keep other cutovers of this subscription out."""
     found = await _observed(name, target)
@@ -127,14 +127,20 @@ async def _opened(
     other = uses_sqlalchemy(target)
     definition = found.definition
     old_admin, new_admin = publisher_admin or publisher, target_admin or target
-    old_roles, old_names = await _roles(publisher, old_admin)
-    new_roles, new_names = ([], []) if other else await _roles(target, new_admin)
-
     async with opened_catalog(target) as catalog:
         oid = definition.oid
         await catalog.store.take_lock(f"cutover-{oid}", f'cutover of subscription "{name}"', 0)
         record = Record(catalog.store, oid)
         await record.load()
+        try:
+            old_roles, old_names = await _roles(publisher, old_admin)
+            new_roles, new_names = ([], []) if other else await _roles(target, new_admin)
+        except SubscriberError:
+            begun = next((each for each in (BACKWARD, FORWARD) if f"{each}plan" in record.entries), None)
+            if aborting and begun is not None and f"{begun}open" not in record.entries:
+                # the next call undoes it
+                await record.begin(f"{begun}abort")
+            raise
         slot = next(
             (str(entry.details["slot"]) for step, entry in record.entries.items() if step.endswith("plan")), definition.slot_name or name
         )
@@ -302,7 +308,7 @@ async def abort_cutover(
         ConfigurationError: there is nothing to undo, or writers were let into the other database.
         SubscriberError: something could not be undone yet; repeat it.
     """
-    async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell) as found:
+    async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell, aborting=True) as found:
         found.require_no_completion()
         for direction in (BACKWARD, FORWARD):
             known = found.options(direction)

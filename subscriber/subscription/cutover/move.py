@@ -227,7 +227,13 @@ class Move:
             ConfigurationError: writers were let into the destination.
             SubscriberError: something could not be undone yet.
         """
-        if await self._has_left():
+        try:
+            left = await self._has_left()
+        except SubscriberError:
+            # the next call undoes it, unless the source's fence tells that writers have left
+            await self._record.begin(self.key("abort"))
+            raise
+        if left:
             hint = "repeat --rollback to finish it" if self._direction else "repeat the cutover to finish it; then --rollback returns"
             raise ConfigurationError(f"writers were let into {self._destination.title}: there is nothing to undo", hint=hint)
         entries = self._record.entries

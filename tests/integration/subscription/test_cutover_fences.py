@@ -509,3 +509,36 @@ async def test_killed_before_sessions_of_the_closed_database_are_ended(
         opened(target_db)
         with pytest.raises(ConfigurationError, match="the new database is not closed"):
             await open_target(name, target=target_db.dsn)
+
+
+@pytest.mark.parametrize("by", ["cutover", "abort"])
+async def test_undone_while_the_publisher_cannot_be_reached(by: str, publisher18_db: Database, target_db: Database) -> None:
+    # the bug was that nothing remembered it: the next call continued the cutover
+    points = itertools.count(1)
+
+    def reachable(answer: str) -> None:
+        with psycopg.connect(publisher18_db.server.dsn(), autocommit=True) as server:
+            server.execute(f"ALTER DATABASE {publisher18_db.name} ALLOW_CONNECTIONS {answer}".encode())
+
+    def cut(point: str) -> None:
+        # close_source was made
+        if point == "cutover.step" and next(points) == 7:
+            reachable("false")
+
+    async with moving(publisher18_db, target_db) as name:
+        try:
+            with pytest.raises(SubscriberError, match="is not currently accepting connections"), crash_points.watched(cut):
+                await cutover(name, target=target_db.dsn, options=QUICKLY)
+            target_db.reconnect()
+            if by == "abort":
+                # as after a kill
+                target_db.execute("BEGIN READ WRITE; DELETE FROM subscriber.cutover WHERE step = 'abort'; COMMIT")
+                with pytest.raises(SubscriberError, match="is not currently accepting connections"):
+                    await abort_cutover(name, target=target_db.dsn)
+        finally:
+            reachable("true")
+        assert not writes(publisher18_db)
+        with pytest.raises(ConfigurationError, match="an earlier attempt was interrupted, and is undone now"):
+            await cutover(name, target=target_db.dsn)
+        again(publisher18_db, target_db)
+        assert (writes(publisher18_db), left_over(publisher18_db, target_db, name)) == (True, [])
