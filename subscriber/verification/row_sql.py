@@ -62,7 +62,7 @@ class ColumnSql:
     Attributes:
         name: its name.
         text: SQL of the value that is hashed, or of its text.
-        function: hashes the value: ``int4``, ``int8``, ``numeric``, ``uuid``, ``timestamp`` or ``text``.
+        function: hashes the value: ``int4``, ``int8``, ``numeric``, ``uuid``, ``timestamp``, ``timestamptz`` or ``text``.
         null: whether it may be NULL on either side.
         integer: whether it holds integers on this side.
         exact: whether every value that the other side may have is one of this column's type.
@@ -83,9 +83,10 @@ class ColumnSql:
 
     def hashed(self, seed: str) -> str:
         """SQL of the hash of this column with the hash of the columns before it."""
-        value = self.text
+        # the same hash as that of the timestamp in UTC, without the conversion
+        value = f"{quote_identifier(self.name)}::timestamptz" if self.function == "timestamptz" else self.text
         if self.null:
-            default = {"timestamp": "'epoch'", "uuid": f"'{'0' * 32}'", "text": "''"}.get(self.function, "0")
+            default = {"timestamp": "'epoch'", "timestamptz": "'epoch'", "uuid": f"'{'0' * 32}'", "text": "''"}.get(self.function, "0")
             seed = f"({seed} # CASE WHEN {quote_identifier(self.name)} IS NULL THEN {_NULL_SEED} ELSE 0 END)"
             value = f"COALESCE({value}, {default})"
         match self.function:
@@ -96,8 +97,8 @@ class ColumnSql:
             case "numeric":
                 # the hash ignores trailing zeros, and is the same for NaN and both infinities, which have no scale
                 return f"hash_numeric_extended({value}, {seed} # COALESCE(scale({value}), -length({value}::text))::int8)"
-            case "timestamp":
-                return f"timestamp_hash_extended({value}, {seed})"
+            case "timestamp" | "timestamptz":
+                return f"{self.function}_hash_extended({value}, {seed})"
             case "uuid":
                 return f"uuid_hash_extended({value}, {seed})"
             case _:
@@ -109,7 +110,7 @@ def _is_long(text: str) -> bool:
     return digits.isascii() and digits.isdecimal() and str(int(digits)) == digits and -_LONG <= int(text) < _LONG
 
 
-def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool) -> ColumnSql:
+def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool, has_timestamptz_hash: bool = False) -> ColumnSql:
     """Return how a column is hashed on one side.
 
     Args:
@@ -118,8 +119,11 @@ def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bo
         other: on the other side.
         null: whether it may be NULL on either side.
         same_modifier: whether both have the same type modifier.
+        has_timestamptz_hash: whether this side has ``timestamptz_hash_extended()``.
     """
     found = _column_sql(name, own, other, null=null, same_modifier=same_modifier)
+    if own == other == "timestamptz" and has_timestamptz_hash:
+        found = replace(found, function="timestamptz")
     return replace(found, integer=own in _INTEGERS | {"int8"}, exact=own == other or own in _TEXTS)
 
 

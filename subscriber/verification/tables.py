@@ -47,7 +47,7 @@ WITH RECURSIVE given AS (
 )
 SELECT given.relkind::text, pg_catalog.pg_relation_size(given.oid)::text, pg_catalog.current_setting('block_size'),
        (am.amname = 'heap')::text, (pg_catalog.current_setting('server_version_num')::int >= 140000)::text,
-       pg_catalog.getdatabaseencoding()::text,
+       (pg_catalog.to_regproc('pg_catalog.timestamptz_hash_extended') IS NOT NULL)::text, pg_catalog.getdatabaseencoding()::text,
        (SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'TimeZone'),
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
                    CASE WHEN n.nspname = 'pg_catalog' THEN t.typname::text ELSE n.nspname || '.' || t.typname END,
@@ -103,6 +103,7 @@ class SideTable:
         block_size: of the server.
         is_heap: whether it is an ordinary table of PostgreSQL's own kind.
         by_blocks: whether ranges of its blocks can be read.
+        has_timestamptz_hash: whether the server has ``timestamptz_hash_extended()``: 18 and later.
         encoding: of the database.
         time_zone: in which a session reads a time without zone, unless it sets another one.
         columns: base type, type modifier and NOT NULL of each column.
@@ -113,6 +114,7 @@ class SideTable:
     block_size: int
     is_heap: bool
     by_blocks: bool
+    has_timestamptz_hash: bool
     encoding: str
     time_zone: str
     columns: Mapping[str, tuple[str, int, bool]]
@@ -125,13 +127,14 @@ async def describe(query: Query, table: TableName) -> SideTable | None:
         SubscriberError: the server rejected the query, or the session was lost.
     """
     rows = await query(_DESCRIBE.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name)))
-    for kind, size, block_size, is_heap, by_blocks, encoding, time_zone, columns in rows:
+    for kind, size, block_size, is_heap, by_blocks, has_hash, encoding, time_zone, columns in rows:
         return SideTable(
             kind or "",
             int(size or 0),
             int(block_size or 8192),
             is_heap == "true" and kind == "r",
             is_heap == by_blocks == "true" and kind == "r",
+            has_hash == "true",
             encoding or "",
             time_zone or "UTC",
             {name: (base, modifier, not_null) for name, base, modifier, not_null in json.loads(columns or "[]")},
@@ -183,8 +186,9 @@ def pair(published: PublishedTable, here: SideTable, there: SideTable) -> Pair |
             own.append(stored[0])
             other.append(stored[1])
             continue
-        own.append(column_sql(name, base, its_base, null=null, same_modifier=same))
-        other.append(column_sql(name, its_base, base, null=null, same_modifier=same))
+        for columns, side, kind, others in ((own, here, base, its_base), (other, there, its_base, base)):
+            has_hash = side.has_timestamptz_hash
+            columns.append(column_sql(name, kind, others, null=null, same_modifier=same, has_timestamptz_hash=has_hash))
     key = row_key(published)
     fast = here.encoding == there.encoding
     return Pair(

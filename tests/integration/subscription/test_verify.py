@@ -19,6 +19,7 @@ from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.subscription.run import snapshot_service
 from subscriber.subscription.targets import open_store
 from subscriber.verification.model import RowKind, TableReport, VerificationLimits, VerificationReport
+from subscriber.verification.row_sql import column_sql
 from subscriber.walreceiver.rows_by_key import rows_by_key
 from tests.support.database import Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
@@ -581,3 +582,18 @@ async def test_a_lake_that_does_not_exist_is_not_created(tmp_path: Path) -> None
     with pytest.raises(TargetError, match='subscription "copy" does not exist'):
         await verify("copy", target=f"spark://{tmp_path}/lake", connection="host=nowhere")
     assert not list(tmp_path.iterdir())
+
+
+def test_instants_have_the_same_hash_in_all_versions(publisher18_db: Database) -> None:
+    publisher18_db.execute(
+        "CREATE TABLE t AS SELECT v::timestamptz FROM unnest(ARRAY['epoch', '4714-11-24 00:00:00+00 BC', '294276-12-31 23:59:59.999999+00',"
+        " '2024-10-27 00:30:00.000001+00', 'infinity', '-infinity', NULL]) AS v"
+    )
+    old, new = (
+        column_sql("v", "timestamptz", "timestamptz", null=True, same_modifier=True, has_timestamptz_hash=has).hashed("7")
+        for has in (False, True)
+    )
+    assert "timestamptz_hash_extended" not in old
+    for zone in ("UTC", "Europe/Berlin"):
+        publisher18_db.execute(f"SET timezone = '{zone}'")
+        assert publisher18_db.fetch(f"SELECT count(*), count(DISTINCT {new}) FROM t WHERE {old} = {new}") == [(7, 7)]
