@@ -9,6 +9,7 @@ from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import say
 from subscriber.errors import ConfigurationError
+from subscriber.printable import printable
 from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
 
@@ -87,7 +88,7 @@ async def _execute(args: argparse.Namespace) -> int:
         raise ConfigurationError("--abort, --open-target and --complete take no options of a cutover", hint="omit them")
     if args.dry_run:
         lines = await plan_cutover(args.name, target=args.target, options=options, **admins)
-        say("\n".join(lines))
+        say("\n".join(map(printable, lines)))
         return int(any(line.startswith("error: ") for line in lines))
     if args.abort:
         await abort_cutover(args.name, target=args.target, tell=tell, **admins)

@@ -13,6 +13,7 @@ from subscriber.abc import TableName
 from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import complain, emit, say
 from subscriber.errors import ConfigurationError
+from subscriber.printable import printable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.management.repair import repair, require_repairable
 from subscriber.subscription.management.verify import verify
@@ -144,14 +145,14 @@ async def _execute(args: argparse.Namespace) -> int:
             emit(json.dumps({**report.to_json(), "repaired": {str(table): rows for table, rows in repaired.items()}}) + "\n")
     if not args.json:
         for table, rows in repaired.items():
-            say(f"{table}: {rows:,} rows repaired")
+            say(printable(f"{table}: {rows:,} rows repaired"))
     return 0 if all(table.equal or (table.table in repaired and not table.more) for table in report.tables) else 1
 
 
 def _show(report: VerificationReport, *, quiet: bool, would: bool) -> None:
     for table in report.tables:
         if table.left_out is not None:
-            say(f"{table.table}: not compared: {table.left_out}")
+            say(printable(f"{table.table}: not compared: {table.left_out}"))
         elif not table.equal:
             _show_table(table, would=would)
     compared = [table for table in report.tables if table.left_out is None]
@@ -170,10 +171,10 @@ def _show_table(table: TableReport, *, would: bool) -> None:
         for kind in RowKind
         if any(each.kind is kind for each in table.differences)
     )
-    say(f"{table.table}: {table.publisher_rows:,} rows on the publisher, {table.target_rows:,} in the target: {more}{counts}")
+    say(printable(f"{table.table}: {table.publisher_rows:,} rows on the publisher, {table.target_rows:,} in the target: {more}{counts}"))
     for each in table.differences[:_SHOWN]:
         action = {RowKind.MISSING: "insert ", RowKind.EXTRA: "delete ", RowKind.DIFFERENT: "update "}[each.kind] if would else ""
-        say(f"  {action}{_described(each)}")
+        say(printable(f"  {action}{_described(each)}"))
     if len(table.differences) > _SHOWN:
         say(f"  and {len(table.differences) - _SHOWN:,} more (--json shows them)")
 

@@ -34,9 +34,9 @@ SELECT n.nspname, c.relname,
        (SELECT pg_catalog.json_object_agg(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod))
           FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
        CASE c.relreplident WHEN 'n' THEN false WHEN 'f' THEN true
-            ELSE EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid
+            ELSE EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indimmediate AND i.indisvalid
                          AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END) END,
-       ARRAY(SELECT 'trigger "' || t.tgname || '" is disabled' FROM pg_catalog.pg_trigger t
+       pg_catalog.array_to_json(ARRAY(SELECT 'trigger "' || t.tgname || '" is disabled' FROM pg_catalog.pg_trigger t
               WHERE t.tgrelid = c.oid AND t.tgenabled = 'D' AND NOT t.tgisinternal
              UNION ALL
              SELECT 'constraint "' || k.conname || '" is ' || CASE WHEN k.convalidated THEN 'disabled' ELSE 'not valid' END
@@ -46,7 +46,7 @@ SELECT n.nspname, c.relname,
              UNION ALL
              SELECT 'index "' || x.relname || '" is not valid' FROM pg_catalog.pg_index i
                JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = c.oid AND NOT i.indisvalid
-             ORDER BY 1)::text
+             ORDER BY 1))::text
 FROM (VALUES {names}) AS wanted (nspname, relname)
 JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
 JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
@@ -188,19 +188,18 @@ async def _compared(source: Place, destination: Place, tables: Sequence[TableNam
     for place in (source, destination):
         async with await Session.connect(place.conninfo, application_name="subscriber cutover") as session:
             rows = await session.execute(_DESCRIBE.format(names=names))
-        described.append({(row[0], row[1]): (json.loads(row[2] or "{}"), row[3] == "t", row[4] or "{}") for row in rows})
+        described.append({(row[0], row[1]): (json.loads(row[2] or "{}"), row[3] == "t", json.loads(row[4] or "[]")) for row in rows})
     problems = []
     for key, (columns, identity, off) in described[1].items():
         table = f"{key[0]}.{key[1]}"
         before = described[0].get(key)
-        if off != "{}" and (before is None or off != before[2]):
-            what = off.strip("{}").replace('\\"', '"').strip('"').replace('","', ", ")
+        if off and (before is None or off != before[2]):
             hint = f"enable or validate it there, or do the same in {source.title}"
-            problems.append((f"table {table} of {destination.title}: {what}", hint))
+            problems.append((f"table {table} of {destination.title}: {', '.join(off)}", hint))
         if not back:
             continue
         if not identity:
-            hint = "give it a primary key there, use ALTER TABLE … REPLICA IDENTITY FULL, or use --no-way-back"
+            hint = "give it a primary key there (not DEFERRABLE), use ALTER TABLE … REPLICA IDENTITY FULL, or use --no-way-back"
             problems.append((f"table {table} of {destination.title} has no key: the way back cannot replicate updates and deletes", hint))
         if before is None:
             problems.append((f"table {table} does not exist in {source.title}", "use --no-way-back"))

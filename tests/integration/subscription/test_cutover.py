@@ -106,7 +106,8 @@ async def test_errors_are_found_before_writers_are_stopped(publisher18_db: Datab
         publisher18_db.execute("CREATE TABLE more (id int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE more")
         publisher18_db.execute("BEGIN; INSERT INTO t (v) VALUES ('p'); PREPARE TRANSACTION 'waiting'")
         target_db.execute(
-            "SELECT setval('t_id_seq', 1000); ALTER TABLE t DROP CONSTRAINT t_pkey, ALTER v TYPE varchar(10),"
+            "SELECT setval('t_id_seq', 1000); ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id) DEFERRABLE,"
+            " ALTER v TYPE varchar(10),"
             " ADD CHECK (id > 0) NOT VALID, ADD COLUMN own int;"
             " CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
             " CREATE TRIGGER tr BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f(); ALTER TABLE t DISABLE TRIGGER tr;"
