@@ -39,7 +39,7 @@ from pyarrow import fs
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = [
@@ -210,7 +210,7 @@ class Snapshots:
             try:
                 self._found = number, _snapshot(publication, rows)
             except (ValueError, KeyError, TypeError):
-                raise damaged_file(self._storage.what(f"{SNAPSHOTS}/{files[0]}")) from None
+                raise DamagedFile(self._storage.what(f"{SNAPSHOTS}/{files[0]}"), f"{SNAPSHOTS}/{files[0]}") from None
         return self._found[1]
 
     def _publication(self, version: int) -> tuple[int, Publication, list[str]] | None:
@@ -230,14 +230,14 @@ class Snapshots:
         try:
             return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
         except ValueError:
-            raise damaged_file(self._storage.what(name)) from None
+            raise DamagedFile(self._storage.what(name), name) from None
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         try:
             with self._storage.reading(name):
                 return list(pq.read_table(name, filesystem=self._storage.filesystem, partitioning=None).to_pylist())
         except pa.ArrowException:
-            raise damaged_file(self._storage.what(name)) from None
+            raise DamagedFile(self._storage.what(name), name) from None
 
     def _newest_version(self) -> int:
         """The number of the last commit; -1 if there is none. Numbers have no gaps after the last checkpoint."""

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from subscriber.abc import ApplyStatistics, TableName, WorkerActivity
-from subscriber.errors import TargetError
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 
@@ -57,9 +57,9 @@ def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
     """
     try:
         return read_document(storage, name) or {}
-    except TargetError as error:
-        if type(error) is not TargetError:
-            raise
+    except TargetUnavailable:
+        raise
+    except TargetError:
         return {}
 
 

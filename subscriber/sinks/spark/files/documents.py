@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from subscriber.errors import ConfigurationError, TargetError
-from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["parse_document", "read_document", "write_document"]
@@ -44,14 +44,14 @@ def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
         version, document = outer["format"], outer["document"]
         intact = version != _FORMAT or outer["crc"] == zlib.crc32(json.dumps(document, ensure_ascii=True, sort_keys=True).encode())
     except (ValueError, KeyError, TypeError):
-        raise damaged_file(storage.what(name)) from None
+        raise DamagedFile(storage.what(name), name) from None
     if version != _FORMAT:
         raise TargetError(
             f"{storage.what(name)} has format {version}, not {_FORMAT}",
             hint="use the version of pg-subscriber that created this lake, or a later one",
         )
     if not intact or not isinstance(document, dict):
-        raise damaged_file(storage.what(name))
+        raise DamagedFile(storage.what(name), name)
     return document
 
 
@@ -59,9 +59,9 @@ def parse_document(
     storage: Storage,
     name: str,
     parse: Callable[[dict[str, Any]], _Parsed],
-    hint: str = "restore it from a backup, or start over in a new directory",
+    hint: str | None = None,
 ) -> _Parsed | None:
-    """Read a document as :func:`read_document`, and parse it. ``hint`` is for a document that is not as it was written.
+    """Read a document as :func:`read_document`, and parse it. ``hint`` replaces the usual one for a damaged document.
 
     Raises:
         TargetError: it is damaged, or of a later version of this program.
@@ -70,4 +70,6 @@ def parse_document(
     try:
         return None if document is None else parse(document)
     except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError):
-        raise TargetError(f"{storage.what(name)} is damaged", hint=hint) from None
+        damaged = DamagedFile(storage.what(name), name)
+        damaged.hint = hint or damaged.hint
+        raise damaged from None

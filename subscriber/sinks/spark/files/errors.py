@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from subscriber.errors import TargetError, TargetUnavailable, connection_hint
 
-__all__ = ["arrow_errors", "damaged_file", "os_errors", "store_error"]
+__all__ = ["DamagedFile", "arrow_errors", "os_errors", "store_error"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ROOM: Final = "make room, or run the applier: it removes landed files"
@@ -92,6 +92,18 @@ def arrow_errors(what: str) -> Iterator[None]:
         raise TargetError(f"{what}: Arrow cannot compute with its columns ({type(error).__name__})", hint="report this") from None
 
 
-def damaged_file(what: str) -> TargetError:
-    """The error for a file whose content is not what was written."""
-    return TargetError(f"{what} is damaged", hint="restore it from a backup, or start over in a new directory")
+class DamagedFile(TargetError):
+    """A file is missing, or its content is not what was written.
+
+    Attributes:
+        path: of the file, relative to the lake.
+
+    Args:
+        what: names the file.
+        path: of the file, relative to the lake.
+        problem: what is wrong.
+    """
+
+    def __init__(self, what: str, path: str, problem: str = "is damaged") -> None:
+        super().__init__(f"{what} {problem}", hint="restore it from a backup, or start over in a new directory")
+        self.path = path

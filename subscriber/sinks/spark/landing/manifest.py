@@ -16,6 +16,7 @@ from typing import Any, Final
 from subscriber.errors import DataLossError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import parse_document
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -272,16 +273,15 @@ def check_files(storage: Storage, directory: str, files: Iterable[LandedFile]) -
     """Check that files of one directory exist and are complete.
 
     Raises:
-        TargetError: a file is missing or incomplete.
+        DamagedFile: a file is missing or incomplete.
     """
     sizes = {f"{directory}/{file.name}": file.size for file in storage.files(directory)}
-    hint = "restore it from a backup, or start over in a new directory"
     for file in files:
-        size = sizes.get(file.path)
+        size, what = sizes.get(file.path), f"landed file {storage.what(file.path)}"
         if size is None:
-            raise TargetError(f"landed file {storage.what(file.path)} is missing", hint=hint)
+            raise DamagedFile(what, file.path, "is missing")
         if size != file.size:
-            raise TargetError(f"landed file {storage.what(file.path)} has {size} bytes, not {file.size}", hint=hint)
+            raise DamagedFile(what, file.path, f"has {size} bytes, not {file.size}")
 
 
 def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = None) -> None:

@@ -32,7 +32,14 @@ from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage, StoredFile
-from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
+from subscriber.sinks.spark.landing.manifest import (
+    LandedFile,
+    Manifest,
+    ManifestsRead,
+    check_files,
+    manifest_name,
+    read_manifests,
+)
 from subscriber.sinks.spark.landing.zone import batch_end, batch_table
 from subscriber.sinks.spark.maintenance.log_files import (
     Copied,
@@ -52,9 +59,9 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_na
 from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
-from subscriber.sinks.spark.tables.file_check import checking_files, require_files
+from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
-from subscriber.sinks.spark.tables.table_errors import TableStopped
+from subscriber.sinks.spark.tables.table_errors import DamagedCopy, TableStopped
 
 __all__ = ["ChangeLog", "StoppedLog", "log_order"]
 
@@ -74,10 +81,19 @@ _Work = TypeVar("_Work", RewrittenFiles, LogPart)
 
 @dataclass(frozen=True, slots=True)
 class StoppedLog:
-    """A log that cannot be continued: the reason, and the log's version when this was found. None: it could not be read, or is gone."""
+    """A log that cannot be continued, and how it was when this was found.
 
-    error: str
+    Attributes:
+        error: the reason.
+        version: of the log. None: it could not be read, or is gone.
+    """
+
+    error: TableStopped
     version: int | None = None
+
+    def is_of_another_copy(self, table: LakeTable | None) -> bool:
+        """Whether a table may continue its log, because it was copied again."""
+        return table is not None and isinstance(self.error, DamagedCopy) and self.error.directory != copy_directory(table)
 
 
 class ChangeLog:
@@ -162,7 +178,7 @@ class ChangeLog:
         copies = [(name, table) for name, table, files in found if files]
         for name in self._stopped.keys() - state.tables.keys() - state.removed.keys():
             del self._stopped[name]
-        retried = any(self._has_changed(name, stop) for name, stop in self._stopped.items())
+        retried = any(stop.is_of_another_copy(tables.get(name)) or self._has_changed(name, stop) for name, stop in self._stopped.items())
         due = {name: files for name, _, files in found if files and name not in self._stopped}
         # with Spark each append is a job. So new copies wait while even more tables are being copied, unless they replace others
         copying = sum(table.entry.state not in _SYNCHRONIZED for table in state.tables.values())
@@ -184,23 +200,31 @@ class ChangeLog:
         if error is None:
             self._stopped.pop(name, None)
             return
-        known, log = self._stopped.get(name), self._log(name, table or self._lake.state.removed[name])
+        known, table = self._stopped.get(name), table or self._lake.state.removed[name]
+        if known is not None and known.error is error:
+            return  # it was not tried again
         # open it again: it may have been read before it was damaged
-        del self._logs[log.directory]
-        self._stopped[name] = StoppedLog(error.one_line(), self._readable_version(name))
-        if known is None or known.error != error.one_line():
+        del self._logs[self._log(name, table).directory]
+        self._stopped[name] = StoppedLog(error, self._readable_version(name))
+        if known is None or known.error.one_line() != error.one_line():
             _logger.error('the change log of table "%s" gets nothing more: %s', name, error.one_line())
 
+    def _known(self, name: TableName) -> LakeTable:
+        return self._lake.state.tables.get(name) or self._lake.state.removed[name]
+
     def _readable_version(self, name: TableName) -> int | None:
-        log = self._log(name, self._lake.state.tables.get(name) or self._lake.state.removed[name])
+        log = self._log(name, self._known(name))
         try:
             return log.version if log.load() else None
         except TableStopped:
             return None
 
     def _has_changed(self, name: TableName, stop: StoppedLog) -> bool:
-        log = self._log(name, self._lake.state.tables.get(name) or self._lake.state.removed[name])
+        """Whether the reason of a stop may have gone."""
+        log = self._log(name, self._known(name))
         try:
+            if is_restored(self._storage, stop.error):
+                return True
             return not log.load() or log.version != stop.version
         except TableStopped:
             return False
@@ -267,6 +291,8 @@ class ChangeLog:
                 theirs = [manifest for manifest in manifests if manifest.end <= table.until]
                 wanted.append((name, table, theirs, min(landed, table.until)))
         errors = self._append_to_logs(wanted)
+        for name in [name for name, error in errors.items() if name in tables and isinstance(error, DamagedCopy)]:
+            _logger.warning('the change log of table "%s" begins again: %s', name, errors.pop(name))
         wanted = []
         for name, table in tables.items():
             since = (before[name].until or INVALID_LSN) if name in before else INVALID_LSN
@@ -277,6 +303,11 @@ class ChangeLog:
     def _append_to_logs(self, wanted: Sequence[tuple[TableName, LakeTable, Sequence[Manifest], Lsn]]) -> dict[TableName, TableStopped]:
         """Append to several logs. The files of all of them are written together, because with Spark each call of the workers is a job."""
         errors: dict[TableName, TableStopped] = {}
+        for name, table, *_ in wanted:
+            stop = self._stopped.get(name)
+            if stop is not None and not stop.is_of_another_copy(table) and not self._has_changed(name, stop):
+                errors[name] = stop.error
+        wanted = [one for one in wanted if one[0] not in errors]
 
         def apart(name: TableName, step: Callable[..., _Result], *arguments: Any) -> _Result | None:
             try:
@@ -291,10 +322,11 @@ class ChangeLog:
             """Take a step for several logs. If it fails, repeat it without those of ``reading``, whose files it reads, that are damaged."""
             try:
                 return appends, step(appends)
-            except TargetError:
+            except TargetError as error:
                 for append in appends:
+                    apart(append.name, require_copy, self._storage, append.copies, error)
                     if append.name in reading:
-                        apart(append.name, require_files, self._storage, append.log)
+                        apart(append.name, require_files, self._storage, append.log, error)
                 sound = [append for append in appends if append.name not in errors]
                 if len(sound) == len(appends):
                     raise
@@ -341,7 +373,8 @@ class ChangeLog:
     def _planned(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
         """Plan an append. None: there is nothing to append."""
         log = self._log(name, table)
-        with checking_files(self._storage, log), arrow_errors(self._storage.what(log.directory)):
+        copies = _copies(name, table)
+        with checking_files(self._storage, log, copies=copies), arrow_errors(self._storage.what(log.directory)):
             return self._planned_for(log, name, table, manifests, end)
 
     def _planned_for(self, log: LakeDelta, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
@@ -366,7 +399,9 @@ class ChangeLog:
             sources += [Source(file, copied) for file in copy.files]
             sources += [Source(in_the_table(name, table, copy, file), copied) for file in copy.base or ()]
             own_manifests = read_manifests(self._storage, copy_directory(table))
-            sources += [Source(file) for manifest in own_manifests for file in manifest.files]
+            own_files = [file for manifest in own_manifests for file in manifest.files]
+            check_files(self._storage, copy_directory(table), [*copy.files, *own_files])
+            sources += [Source(file) for file in own_files]
             # readers rely on the log's stated LSN. The copy may be ahead of what was landed for all tables
             end = max(end, copy.lsn, *(manifest.end for manifest in own_manifests))
         end = max(end, done or INVALID_LSN)
@@ -400,7 +435,15 @@ class ChangeLog:
         if copied is not None and (there or is_again or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
             parts = clearing(parts, log.directory, schema, copied)
         return Append(
-            name=name, log=log, application=application, done=done, end=end, overwrite=overwrite, rewritten=rewritten, parts=parts
+            name=name,
+            copies=_copies(name, table),
+            log=log,
+            application=application,
+            done=done,
+            end=end,
+            overwrite=overwrite,
+            rewritten=rewritten,
+            parts=parts,
         )
 
     def _committed(self, append: Append, added: Sequence[DataFile]) -> RewrittenFiles | None:
@@ -476,6 +519,11 @@ def _are_few_and_new(copies: Iterable[Sequence[StoredFile]]) -> bool:
 def log_order(file: FileRanges) -> tuple[int, int, int]:
     """The sort key of a file in a log: by ``_lsn``, and within one transaction by ``_seq``."""
     return (*file.bounds["_lsn"], file.bounds["_seq"][0])
+
+
+def _copies(name: TableName, table: LakeTable) -> tuple[str, ...]:
+    """The directories that the files of a table's copy are in."""
+    return copy_directory(table), table_directory("tables", name, table.id)
 
 
 def _own_columns(log: LakeDelta) -> pa.Schema:

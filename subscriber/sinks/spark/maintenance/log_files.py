@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge.parquet import conformed, read_changes
+from subscriber.sinks.spark.merge.parquet import read_changes, read_table_files
 from subscriber.sinks.spark.schema.arrow_columns import with_column
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
@@ -178,12 +178,7 @@ def rewrite_files(storage: Storage, work: RewrittenFiles) -> DataFile:
         TargetError: a file cannot be read or written.
     """
     with arrow_errors(storage.what(work.directory)):
-        parts = []
-        for path in work.files:
-            with storage.reading(path):
-                read = pq.read_table(f"{work.directory}/{path}", filesystem=storage.filesystem, partitioning=None)
-            parts.append(conformed(read, work.schema))
-        rows = pa.concat_tables(parts)
+        rows = read_table_files(storage, work.directory, work.files, work.schema)
         if work.order:
             # numbers as column names: Arrow reads a name that begins with a dot or a bracket as a path into a struct
             named = {str(number): rows[name] for number, name in enumerate(work.order)}

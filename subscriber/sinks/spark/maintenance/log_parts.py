@@ -35,6 +35,7 @@ class Append:
 
     Attributes:
         name: of the table.
+        copies: the directories that the files of its copy are in.
         log: the log.
         application: commits it.
         done: the LSN of the application's last commit.
@@ -45,6 +46,7 @@ class Append:
     """
 
     name: TableName
+    copies: tuple[str, ...]
     log: LakeDelta
     application: str
     done: Lsn | None

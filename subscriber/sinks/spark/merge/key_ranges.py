@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.keys import rank
 from subscriber.sinks.spark.tables.data_file import Bound
@@ -70,7 +70,7 @@ def read_range(storage: Storage, path: str, key: str | None) -> tuple[Bound, Bou
         with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as file:
             schema, metadata = file.schema_arrow, file.metadata
     except pa.ArrowInvalid as error:
-        raise damaged_file(storage.what(path)) from error
+        raise DamagedFile(storage.what(path), path) from error
     packed = (schema.metadata or {}).get(RANGE)
     if packed is None:
         return _stated_range(schema, metadata, key)

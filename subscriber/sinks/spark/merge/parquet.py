@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.key_ranges import RANGE, KeyRange, packed_range, row_groups
 from subscriber.sinks.spark.merge.keys import is_orderable, rank
@@ -78,20 +78,29 @@ def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
 def _read(
     storage: Storage, path: str, names: Sequence[str], schema: TableSchema | None = None, ranges: Sequence[KeyRange] = ()
 ) -> pa.Table:
-    try:
-        with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as file:
+    def read(source: Any) -> pa.Table:
+        with source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             there = [name for name in names if name in file.schema_arrow.names]
             if schema is None:
                 return file.read(columns=there, use_threads=False)
             field = schema.current.field(schema.keys[0])
             return file.read_row_groups(row_groups(file.schema_arrow, file.metadata, field, ranges), columns=there, use_threads=False)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise damaged_file(storage.what(path)) from error
+
+    try:
+        with storage.reading(path):
+            return read(storage.filesystem.open_input_file(path))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError) as error:
+        raise DamagedFile(storage.what(path), path) from error
     except TargetUnavailable as error:
-        # Arrow raises this, without an errno, for a page with a wrong checksum
-        if storage.root is not None and isinstance(error.__cause__, OSError) and error.__cause__.errno is None:
-            raise damaged_file(storage.what(path)) from error
-        raise
+        # Arrow raises this, without an errno, for a page with a wrong checksum, and for an object store that fails
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno is not None:
+            raise
+        with storage.reading(path), storage.filesystem.open_input_file(path) as file:
+            content = file.read()
+        try:
+            return read(pa.BufferReader(content))
+        except (OSError, pa.ArrowException):
+            raise DamagedFile(storage.what(path), path) from error
 
 
 def read_base(storage: Storage, directory: str, files: Sequence[UnitFile], schema: TableSchema, names: Sequence[str]) -> pa.Table:

@@ -123,7 +123,7 @@ class Applier:
         self._publisher.forget()
         self._storage.remove_directory(ROUND_DIRECTORY)
         self.progress.begin(lake.target_identifier, self._status.begin())
-        self._stopped_logs.update((name, StoppedLog(error)) for name, error in self._status.stopped_logs.items())
+        self._stopped_logs.update((name, StoppedLog(TableStopped(error))) for name, error in self._status.stopped_logs.items())
         self.progress.stopped_logs = self._status.stopped_logs
         self._status.tell(MissingRows(), self.progress)
 
@@ -285,7 +285,7 @@ class Applier:
         with arrow_errors(self._storage.what("log")):
             enough = 0 if now else self._settings.log_files
             self._logged = log.compact(snapshot, self._logged, enough, lambda name, table: self._tables.is_applied(lake, name, table))
-        self.progress.stopped_logs = {name: stop.error for name, stop in self._stopped_logs.items()}
+        self.progress.stopped_logs = {name: stop.error.one_line() for name, stop in self._stopped_logs.items()}
         self._status.tell(self.missing, self.progress)
         if time.monotonic() >= self._next_sweep:
             self._sweep(lake, snapshot)
@@ -395,9 +395,9 @@ class Applier:
             results = self._engine.apply(works)
         except (CommitConflict, TableStopped):
             raise
-        except TargetError:
+        except TargetError as error:
             for work in works:
-                self._planner.require_files(work)
+                self._planner.require_files(work, error)
             raise
         for work, version, done in zip(works, before, results, strict=True):
             self._planner.remember(work, done)

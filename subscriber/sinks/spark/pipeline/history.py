@@ -46,7 +46,7 @@ from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges, null_counts
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
-from subscriber.sinks.spark.tables.file_check import checking_files
+from subscriber.sinks.spark.tables.file_check import checking_files, is_restored
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, TableStopped
@@ -72,6 +72,16 @@ class _Step:
 
     files: tuple[FileRanges, ...]
     until: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Why a history cannot be continued; its form, and the versions of its log and of itself when this was found."""
+
+    error: TableStopped
+    kind: HistoryKind
+    log_version: int
+    version: int | None
 
 
 @dataclass(slots=True)
@@ -120,6 +130,7 @@ class HistoryTables:
         self._target_rows = target_rows
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
         self._retain_hours = retain_hours
+        self._stopped: dict[str, _Stop] = {}
         self.opened: dict[str, LakeDelta] = {}
         self.files: dict[TableName, list[int]] = {}
 
@@ -159,15 +170,21 @@ class HistoryTables:
     def _continued(self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, log: LakeDelta, reached: Lsn) -> SnapshotTable:
         directory = table_directory("history", names[0], lake.state.tables[names[0]].id)
         delta = self.opened.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
-        with checking_files(self._storage, log, delta), arrow_errors(self._storage.what(directory)):
-            return self._followed(lake, names, kind, (log, delta), reached)
+        try:
+            with checking_files(self._storage, log, delta), arrow_errors(self._storage.what(directory)):
+                return self._followed(lake, names, kind, (log, delta), reached)
+        except TableStopped as error:
+            self._stopped[directory] = _Stop(error, kind, log.version, delta.version if delta.is_there else None)
+            raise
 
     def _followed(
         self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, deltas: tuple[LakeDelta, LakeDelta], reached: Lsn
     ) -> SnapshotTable:
         (name, as_name), (log, delta) = names, deltas
         app = f"subscriber-{lake.target_identifier}-{lake.state.tables[name].id}-history"
-        if delta.load():
+        delta.load()
+        self._require_changed(kind, log, delta)
+        if delta.is_there:
             self._require_usable(lake, delta, kind)
             delta.make_durable()
         while (after := delta.applied(app) or INVALID_LSN) < reached:
@@ -177,6 +194,16 @@ class HistoryTables:
                 self._merge_small(delta, work.schema, app, work.until)
         delta.make_durable()
         return SnapshotTable(delta.directory, delta.version, after)
+
+    def _require_changed(self, kind: HistoryKind, log: LakeDelta, delta: LakeDelta) -> None:
+        """Raise the error that stopped a history again, without reading files, unless its reason may have gone."""
+        stop = self._stopped.get(delta.directory)
+        if stop is None or is_restored(self._storage, stop.error, log, delta):
+            return
+        version = delta.version if delta.is_there else None
+        # the log gets new changes all the time, but they do not repair a file
+        if (kind, version) == (stop.kind, stop.version) and (stop.error.damage is not None or log.version == stop.log_version):
+            raise stop.error
 
     def _require_usable(self, lake: Lake, delta: LakeDelta, kind: HistoryKind) -> None:
         require_no_foreign_log_changes(delta, f"subscriber-{lake.target_identifier}-", "history table")
@@ -200,9 +227,10 @@ class HistoryTables:
         log, step = source
         directory = table_directory("history", name, lake.state.tables[name].id)
         delta = self.opened[directory]
-        identities = self._identities(lake, name, log, step)
-        schema = identified_schema(_log_schema(name, log), identities[-1])
+        schema = _log_schema(name, log)
         _require_free_names(kind, schema)
+        identities = self._identities(lake, name, log, step)
+        schema = identified_schema(schema, identities[-1])
         stretches = [
             Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), identified_schema(schema, identity), ())
             for identity, group in groupby(zip(identities, step.files, strict=True), key=lambda one: one[0])

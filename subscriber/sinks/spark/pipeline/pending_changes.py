@@ -34,6 +34,7 @@ class PendingChanges:
         size: of all files, in bytes.
         schemas: in order; neighbours are different. Empty if there is no description of the table.
         described: the schema of each file.
+        copy: the directory of the copy that they begin with. None: they begin with no copy.
     """
 
     reached: Lsn
@@ -41,6 +42,7 @@ class PendingChanges:
     size: int = 0
     schemas: list[TableSchema] = field(default_factory=list)
     described: list[TableSchema] = field(default_factory=list)
+    copy: str | None = None
     begins: Lsn = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,7 +82,7 @@ def copied_changes(storage: Storage, directory: str, table: LakeTable) -> Pendin
         if table.generation:
             raise TableStopped(f"the copy in {storage.what(directory)} is gone", hint=f"restore it from a backup, or {COPY_AGAIN}")
         return PendingChanges(table.added)
-    source = PendingChanges(copied.lsn)
+    source = PendingChanges(copied.lsn, copy=directory)
     source.describe(copied.schema)
     check_files(storage, directory, copied.files)
     source.add(copied.files)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
@@ -279,8 +280,11 @@ class _Failure:
     text: str
     hint: str | None
     is_temporary: bool
+    damaged: str | None
 
     def error(self) -> TargetError:
+        if self.damaged is not None:
+            return DamagedFile(self.text.removesuffix(" is damaged"), self.damaged)
         return (TargetUnavailable if self.is_temporary else TargetError)(self.text, hint=self.hint)
 
 
@@ -294,7 +298,8 @@ def _run_pack(
             try:
                 yield number, function(storage, item), None
             except SubscriberError as error:
-                yield number, None, _Failure(str(error), error.hint, isinstance(error, TargetUnavailable))
+                damaged = error.path if isinstance(error, DamagedFile) else None
+                yield number, None, _Failure(str(error), error.hint, isinstance(error, TargetUnavailable), damaged)
                 return
     finally:
         forget_jars()

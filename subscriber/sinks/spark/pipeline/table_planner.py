@@ -31,7 +31,7 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
-from subscriber.sinks.spark.tables.file_check import require_files
+from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files
 from subscriber.sinks.spark.tables.foreign_commits import copy_application
 from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
@@ -92,23 +92,26 @@ class TablePlanner:
             TableStopped: the table cannot be continued.
             TargetError: a file cannot be read or written.
         """
-        delta = self._tables.of(name, table)
+        delta, app = self._tables.of(name, table), application(lake, table)
+        key = delta.directory, app, delta.version if delta.is_there else -1
+        if (refused := self._refused.get(key)) is not None and not is_restored(self._storage, refused):
+            raise refused
+        self._refused.pop(key, None)
         try:
-            with arrow_errors(self._storage.what(delta.directory)):
+            with (
+                checking_files(self._storage, delta, copies=(copy_directory(table),)),
+                arrow_errors(self._storage.what(delta.directory)),
+            ):
                 return self._planned(lake, name, table, taken, end, published=published)
-        except TableStopped:
-            raise
-        except TargetError:
-            if delta.is_there:
-                require_files(self._storage, delta)
+        except TableStopped as error:
+            if error.damage is not None:
+                self._refused[key] = error  # do not read the file again in each round
             raise
 
     def _planned(
         self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn, *, published: SnapshotTable | None
     ) -> TableRound | None:
         delta, app = self._tables.of(name, table), application(lake, table)
-        if delta.is_there and (refused := self._refused.get((delta.directory, app, delta.version))) is not None:
-            raise refused
         applied = delta.applied(app)
         # a copy replaces the rows of the table; a table that is not copied keeps them
         is_copied = applied is None and table.generation > 0
@@ -250,8 +253,8 @@ class TablePlanner:
             work.delta.mark_added(work.task.added)
         self._declarations.keep(work.delta.directory, work.application, *work.declared)
 
-    def require_files(self, work: TableRound) -> None:
-        """Find out whether a file of the table made a round fail.
+    def require_files(self, work: TableRound, error: TargetError) -> None:
+        """Find out whether a file of the table, or of its copy, made a round fail.
 
         Raises:
             TableStopped: a file is missing or damaged.
@@ -259,9 +262,10 @@ class TablePlanner:
         if not work.delta.is_there:
             return
         try:
-            require_files(self._storage, work.delta)
-        except TableStopped as error:
-            error.refused = work.delta.directory, work.application, work.delta.version
+            require_copy(self._storage, () if work.source.copy is None else (work.source.copy,), error)
+            require_files(self._storage, work.delta, error)
+        except TableStopped as stop:
+            stop.refused = work.delta.directory, work.application, work.delta.version
             raise
 
     def remember(self, work: TableRound, done: TableResult) -> None:

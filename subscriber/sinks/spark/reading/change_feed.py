@@ -21,7 +21,7 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.copy.copy_document import read_copy
-from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
+from subscriber.sinks.spark.files.errors import DamagedFile, arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests
@@ -231,7 +231,7 @@ class Changes:
                 for batch in file.iter_batches(columns=there):
                     yield renamed_rows(batch, names) if names else batch
         except pa.ArrowException:
-            raise damaged_file(self._storage.what(path)) from None
+            raise DamagedFile(self._storage.what(path), path) from None
 
     def _require_held(self, there: pa.Schema, wanted: pa.Schema) -> None:
         """Check that a query's columns can hold the values. A cast to a narrower type would change values, or show one in its error."""

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
+from subscriber.sinks.spark.files.errors import DamagedFile, arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import conformed
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector, read_vector
@@ -104,7 +104,7 @@ class PinnedTable:
                         found = conformed(rows, schema).combine_chunks().to_batches()
                     yield from found
         except pa.ArrowException:
-            raise damaged_file(self._storage.what(path)) from None
+            raise DamagedFile(self._storage.what(path), path) from None
 
 
 def with_held_values(row: tuple[Any, ...], fields: Sequence[str]) -> list[Any]:

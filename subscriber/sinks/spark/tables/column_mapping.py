@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import write_file
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name, folded_name
@@ -94,4 +94,4 @@ def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
         try:
             return write_file(storage, ROUND_DIRECTORY, _renamed_schema(source.schema_arrow, names), batches)
         except pa.ArrowInvalid as error:
-            raise damaged_file(storage.what(path)) from error
+            raise DamagedFile(storage.what(path), path) from error

@@ -79,7 +79,14 @@ def write_data_file(
     pending = storage.create(f"{directory}/{path}")
     try:
         with storage.reading(path):
-            pq.write_table(rows, pending.stream, compression="zstd", use_dictionary=dictionary, row_group_size=row_group_size)
+            pq.write_table(
+                rows,
+                pending.stream,
+                compression="zstd",
+                use_dictionary=dictionary,
+                row_group_size=row_group_size,
+                write_page_checksum=True,
+            )
             size = pending.commit()
     except BaseException:
         pending.discard()

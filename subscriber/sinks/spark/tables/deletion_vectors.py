@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["VECTORS", "DeletionVector", "live_rows", "positions", "read_vector", "write_vectors"]
@@ -86,7 +86,7 @@ def read_vector(storage: Storage, directory: str, vector: DeletionVector) -> Bit
         TargetError: it cannot be read, or is damaged.
     """
     if vector.kind == "i":
-        return _bitmap(_decoded(vector.text)[: vector.size], storage.what(directory))
+        return _bitmap(_decoded(vector.text)[: vector.size], storage, directory)
     if vector.file is None:
         raise TargetError(
             f"a deletion vector of {storage.what(directory)} is outside of the table", hint="rewrite the table: REORG TABLE … APPLY (PURGE)"
@@ -97,11 +97,11 @@ def read_vector(storage: Storage, directory: str, vector: DeletionVector) -> Bit
         content = bytes(file.read_at(vector.size + 8, start))
     data = content[4 : 4 + vector.size]
     if len(content) != vector.size + 8 or struct.unpack(">iI", content[:4] + content[-4:]) != (vector.size, zlib.crc32(data)):
-        raise damaged_file(storage.what(path))
-    return _bitmap(data, storage.what(path))
+        raise DamagedFile(storage.what(path), path)
+    return _bitmap(data, storage, path)
 
 
-def _bitmap(data: bytes, what: str) -> BitMap:
+def _bitmap(data: bytes, storage: Storage, path: str) -> BitMap:
     """Read the portable 64-bit format. A file has fewer than 2**32 rows, so there is at most one 32-bit bitmap, of the lowest positions."""
     try:
         magic, count = struct.unpack_from("<iq", data)
@@ -109,7 +109,7 @@ def _bitmap(data: bytes, what: str) -> BitMap:
             raise ValueError(magic)
         return BitMap.deserialize(data[16:]) if count else BitMap()
     except (ValueError, struct.error) as error:
-        raise damaged_file(what) from error
+        raise DamagedFile(storage.what(path), path) from error
 
 
 def write_vectors(storage: Storage, directory: str, vectors: Mapping[str, BitMap]) -> dict[str, DeletionVector]:

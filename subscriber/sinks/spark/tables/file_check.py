@@ -1,57 +1,103 @@
-"""Finds out whether an error of reading a table is one of its files. Then only that table is stopped."""
+"""Finds out whether an error of reading a table is one of its files, or of its copy. Then only that table is stopped."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from subscriber.errors import TargetError
+from subscriber.errors import DataLossError, SubscriberError, TargetError
+from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
-from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedTable, TableStopped
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, DamagedTable, TableStopped
 
-__all__ = ["checking_files", "require_files"]
+__all__ = ["checking_files", "is_restored", "require_copy", "require_files"]
 
 
 @contextlib.contextmanager
-def checking_files(storage: Storage, *tables: DeltaReader) -> Iterator[None]:
-    """If the block raises a TargetError, find out whether it is one of files of these tables. If not, it is raised again.
+def checking_files(storage: Storage, *tables: DeltaReader, copies: Sequence[str] = ()) -> Iterator[None]:
+    """If the block raises an error, find out whether it is one of files of these tables, or of copies. If not, it is raised again.
 
     Raises:
-        DamagedTable: a file is missing or damaged.
+        TableStopped: a file is missing or damaged.
     """
     try:
         yield
     except (TableStopped, CommitConflict):
         raise
-    except TargetError:
+    except (TargetError, DataLossError) as error:
+        require_copy(storage, copies, error)
         for table in tables:
             if table.is_there:
-                require_files(storage, table)
+                require_files(storage, table, error)
         raise
 
 
-def require_files(storage: Storage, delta: DeltaReader) -> None:
+def require_copy(storage: Storage, copies: Sequence[str], error: SubscriberError) -> None:
+    """Check whether an error of reading is that of a file of a table's copy.
+
+    Args:
+        storage: of the lake.
+        copies: the directory of the copy, and others with its files. Empty: there is no copy.
+        error: the error.
+
+    Raises:
+        DamagedCopy: it is.
+    """
+    if not copies:
+        return
+    if isinstance(error, DataLossError):
+        raise DamagedCopy(error, copies[0]) from error
+    if isinstance(error, DamagedFile) and error.path.startswith(tuple(f"{directory}/" for directory in copies)):
+        stop = DamagedCopy(error, copies[0])
+        stop.damage = error.path, storage.state(error.path)
+        raise stop from error
+
+
+def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError | None = None) -> None:
     """Check that all files of the loaded version of a table exist, and that Parquet can read their footers.
+
+    Args:
+        storage: of the lake.
+        delta: the table.
+        error: was raised when files were read. It may name a file of the table.
 
     Raises:
         DamagedTable: a file is missing or damaged.
         TargetError: the file system cannot be read.
     """
+    if isinstance(error, DamagedFile) and error.path.startswith(f"{delta.directory}/"):
+        raise _damaged(storage, delta, error.path, "is damaged") from error
     files = delta.table_files()
     vectors = {file.vector.file for file in files.values() if file.vector is not None} - {None}
     names = [f"{delta.directory}/{path}" for path in (*files, *vectors)]
     with storage.reading(delta.directory):
         missing = next((info.path for info in storage.filesystem.get_file_info(names) if info.type is not fs.FileType.File), None)
     if missing is not None:
-        raise DamagedTable(delta.uri, delta.directory, f"file {storage.what(missing)} is missing")
+        raise _damaged(storage, delta, missing, "is missing")
     for name in names[: len(files)]:
         with storage.reading(name):
             try:
                 pq.read_metadata(name, filesystem=storage.filesystem)
             except pa.ArrowInvalid:
-                raise DamagedTable(delta.uri, delta.directory, f"file {storage.what(name)} is not a Parquet file") from None
+                raise _damaged(storage, delta, name, "is damaged") from None
+
+
+def _damaged(storage: Storage, delta: DeltaReader, path: str, problem: str) -> DamagedTable:
+    stop = DamagedTable(delta.uri, delta.directory, f"file {storage.what(path)} {problem}")
+    stop.damage = path, storage.state(path)
+    return stop
+
+
+def is_restored(storage: Storage, stop: TableStopped, *tables: DeltaReader) -> bool:
+    """Whether the damaged file that stopped a table was replaced, or is no longer one of these tables."""
+    if stop.damage is None:
+        return False
+    path, state = stop.damage
+    theirs = [table for table in tables if path.startswith(f"{table.directory}/")]
+    is_theirs = all(table.is_there and path.removeprefix(f"{table.directory}/") in table.table_files() for table in theirs)
+    return not is_theirs or storage.state(path) != state

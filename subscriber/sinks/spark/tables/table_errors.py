@@ -8,10 +8,11 @@ from typing import Final
 
 from deltalake.exceptions import DeltaError
 
-from subscriber.errors import TargetError
+from subscriber.errors import SubscriberError, TargetError
 from subscriber.sinks.spark.files.errors import store_error
+from subscriber.sinks.spark.files.storage import FileState
 
-__all__ = ["BEGIN_AGAIN", "COPY_AGAIN", "CommitConflict", "DamagedTable", "TableStopped", "read_error", "write_error"]
+__all__ = ["BEGIN_AGAIN", "COPY_AGAIN", "CommitConflict", "DamagedCopy", "DamagedTable", "TableStopped", "read_error", "write_error"]
 
 COPY_AGAIN: Final = "copy it again: subscriber alter … --copy-again; or remove it from the publication and add it again"
 """A hint for error messages."""
@@ -47,9 +48,11 @@ class TableStopped(TargetError):
 
     Attributes:
         refused: directory, application and version of the table, if this was found when it was committed.
+        damage: the file that is missing or damaged, relative to the lake, and its state when this was found.
     """
 
     refused: tuple[str, str, int] | None = None
+    damage: tuple[str, FileState | None] | None = None
 
 
 class DamagedTable(TableStopped):
@@ -64,6 +67,19 @@ class DamagedTable(TableStopped):
     def __init__(self, uri: str, directory: str, what: str) -> None:
         remedy = _REMEDIES.get(directory.partition("/")[0], COPY_AGAIN)
         super().__init__(f"Delta table {uri} is damaged: {what}", hint=f"restore it from a backup, or {remedy}")
+
+
+class DamagedCopy(TableStopped):
+    """Files of a table's copy are damaged or missing.
+
+    Args:
+        error: what is wrong.
+        directory: of the copy, relative to the lake.
+    """
+
+    def __init__(self, error: SubscriberError, directory: str) -> None:
+        super().__init__(f"the copy of the table is damaged: {error}", hint=f"restore it from a backup, or {COPY_AGAIN}")
+        self.directory = directory
 
 
 def read_error(uri: str, directory: str, error: Exception) -> TargetError:

@@ -29,6 +29,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.unit.sinks.spark.damage import rot
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import copy
@@ -552,7 +553,7 @@ async def test_log_that_is_damaged_while_files_are_written_stops_alone(tmp_path:
 
 
 @pytest.mark.parametrize("remedy", ["restored", "removed"])
-@pytest.mark.parametrize("damage", ["missing", "not a Parquet file"])
+@pytest.mark.parametrize("damage", ["missing", "damaged", "rotten"])
 @pytest.mark.parametrize("read_by", ["new type", "compaction"])
 async def test_log_that_lacks_a_file_stops_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_by: str, damage: str, remedy: str
@@ -575,10 +576,14 @@ async def test_log_that_lacks_a_file_stops_alone(
     lost.rename(tmp_path / lost.name)
     if damage != "missing":
         lost.write_bytes(b"garbage" * 100)
+    if damage == "rotten":
+        shutil.copy(tmp_path / lost.name, lost)
+        rot(lost.parent, lost.name)
     for end in (500, 600):
         await land(end, wider if read_by == "new type" else RELATION)
         error = work.progress.stopped_logs.pop(TABLE)
-        assert f"{lost} is {damage} (hint: restore it from a backup, or remove its directory: it begins again" in error
+        told = "missing" if damage == "missing" else "damaged"
+        assert f"{lost} is {told} (hint: restore it from a backup, or remove its directory: it begins again" in error
         assert not work.progress.stopped_logs
         work.tidy(now=True)
         assert TABLE in work.progress.stopped_logs

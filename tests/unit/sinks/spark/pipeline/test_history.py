@@ -30,6 +30,7 @@ from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.transaction.model import Transaction
 from tests.support.lakes import published
+from tests.unit.sinks.spark.damage import rot
 from tests.unit.sinks.spark.model import FULL, NAMES, RELATIONS, Publisher, Values, read, text_of
 from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import copy
@@ -297,10 +298,12 @@ async def test_a_copy_ends_versions_though_the_log_has_nothing_before_it(tmp_pat
         assert found == {1: (False, 400), 2: (True, 400), 3: (False, 400)}
 
 
-@pytest.mark.parametrize("damage", ["missing", "not a Parquet file"])
+@pytest.mark.parametrize("damage", ["missing", "damaged", "rotten"])
 @pytest.mark.parametrize("damaged", ["history", "log"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(tmp_path: Path, kind: HistoryKind, damaged: str, damage: str) -> None:
+async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: HistoryKind, damaged: str, damage: str
+) -> None:
     """The bug was that every round failed then, so that no table of the lake was published."""
     await landed(tmp_path, kind, transaction(200, RELATION, Insert(5, row("1", "a", None))))
     work = applier(tmp_path)
@@ -311,17 +314,34 @@ async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(tmp_path: P
     lost.rename(tmp_path / lost.name)
     if damage != "missing":
         lost.write_bytes(b"garbage" * 100)
-    for end in (300, 400):
+    if damage == "rotten":
+        shutil.copy(tmp_path / lost.name, lost)
+        rot(lost.parent, lost.name)
+    read = list[str]()
+    real = pq.read_metadata
+
+    def recorded(path: str, **named: Any) -> pq.FileMetaData:
+        read.append(path)
+        return real(path, **named)
+
+    monkeypatch.setattr(pq, "read_metadata", recorded)
+    for end in (300, 400, 500):
         await landed(tmp_path, kind, transaction(end, RELATION, Update(5, None, None, row("1", str(end), None))))
         snapshot = all_rounds(work)
         assert snapshot.lsn == snapshot.tables[TABLE].applied == end
         assert snapshot.tables.keys() == {TABLE}
         (stop,) = snapshot.stopped.values()
-        assert f"{lost} is {damage} (hint: restore it from a backup, or remove its directory: " in stop.error
+        told = "missing" if damage == "missing" else "damaged"
+        assert f"{lost} is {told} (hint: restore it from a backup, or remove its directory: " in stop.error
+        if end > 300:
+            assert not read, "it costs nothing until its file is restored"
+        read.clear()
+    monkeypatch.undo()
     (tmp_path / lost.name).rename(lost)
-    snapshot = all_rounds(applier(tmp_path))
+    await landed(tmp_path, kind, transaction(600, RELATION, Update(5, None, None, row("1", "z", None))))
+    snapshot = all_rounds(work)
     assert not snapshot.stopped
-    assert len(history_rows(tmp_path, snapshot, TABLE)) == (3 if kind == "scd2" else 1)
+    assert len(history_rows(tmp_path, snapshot, TABLE)) == (5 if kind == "scd2" else 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

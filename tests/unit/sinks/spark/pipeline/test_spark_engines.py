@@ -73,7 +73,7 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(t
     # a file that an executor cannot read stops its table only
     await _and_damage(tmp_path, publisher)
     (stop,) = all_rounds(work).stopped.values()
-    assert "is not a Parquet file" in stop.error
+    assert ".parquet is damaged" in stop.error
     assert spark_snapshot(spark, str(tmp_path)).lsn > newest.lsn
 
 

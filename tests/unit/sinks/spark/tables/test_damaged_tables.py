@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,9 +16,12 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.unit.sinks.spark.damage import rot
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
@@ -60,7 +64,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "file": (lambda table: remove(table.glob("*.parquet")), r"file .*\.parquet is missing"),
     "none": (lambda table: None, ""),
     "moved": (lambda table: commit(table, 2).rename(table.parents[2] / "kept"), ""),
-    "content": (lambda table: [file.write_bytes(b"garbage") for file in table.glob("*.parquet")], "is not a Parquet file"),
+    "rot": (rot, r"file .*\.parquet is damaged"),
+    "content": (lambda table: [file.write_bytes(b"garbage") for file in table.glob("*.parquet")], r"file .*\.parquet is damaged"),
 }
 
 
@@ -137,6 +142,67 @@ async def test_damaged_table_continues_once_its_log_is_restored(tmp_path: Path) 
     work._next_look = 0.0
     assert not all_rounds(work).stopped
     assert rows(tmp_path) == [(1, "c"), (2, "d")]
+
+
+async def test_table_with_a_rotten_page_costs_nothing_until_its_file_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await damaged(tmp_path, "none")
+    whole = rot(tmp_path / "tables/public/t")
+    work = applier(tmp_path)
+    stop_of(work, r"file .*\.parquet is damaged")
+    read = list[str]()
+    real = parquet_module._read
+
+    def recorded(storage: Storage, path: str, *rest: Any) -> pa.Table:
+        read.append(path)
+        return real(storage, path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet_module, "_read", recorded)
+        await land(sink, 500, Insert(5, row("2", "d")), Update(6, None, None, row("1", "d")))
+        assert all_rounds(work).lsn == 500
+    assert {path.rpartition("/")[0] for path in read} == {"landing", "tables/public/other"}
+    for file, content in whole:
+        file.write_bytes(content)
+    await land(sink, 600, Insert(5, row("3", "e")))
+    await sink.close()
+    assert not all_rounds(work).stopped
+    assert rows(tmp_path) == [(1, "c"), (2, "d"), (3, "e")]
+
+
+@pytest.mark.parametrize("begun_by", ["round", "log"])
+@pytest.mark.parametrize("damage", [rot, lambda copy: remove(copy.glob("*.parquet"))])
+async def test_damaged_copy_stops_its_table_alone(tmp_path: Path, begun_by: str, damage: Callable[[Path], object]) -> None:
+    sink = await begun(make(tmp_path), tables=(OTHER_NAME,))
+    await land(sink, 200, OTHER, Insert(6, row("1", "a")))
+    work = applier(tmp_path)
+    all_rounds(work)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\tc\n7\tseven\n", 300)
+    (directory,) = (tmp_path / "copy").iterdir()
+    if begun_by == "round":
+        damage(directory)
+    await land(sink, 400, Insert(6, row("2", "b")))
+    if begun_by == "log":
+        all_rounds(work)
+        damage(directory)
+    snapshot = all_rounds(work)
+    assert snapshot.lsn == snapshot.tables[OTHER_NAME].applied == 400
+    assert ("the copy of the table is damaged" in snapshot.stopped[TABLE].error) if begun_by == "round" else not snapshot.stopped
+    work.tidy(now=True)
+    assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 2
+    if begun_by == "log":
+        assert "--copy-again" in work.progress.stopped_logs[TABLE]
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\tc\n8\teight\n", 500)
+    await land(sink, 600, Insert(6, row("3", "c")))
+    await sink.close()
+    assert not all_rounds(work).stopped
+    assert rows(tmp_path) == [(1, "c"), (8, "eight")]
+    work.tidy(now=True)
+    assert not work.progress.stopped_logs
+    assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["id"].drop_null().to_pylist()) == [1, 8]
+    assert len(list((tmp_path / "landing").glob("*.json"))) == 1
 
 
 async def test_store_that_cannot_be_read_stops_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
