@@ -58,11 +58,11 @@ SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', 'cutover'); COMMIT
 SELECT pg_catalog.pg_current_wal_flush_lsn()
 """
 _GRANTS: Final = """
-SELECT coalesce(r.rolname, ''), a.is_grantable
+SELECT a.grantee, coalesce(r.rolname, ''), a.is_grantable
 FROM pg_catalog.pg_database d, pg_catalog.aclexplode(coalesce(d.datacl, pg_catalog.acldefault('d', d.datdba))) a
 LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
 WHERE d.datname = pg_catalog.current_database() AND a.privilege_type = 'CONNECT'
-ORDER BY 1
+ORDER BY 2
 """
 _OWN_DEFAULT: Final = f"""
 SELECT pg_catalog.split_part(c, '=', 2) FROM pg_catalog.pg_db_role_setting s, unnest(s.setconfig) AS c
@@ -95,7 +95,7 @@ class _Closed(NamedTuple):
     Attributes:
         owner: the slot of the subscription whose cutover has closed it.
         kind: how it was closed.
-        before: JSON: the database's own default_transaction_read_only, or its grants of CONNECT.
+        before: JSON: the database's own default_transaction_read_only, or its grants of CONNECT: oid of the role, its name, grant option.
         left: whether writers were let into the other database.
     """
 
@@ -302,7 +302,7 @@ class Fence:
             commands.append(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         elif kind == FenceKind.REVOKE:
             before = await session.execute(_GRANTS)
-            commands += [f"REVOKE CONNECT ON DATABASE {name} FROM {_grantee(each[0])}" for each in before]
+            commands += [f"REVOKE CONNECT ON DATABASE {name} FROM {_grantee(role)}" for _, role, _ in before]
             commands += [f"GRANT CONNECT ON DATABASE {name} TO {quote_identifier(role)}" for role in self._roles]
         roles = ", ".join(map(quote_identifier, self._roles))
         values = ", ".join(map(quote_literal, (self._owner, kind, json.dumps(before))))
@@ -364,7 +364,10 @@ class Fence:
                 "RESET default_transaction_read_only" if known is None else f"SET default_transaction_read_only = {quote_literal(known)}"
             )
             return [f"ALTER DATABASE {name} {value}"]
-        grants = dict(known or ())
+        # a role may have been renamed or dropped meanwhile
+        found = await session.execute("SELECT oid, rolname FROM pg_catalog.pg_roles UNION ALL VALUES ('0'::pg_catalog.oid, '')")
+        roles = {oid: role or "" for oid, role in found}
+        grants = {roles[oid]: option for oid, _, option in known or () if oid in roles}
         return [
             *(f"REVOKE CONNECT ON DATABASE {name} FROM {quote_identifier(role)}" for role in self._roles if grants and role not in grants),
             *(

@@ -542,3 +542,27 @@ async def test_undone_while_the_publisher_cannot_be_reached(by: str, publisher18
             await cutover(name, target=target_db.dsn)
         again(publisher18_db, target_db)
         assert (writes(publisher18_db), left_over(publisher18_db, target_db, name)) == (True, [])
+
+
+async def test_privileges_of_roles_that_are_renamed_or_dropped(publisher18_db: Database) -> None:
+    # the bug was that a database could not be opened again: a role of its grants did not exist any more
+    async def run(*_: object) -> None:
+        pass
+
+    user = publisher18_db.value("SELECT current_user")
+    closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[], run=run)
+    publisher18_db.execute("CREATE TABLE t ()")
+    with role(publisher18_db) as renamed:
+        with role(publisher18_db) as dropped:
+            for each in (renamed, dropped):
+                publisher18_db.execute(f"GRANT CONNECT ON DATABASE {publisher18_db.name} TO {each.name}")
+            publisher18_db.execute(f"REVOKE CONNECT ON DATABASE {publisher18_db.name} FROM PUBLIC")
+            await closed.close("revoke")
+            publisher18_db.reconnect()
+        publisher18_db.execute(f"ALTER ROLE {renamed.name} RENAME TO {renamed.name}_new")
+        await closed.open()
+        assert publisher18_db.value(f"SELECT has_database_privilege('{renamed.name}_new', current_database(), 'CONNECT')")
+        assert publisher18_db.fetch(
+            "SELECT a.privilege_type FROM pg_database, aclexplode(datacl) AS a WHERE datname = current_database() AND grantee = 0"
+        ) == [("TEMPORARY",)]
+        publisher18_db.execute(f"ALTER ROLE {renamed.name}_new RENAME TO {renamed.name}")
