@@ -20,7 +20,13 @@ from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress, fresh_database, given_publisher_version
 from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
 
-pytest_plugins = ["tests.support.versions", "tests.support.scratch", "tests.support.order", "tests.support.compared"]
+pytest_plugins = [
+    "tests.support.versions",
+    "tests.support.scratch",
+    "tests.support.order",
+    "tests.support.compared",
+    "tests.support.object_store",
+]
 
 # the duration of an example depends on the machine: other workers and their servers run at the same time
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

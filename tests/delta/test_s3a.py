@@ -30,7 +30,7 @@ from tests.spark.cluster import CONF, Cluster, cluster
 from tests.spark.test_cluster import there
 from tests.support.database import Database
 from tests.support.lakes import applied, apply_all, assert_same, storage
-from tests.support.object_store import Gate, object_store
+from tests.support.object_store import Gate
 from tests.support.replica import QUICK
 
 if TYPE_CHECKING:
@@ -58,17 +58,6 @@ found = snapshot(spark_session("local[1]", dict(one.split("=", 1) for one in sys
 for name in found.tables:
     print("sum", name, found.table(name).selectExpr("sum(amount)").collect()[0][0])
 """
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    with object_store() as uri:
-        yield uri
-
-
-@pytest.fixture
-def lake(bucket: str) -> str:
-    return f"{bucket}/{secrets.token_hex(5)}"
 
 
 def operations(lake: str) -> Counter[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,19 @@ def object_store() -> Iterator[str]:
         finally:
             process.kill()
             process.communicate()
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of an object store that runs for the tests of a module."""
+    with object_store() as uri:
+        yield uri
+
+
+@pytest.fixture
+def lake(bucket: str) -> str:
+    """The URI of a lake in it that does not exist yet."""
+    return f"{bucket}/{secrets.token_hex(5)}"
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import random
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -27,23 +26,12 @@ from tests.crash.process import QUICK as QUICK_SETTINGS
 from tests.crash.test_lake import LEFT, RIGHT, Program, Transfers, check_logs, check_snapshot, is_beyond, publishes, there, tidy
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.support.lakes import applied, apply_all, assert_same, published, storage
-from tests.support.object_store import denied, object_store
+from tests.support.object_store import denied
 from tests.support.program import confirmed
 from tests.support.replica import QUICK
 
 KILLS = 4
 ARGUMENTS = [argument for setting in QUICK_SETTINGS for argument in ("-c", setting)]
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    with object_store() as uri:
-        yield uri
-
-
-@pytest.fixture
-def lake(bucket: str) -> str:
-    return f"{bucket}/{secrets.token_hex(5)}"
 
 
 def subscription(publisher: Database, lake: str, parameters: str = "") -> Subscription:

@@ -25,7 +25,7 @@ from tests.unit.sinks.spark.damage import rot
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.tables.test_other_writers import OTHER, OTHER_NAME
+from tests.unit.sinks.spark.tables.foreign_writer import OTHER, OTHER_NAME
 
 LOG = "_delta_log"
 

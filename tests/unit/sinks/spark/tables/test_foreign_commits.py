@@ -24,8 +24,8 @@ from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, _foreign, copy, land, rows, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.tables.test_other_writers import commit as foreign_commit
-from tests.unit.sinks.spark.tables.test_other_writers import protocol
+from tests.unit.sinks.spark.tables.foreign_writer import commit as foreign_commit
+from tests.unit.sinks.spark.tables.foreign_writer import protocol
 
 PUBLISHED = PublishedTable(
     name=TABLE,
