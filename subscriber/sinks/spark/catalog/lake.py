@@ -127,7 +127,7 @@ class Lake:
         storage.make_directory("")
         # slot names contain this number; they have 63 characters for it and two oids
         lake = cls(storage, name, str(secrets.randbits(63)))
-        write_document(storage, IDENTITY, {"subscription": name, "target_identifier": lake.target_identifier})
+        write_document(storage, IDENTITY, {"subscription": name, "target_identifier": lake.target_identifier, "dropped": False})
         return lake
 
     def identify(self, name: str, *, dropped: bool = False) -> None:
@@ -292,7 +292,7 @@ def _table_json(name: TableName, table: LakeTable) -> dict[str, Any]:
 
 
 def _identity(data: Mapping[str, Any]) -> tuple[str, str, bool]:
-    return data["subscription"], data["target_identifier"], bool(data.get("dropped", False))
+    return data["subscription"], data["target_identifier"], bool(data["dropped"])
 
 
 def _state(data: Mapping[str, Any]) -> LakeState:
@@ -314,7 +314,7 @@ def _table(item: Mapping[str, Any]) -> LakeTable:
         added=Lsn.parse(item["added"]),
         position=None if item["position"] is None else _position(item["position"]),
         until=None if item["until"] is None else Lsn.parse(item["until"]),
-        begun=item.get("begun", 0),
+        begun=item["begun"],
     )
 
 

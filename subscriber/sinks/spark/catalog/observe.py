@@ -21,6 +21,7 @@ from subscriber.sinks.spark.catalog.status_files import (
     REPORT_SECONDS,
     RESET,
     STATUS,
+    WORKER_LSNS,
     read_counters,
     read_quietly,
     stopped_logs,
@@ -36,7 +37,6 @@ __all__ = ["observe"]
 
 _LATE_REPORTS: Final = 3
 """An applier that has not reported for so many intervals does not run, or cannot write."""
-_LSNS: Final = ("received", "latest_end", "applied", "flushed")
 
 
 async def observe(target: str) -> Sequence[Observation]:
@@ -142,7 +142,7 @@ def _applier(storage: Storage, told: Mapping[str, Any], stopped: Mapping[str, st
 
 def _activity(values: Mapping[str, Any]) -> WorkerActivity:
     table = values.get("table")
-    lsns = {name: None if values.get(name) is None else Lsn.parse(values[name]) for name in _LSNS}
+    lsns = {name: None if values.get(name) is None else Lsn.parse(values[name]) for name in WORKER_LSNS}
     return WorkerActivity(**{**values, **lsns, "table": None if table is None else TableName(*table)})
 
 

@@ -43,6 +43,8 @@ REPORT_SECONDS: Final = 20.0
 RESET: Final = "reset.json"
 """The counters as of the last reset. The counters themselves only grow, because the workers write them often."""
 
+WORKER_LSNS: Final = ("received", "latest_end", "applied", "flushed")
+"""Of a worker, in ``status.json``."""
 COUNTERS: Final = ("apply_error_count", "sync_error_count")
 """The counters of pg_stat_subscription_stats that landing can have."""
 _APPLIER_COUNTERS: Final = ("confl_update_missing", "confl_delete_missing")
@@ -104,14 +106,7 @@ def write_reset(storage: Storage, counters: Mapping[str, int]) -> None:
 def write_status(
     storage: Storage, workers: Sequence[WorkerActivity], last_error: str | None, statistics: ApplyStatistics, before: Mapping[str, int]
 ) -> None:
-    """Write ``status.json``, and ``error.json`` if there was an error.
-
-    Args:
-        storage: of the lake.
-        workers: activity of the workers.
-        last_error: the error since the last report. None if there was none.
-        statistics: of this process.
-        before: the counters of earlier processes.
+    """Write ``status.json``, and ``error.json`` if there was an error since the last report. ``before``: the counters of earlier processes.
 
     Raises:
         TargetError: it cannot be written.
@@ -130,7 +125,7 @@ def write_status(
 def _worker(worker: WorkerActivity) -> dict[str, object]:
     values = asdict(worker)
     values["table"] = None if worker.table is None else [worker.table.namespace, worker.table.name]
-    for name in ("received", "latest_end", "applied", "flushed"):
+    for name in WORKER_LSNS:
         lsn = getattr(worker, name)
         values[name] = None if lsn is None else str(lsn)
     return values

@@ -80,7 +80,7 @@ class LocalCopyRunner:
             # each thread takes the next part; no part is taken twice
             for number, part in left:
                 try:
-                    part.set_result(try_copy_part(self._storage, order, number, target_rows, stop, sessions=self._sessions))
+                    part.set_result(try_copy_part(self._storage, order, number, target_rows, stop=stop, sessions=self._sessions))
                 except BaseException as error:  # noqa: BLE001 -- it is raised below
                     part.set_exception(error)
 
@@ -96,23 +96,14 @@ class LocalCopyRunner:
 
 
 def try_copy_part(
-    storage: Storage,
-    order: CopyOrder,
-    number: int,
-    target_rows: int,
-    stop: threading.Event | None = None,
-    *,
-    sessions: Sessions | None = None,
+    storage: Storage, order: CopyOrder, number: int, target_rows: int, *, stop: threading.Event, sessions: Sessions
 ) -> CopyFailure | None:
     """Store one part. Return the failure, if any. Once ``stop`` is set, an error is a result of the stop, and is not returned."""
-    if stop is not None and stop.is_set():
-        return None
     try:
-        copy_part(storage, order, number, target_rows, stop.is_set if stop is not None else lambda: False, sessions=sessions)
+        if not stop.is_set():
+            copy_part(storage, order, number, target_rows, stop=stop, sessions=sessions)
     except SubscriberError as error:
-        if stop is not None and stop.is_set():
-            return None
-        return CopyFailure(error.one_line(), isinstance(error, OrderOutdated))
+        return None if stop.is_set() else CopyFailure(error.one_line(), isinstance(error, OrderOutdated))
     return None
 
 
@@ -277,5 +268,5 @@ def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_r
     # the data comes from the driver of this job through Spark's own channel, which transports pickled code anyway
     order: CopyOrder = pickle.loads(base64.b64decode(packed))  # noqa: S301
     for number in numbers:
-        yield try_copy_part(storage, order, number, target_rows)
+        yield try_copy_part(storage, order, number, target_rows, stop=threading.Event(), sessions=Sessions())
     forget_jars()

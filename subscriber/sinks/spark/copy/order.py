@@ -193,13 +193,7 @@ def base_file_name(table_id: int, generation: int) -> str:
 
 
 def remove_base_files(storage: Storage, base: str, table_id: int, generations: range) -> None:
-    """Remove base files of copies of a table that were never finished.
-
-    Args:
-        storage: of the lake.
-        base: the table's directory.
-        table_id: the lake's number of the table.
-        generations: generations of these copies.
+    """Remove base files of copies of a table that were never finished: of these generations.
 
     Raises:
         TargetError: a file cannot be removed.

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.abc import PublishedTable
-from subscriber.errors import ApplyError, ConfigurationError
+from subscriber.errors import ConfigurationError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
-from subscriber.sinks.spark.landing.row_buffer import special_column
+from subscriber.sinks.spark.landing.row_buffer import cast_columns, special_column
 from subscriber.sinks.spark.schema.arrow_types import arrow_type
-from subscriber.sinks.spark.schema.arrow_values import NotText, Specials, cast_text
+from subscriber.sinks.spark.schema.arrow_values import Specials, cast_text
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 
 __all__ = ["current_rows", "select_list"]
@@ -42,12 +42,7 @@ _MOST: Final = 1664
 
 
 def select_list(table: PublishedTable, schema: TableSchema) -> str:
-    """The expressions for a table's columns, in order.
-
-    Args:
-        table: as it is published.
-        schema: of the lake's table, which has the same columns.
-    """
+    """The expressions for the columns of a published table, in order. ``schema``: of the lake's table, which has the same columns."""
     columns = list(zip(table.columns, table.column_types, schema.columns, strict=True))
     temporal = sum(_is_temporal(oid, column.type) for _, oid, column in columns)
     pairs = len(columns) + temporal <= _MOST
@@ -79,36 +74,28 @@ def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordB
         ApplyError: a text is not UTF-8.
         ConfigurationError: these are not the columns that :func:`select_list` selects.
     """
-    arrays: list[pa.Array] = []
-    specials: dict[int, dict[str, str]] = {}
-    for column, array, beyond in _paired(schema, columns):
-        try:
-            if pa.types.is_string(array.type):
-                cast, refused = cast_text(array, column.type)
-            else:
-                cast = array.cast(column.type)
-                refused = {} if beyond is None else _texts(beyond)
-        except NotText:
-            raise ApplyError(
-                f'column "{column.name}" of table "{schema.table}" contains bytes that are not UTF-8',
-                hint="the publisher's database has encoding SQL_ASCII: fix the rows there; the lake holds UTF-8 only",
-            ) from None
-        arrays.append(cast)
-        for row, text in refused.items():
-            specials.setdefault(row, {})[column.field] = text
+    selected = list(_paired(schema, columns))
+
+    def cast(number: int, column: LakeColumn) -> tuple[pa.Array, Specials]:
+        array, beyond = selected[number]
+        if pa.types.is_string(array.type):
+            return cast_text(array, column.type)
+        return array.cast(column.type), {} if beyond is None else _texts(beyond)
+
+    arrays, specials = cast_columns(schema, cast)
     count = len(columns[0])
     return pa.RecordBatch.from_arrays([*arrays, special_column(specials, count)], schema=schema.current)
 
 
-def _paired(schema: TableSchema, columns: Sequence[pa.Array]) -> Iterator[tuple[LakeColumn, pa.Array, pa.Array | None]]:
-    """Each column with its values, and for temporal columns with the texts of values that the lake cannot hold."""
+def _paired(schema: TableSchema, columns: Sequence[pa.Array]) -> Iterator[tuple[pa.Array, pa.Array | None]]:
+    """The values of each column, and for temporal columns with the texts of values that the lake cannot hold."""
     place = 0
-    for column in schema.columns:
+    for _ in schema.columns:
         pair = place < len(columns) and pa.types.is_temporal(columns[place].type)
         end = place + 1 + pair
         if end > len(columns):
             raise _other_columns(schema)
-        yield column, columns[place], columns[end - 1] if pair else None
+        yield columns[place], columns[end - 1] if pair else None
         place = end
     if place < len(columns):
         raise _other_columns(schema)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -75,24 +75,8 @@ class Sessions:
             lock.release()
 
 
-def copy_part(
-    storage: Storage,
-    order: CopyOrder,
-    number: int,
-    target_rows: int,
-    stopped: Callable[[], bool] = lambda: False,
-    *,
-    sessions: Sessions | None = None,
-) -> None:
-    """Store a part and mark it as stored. Does nothing if it is already stored.
-
-    Args:
-        storage: of the lake.
-        order: the order of the copy.
-        number: of the part.
-        target_rows: rows that a file should have.
-        stopped: whether to give up; called between batches of rows.
-        sessions: where the session with the publisher is registered.
+def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int, *, stop: threading.Event, sessions: Sessions) -> None:
+    """Store a part and mark it as stored. Does nothing if it is already stored. Gives up between batches of rows once ``stop`` is set.
 
     Raises:
         OrderOutdated: the snapshot is gone, or the table was altered.
@@ -113,8 +97,8 @@ def copy_part(
         gathered.clear()
         files.extend(write_rows(storage, unit, rows, lambda: base_file_name(order.table_id, order.generation)))
 
-    for batch in _batches(order, number, sessions or Sessions()):
-        if stopped():
+    for batch in _batches(order, number, sessions):
+        if stop.is_set():
             raise PublisherUnavailable("the applier is being stopped")
         gathered.append(current_rows(schema, batch.columns))
         if sum(rows.nbytes for rows in gathered) >= _BYTES:

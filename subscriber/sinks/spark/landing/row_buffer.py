@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from subscriber.errors import ApplyError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.sinks.spark.landing.manifest import EPOCH_MICROSECONDS
-from subscriber.sinks.spark.schema.arrow_values import NotText, to_arrow
-from subscriber.sinks.spark.schema.table_schema import META, TableSchema
+from subscriber.sinks.spark.schema.arrow_values import NotText, Specials, to_arrow
+from subscriber.sinks.spark.schema.table_schema import META, LakeColumn, TableSchema
 from subscriber.transaction.model import Transaction
 
-__all__ = ["Row", "RowBuffer", "Stamp", "special_column", "typed_columns"]
+__all__ = ["Row", "RowBuffer", "Stamp", "cast_columns", "special_column", "typed_columns"]
 
 
 Row = Sequence[bytes | None]
@@ -109,7 +109,14 @@ class RowBuffer:
 
 
 def typed_columns(schema: TableSchema, rows: Sequence[Row]) -> tuple[list[pa.Array], dict[int, dict[str, str]]]:
-    """Cast the columns of rows.
+    """Cast the columns of rows, see :func:`cast_columns`."""
+    return cast_columns(schema, lambda number, column: to_arrow(_column(rows, number), column.type))
+
+
+def cast_columns(
+    schema: TableSchema, cast: Callable[[int, LakeColumn], tuple[pa.Array, Specials]]
+) -> tuple[list[pa.Array], dict[int, dict[str, str]]]:
+    """Cast each column, by its number.
 
     Returns:
         One array for each column; and for each row the values that its columns could not hold, field to text.
@@ -121,7 +128,7 @@ def typed_columns(schema: TableSchema, rows: Sequence[Row]) -> tuple[list[pa.Arr
     specials: dict[int, dict[str, str]] = {}
     for number, column in enumerate(schema.columns):
         try:
-            array, refused = to_arrow(_column(rows, number), column.type)
+            array, refused = cast(number, column)
         except NotText:
             raise ApplyError(
                 f'column "{column.name}" of table "{schema.table}" contains bytes that are not UTF-8',

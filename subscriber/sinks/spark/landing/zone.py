@@ -154,14 +154,14 @@ class OpenBatch:
                 part.buffer.remove(stamp)
         return True
 
-    def spill(self, limit: int = SPILL_BYTES) -> None:
-        """Write the rows in memory to files, if they are more than ``limit`` bytes.
+    def spill(self) -> None:
+        """Write the rows in memory to files, if they are more than :data:`SPILL_BYTES`.
 
         Raises:
             TargetError: they cannot be written.
             ApplyError: a text is not UTF-8.
         """
-        if self.size > limit:
+        if self.size > SPILL_BYTES:
             for parts in self._parts.values():
                 for part in parts:
                     self._write(part)

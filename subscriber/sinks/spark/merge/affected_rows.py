@@ -23,12 +23,6 @@ def affected_rows(storage: Storage, unit: Unit, files: Sequence[UnitFile], chang
     whole rows for the Change Data Feed. Only one file at a time is in
     memory, because all keys of a table may not fit.
 
-    Args:
-        storage: of the lake.
-        unit: the unit of work.
-        files: files of it.
-        changes: its changes, in the landing's columns.
-
     Raises:
         TargetError: a file cannot be read.
     """

@@ -59,12 +59,7 @@ def since_truncate(changes: pa.Table) -> tuple[pa.Table, bool]:
 
 
 def fold(changes: pa.Table, schema: TableSchema) -> Folded:
-    """Fold the changes of a table with a key.
-
-    Args:
-        changes: rows in the landing's columns of ``schema``, in order.
-        schema: of the table, which must have key columns.
-    """
+    """Fold the changes of a table with a key: rows in the landing's columns of ``schema``, in order."""
     changes, cleared = since_truncate(changes)
     names = schema.current.names
     if not changes.num_rows:

@@ -28,12 +28,7 @@ def deleted_flag(schema: TableSchema) -> str:
 
 
 def fold_unit(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile, MissingRows]:
-    """Fold the changes of a unit, and write the result.
-
-    Args:
-        storage: of the lake.
-        unit: has a key, and one stretch of changes.
-        directory: for the file, relative to the lake.
+    """Fold the changes of a unit that has a key and one stretch, and write the result into a directory of the lake.
 
     Returns:
         The file, and counts of changes that found no row.

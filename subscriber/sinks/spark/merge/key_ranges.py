@@ -45,14 +45,7 @@ class KeyRange:
 
 
 def packed_range(key: str, column: pa.ChunkedArray, low: Bound, high: Bound) -> bytes:
-    """Encode a range for a file's metadata, under :data:`RANGE`. An Arrow stream is exact for every type.
-
-    Args:
-        key: name of the column.
-        column: its values; only the type matters.
-        low: the minimum.
-        high: the maximum.
-    """
+    """Encode a range for a file's metadata, under :data:`RANGE`. An Arrow stream is exact for every type."""
     sink = pa.BufferOutputStream()
     values = [bound[1] if len(bound) == 2 else None for bound in (low, high)]
     batch = pa.record_batch([pa.array(values, column.type)], names=[key])

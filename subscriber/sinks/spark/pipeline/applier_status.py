@@ -86,12 +86,7 @@ class ApplierStatus:
         self.tell(missing, progress)
 
     def tell(self, missing: MissingRows, progress: ApplierProgress) -> None:
-        """Write the document if it changed. Errors of writing are ignored.
-
-        Args:
-            missing: changes that found no row, since :meth:`begin`.
-            progress: what the rounds did.
-        """
+        """Write the document if it changed. Errors of writing are ignored. ``missing``: counts since :meth:`begin`."""
         totals, last = progress.totals, progress.last
         document: dict[str, object] = {
             "pid": os.getpid(),

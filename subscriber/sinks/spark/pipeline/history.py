@@ -139,12 +139,6 @@ class HistoryTables:
     ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
         """Bring the histories of the tables in a snapshot that is not published yet to its LSN.
 
-        Args:
-            lake: its documents.
-            log: the change logs.
-            kinds: the forms of the histories, by table.
-            snapshot: the tables.
-
         Returns:
             The history tables for the snapshot, by their names; and the errors of those that cannot be continued.
 

@@ -36,12 +36,7 @@ class OpenTables:
         return self.opened.setdefault(directory, LakeDelta(self.storage, directory, self.retain_hours))
 
     def load(self, name: TableName, table: LakeTable, published: SnapshotTable | None) -> None:
-        """Load the newest version of a table. A damaged one may begin again.
-
-        Args:
-            name: of the table.
-            table: its entry.
-            published: the table in the last snapshot that had it.
+        """Load the newest version of a table. A damaged one may begin again. ``published``: the table in the last snapshot that had it.
 
         Raises:
             TableStopped: it cannot be read.

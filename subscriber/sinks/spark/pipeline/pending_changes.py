@@ -101,13 +101,7 @@ _GATHERED_BYTES: Final = 64 * 1024**2
 
 
 def read_work(storage: Storage, work: TableWork, source: PendingChanges, directory: str) -> tuple[TableWork, pa.Table]:
-    """Read the pending changes of a table for planning.
-
-    Args:
-        storage: of the lake.
-        work: the work to do.
-        source: the waiting changes.
-        directory: for files of the round, relative to the lake.
+    """Read the pending changes of a table for planning. ``directory``: for files of the round, relative to the lake.
 
     Returns:
         The remaining work, without stretches that are already in the table; and the columns of its changes that planning needs.

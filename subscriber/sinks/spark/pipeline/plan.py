@@ -70,12 +70,7 @@ class Plan:
 
 
 def plan_table(work: TableWork, changes: pa.Table) -> Plan:
-    """Divide a table's work.
-
-    Args:
-        work: the work to do.
-        changes: the changes of all stretches, in order, with the columns of :func:`plan_columns`.
-    """
+    """Divide a table's work. ``changes``: those of all stretches, in order, with the columns of :func:`plan_columns`."""
     changes, cleared = since_truncate(changes)
     if cleared and work.feed:
         work = replace(work, rewrite=True)  # the feed has the rows that TRUNCATE deletes

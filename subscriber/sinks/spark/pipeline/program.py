@@ -66,14 +66,9 @@ def apply_lake(
 
 
 def apply_in_process(location: Location, stop: threading.Event, rest_seconds: float) -> None:
-    """Apply a lake in this process, as its URL says, until ``stop`` is set. Blocks, so call it in a thread.
+    """Apply a lake in this process, as its URL says, see :func:`apply_forever`. Blocks, so call it in a thread.
 
     The Spark session stays open, whether it existed before or is started here, because starting one takes a quarter of a minute.
-
-    Args:
-        location: its ``apply`` selects the engine.
-        stop: see :func:`subscriber.sinks.spark.pipeline.apply_loop.apply_forever`.
-        rest_seconds: see there.
 
     Raises:
         SubscriptionInUse: the lake has an applier.

@@ -97,13 +97,7 @@ class RoundProgress:
         return self.tables.setdefault(name, TableProgress())
 
     def take(self, taken: Sequence[Manifest], waiting: Sequence[Manifest], names: Mapping[int, TableName]) -> None:
-        """Describe what the round took.
-
-        Args:
-            taken: the manifests.
-            waiting: all manifests that were waiting.
-            names: the tables by their numbers.
-        """
+        """Describe what the round took of the waiting manifests. ``names``: the tables by their numbers."""
         self.latest = waiting[-1].end if waiting else self.end
         for manifest in taken:
             self.size += manifest.size

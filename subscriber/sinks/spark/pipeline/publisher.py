@@ -12,7 +12,7 @@ from typing import Final
 from uuid import uuid4
 
 from subscriber import crash_points
-from subscriber.errors import SubscriptionInUse, TargetError
+from subscriber.errors import SubscriptionInUse
 from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS, Publication, Snapshot, Snapshots, snapshot_rows
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.data_file import write_data_file
@@ -22,7 +22,6 @@ from subscriber.sinks.spark.tables.table_errors import CommitConflict
 __all__ = ["SnapshotPublisher"]
 
 _APPLICATION: Final = "subscriber-snapshot"
-_EARLIER: Final = "applied.json"
 
 
 class SnapshotPublisher:
@@ -52,14 +51,9 @@ class SnapshotPublisher:
 
         Raises:
             SubscriptionInUse: another applier has published since the last call.
-            TargetError: it is damaged or cannot be read, or the lake is of an earlier version of this program.
+            TargetError: it is damaged or cannot be read.
         """
         if not self.delta.load():
-            if self._storage.read(_EARLIER) is not None:
-                raise TargetError(
-                    f"the lake in {self._storage.place} was made by an earlier version of pg-subscriber",
-                    hint="start over in a new directory",
-                )
             return None
         # landed files are removed on the strength of it
         self.delta.make_durable()

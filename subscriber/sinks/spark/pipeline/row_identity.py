@@ -115,14 +115,7 @@ class RowIdentityCheck:
     def look(
         self, before: TableBefore, schema: TableSchema, files: Sequence[tuple[str, TableSchema]], after: int, *, truncated: bool
     ) -> RowIdentityResult:
-        """Check whether the rows of all changes can be found.
-
-        Args:
-            before: the table.
-            schema: its new columns.
-            files: the landed files, each with its schema, in order.
-            after: changes up to this LSN are already in the table.
-            truncated: whether there is a TRUNCATE among the changes.
+        """Check whether the rows of all changes after an LSN can be found. ``truncated``: whether there is a TRUNCATE among them.
 
         Raises:
             TargetError: a file cannot be read.

@@ -120,15 +120,7 @@ def stopped_documents(
     snapshot: Snapshot | None,
     retain_hours: int,
 ) -> dict[TableName, StoppedTable]:
-    """What the next snapshot says about stopped tables.
-
-    Args:
-        open_tables: of the lake.
-        tables: all tables by name.
-        stopped: the reasons.
-        snapshot: the published snapshot.
-        retain_hours: how long landed changes of a stopped table are kept.
-    """
+    """What the next snapshot says about stopped tables, after the published one."""
     found: dict[TableName, StoppedTable] = {}
     for name, error in stopped.items():
         table, now = tables[name], time.time()

@@ -95,12 +95,7 @@ def element_type(oid: int) -> int | None:
 
 
 def arrow_type(oid: int, modifier: int) -> pa.DataType:
-    """The Arrow type of a column.
-
-    Args:
-        oid: oid of its type.
-        modifier: ``atttypmod``; -1 for none.
-    """
+    """The Arrow type of a column, by the oid and modifier (``atttypmod``, -1 for none) of its type."""
     element = _ELEMENTS.get(oid)
     if element is not None:
         return pa.list_(arrow_type(element, modifier))

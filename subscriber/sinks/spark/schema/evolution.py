@@ -37,12 +37,7 @@ class Stretch:
 
 
 def evolved_schema(present: pa.Schema | None, described: Sequence[TableSchema]) -> TableSchema:
-    """The table's new columns.
-
-    Args:
-        present: columns of the Delta table. None if there is no table.
-        described: the schemas of the changes to apply, in order; not empty.
-    """
+    """The table's new columns, from those of the Delta table (None: there is none) and the schemas of the changes, in order."""
     last = described[-1]
     types: dict[str, pa.DataType] = {field.name: field.type for field in present or [] if field.name != SPECIAL}
     for schema in described:

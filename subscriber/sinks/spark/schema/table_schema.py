@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,29 +88,16 @@ class TableSchema:
 
     @classmethod
     def of_relation(cls, relation: Relation) -> TableSchema:
-        fields = lake_names(column.name for column in relation.columns)
-        columns = tuple(
-            LakeColumn(
-                column.name,
-                field,
-                arrow_type(column.type_oid, column.type_modifier),
-                column.key,
-                (column.type_oid, column.type_modifier),
-            )
-            for column, field in zip(relation.columns, fields, strict=True)
-        )
-        return cls(TableName(relation.namespace, relation.name), relation.replica_identity, columns)
+        columns = [(column.name, column.type_oid, column.type_modifier, column.key) for column in relation.columns]
+        return cls(TableName(relation.namespace, relation.name), relation.replica_identity, _described(columns))
 
     @classmethod
     def of_published(cls, table: PublishedTable) -> TableSchema:
         """The schema from the publisher's catalog."""
         modifiers = table.column_modifiers or (-1,) * len(table.columns)
-        fields = lake_names(table.columns)
-        columns = tuple(
-            LakeColumn(name, field, arrow_type(oid, modifier), name in table.key_columns, (oid, modifier))
-            for name, field, oid, modifier in zip(table.columns, fields, table.column_types, modifiers, strict=True)
-        )
-        return cls(table.name, table.replica_identity, columns)
+        keys = (name in table.key_columns for name in table.columns)
+        columns = list(zip(table.columns, table.column_types, modifiers, keys, strict=True))
+        return cls(table.name, table.replica_identity, _described(columns))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -157,6 +144,15 @@ class TableSchema:
             for name, field, type_, key, *declared in data["columns"]
         )
         return cls(TableName(*data["table"]), data["identity"], columns)
+
+
+def _described(columns: Sequence[tuple[str, int, int, bool]]) -> tuple[LakeColumn, ...]:
+    """Columns by name, oid and modifier of the type, and whether they belong to the replica identity."""
+    fields = lake_names(name for name, *_ in columns)
+    return tuple(
+        LakeColumn(name, field, arrow_type(oid, modifier), key, (oid, modifier))
+        for (name, oid, modifier, key), field in zip(columns, fields, strict=True)
+    )
 
 
 def lake_names(names: Iterable[str]) -> tuple[str, ...]:

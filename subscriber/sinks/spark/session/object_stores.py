@@ -43,13 +43,9 @@ def s3a_conf(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def creates_versions_once(spark: SparkSession, uri: str | None) -> bool:
-    """Whether Delta's own commits never replace a version that another program has committed.
+    """Whether Delta's own commits never replace a version that another program has committed. ``uri``: of a lake in an object store.
 
     On S3 they may do so, unless the user has chosen Delta's log store.
-
-    Args:
-        spark: the session of the applier.
-        uri: of the lake. None: it is a directory.
 
     Raises:
         ConfigurationError: the user has chosen one, but the session cannot access S3.

@@ -37,13 +37,14 @@ _CONF: Final[Mapping[str, str]] = {
     # table copies have their own pool, so that they do not delay rounds
     "spark.scheduler.mode": "FAIR",
 }
+"""Our defaults, which the user's settings replace."""
+_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CONF: Final[Mapping[str, str]] = {
     "spark.jars.packages": "io.delta:delta-spark_4.1_2.13:4.4.0",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.extensions": _EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 """Settings with which a Spark 4.1 session has MERGE INTO. The jar comes from Maven."""
-"""Our defaults, which the user's settings replace."""
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -169,7 +170,7 @@ def refuse_connect(spark: SparkSession) -> None:
 
 def has_delta(spark: SparkSession) -> bool:
     """Whether a session can MERGE INTO Delta tables."""
-    return "io.delta.sql.DeltaSparkSessionExtension" in (spark.conf.get("spark.sql.extensions", "") or "")
+    return _EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
 
 
 def _private_directory() -> Path:
@@ -179,7 +180,6 @@ def _private_directory() -> Path:
     return directory
 
 
-_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _JAR: Final = re.compile(r"delta-spark_(?:(\d+\.\d+)_)?2\.\d+-(\d+)\.(\d+)\.\d+")
 _HINT: Final = "set spark.jars.packages as docs/explanation/lake.md says, or leave out spark.sql.extensions to do without MERGE INTO"
 _BEFORE_NAMES: Final = {("3", "2"): "3.5", ("3", "3"): "3.5", ("4", "0"): "4.0"}

@@ -18,11 +18,7 @@ _PROPERTY: Final = re.compile(r"\s*(?![#!\s])([^\s=:]+)\s*[\s=:]\s*(.*?)\s*")
 
 
 def user_conf(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The user's settings for a session that this process starts.
-
-    Args:
-        environment: ``SPARK_CONF_DIR``, ``SPARK_HOME`` and ``PYSPARK_SUBMIT_ARGS`` are read.
-    """
+    """The user's settings for a session that this process starts."""
     found: dict[str, str] = {}
     for line in _defaults(environment):
         if (match := _PROPERTY.fullmatch(line)) is not None and match[1].startswith("spark."):

@@ -53,14 +53,7 @@ class TableChange:
 def actions_of(
     storage: Storage, directory: str, table: DeltaTable, files: Mapping[str, TableFile], change: TableChange
 ) -> list[dict[str, Any]]:
-    """The actions.
-
-    Args:
-        storage: of the lake.
-        directory: of the table.
-        table: the table.
-        files: its files.
-        change: what to commit.
+    """The actions that make a change of a table. ``files``: those of the table.
 
     Raises:
         TargetError: a file cannot be read.
@@ -126,13 +119,7 @@ def commit_by_library(table: DeltaTable, files: Mapping[str, TableFile], change:
 def stored_vectors(
     storage: Storage, directory: str, files: Mapping[str, TableFile], deleted: Mapping[str, BitMap]
 ) -> dict[str, DeletionVector | None]:
-    """Store vectors with more deleted rows than before. None: all rows of the file are deleted.
-
-    Args:
-        storage: of the lake.
-        directory: of the table.
-        files: of the table.
-        deleted: the rows that are deleted now, by file.
+    """Store vectors with more deleted rows than before, by file. None: all rows of the file are deleted.
 
     Raises:
         TargetError: a vector cannot be read or written.

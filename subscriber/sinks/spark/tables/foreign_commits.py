@@ -42,12 +42,7 @@ def copy_application(application: str) -> str:
 
 
 def require_published_version(delta: DeltaReader, published: SnapshotTable, applied: Lsn | None) -> None:
-    """Check that the published version of a table is still there.
-
-    Args:
-        delta: the table, loaded.
-        published: the table in the published snapshot.
-        applied: the LSN of the table.
+    """Check that the published version of a loaded table is still there. ``applied``: the LSN of the table.
 
     Raises:
         TableStopped: it is not there. Landed files of the lost commits may already be removed, so continuing would lose changes.
@@ -146,12 +141,7 @@ def first_version(delta: DeltaReader, application: str) -> int:
 
 
 def require_no_foreign_log_changes(log: DeltaReader, prefix: str, what: str = "change log") -> None:
-    """Check that a change log, or a history table, has the rows that our last commit left.
-
-    Args:
-        log: the table, loaded.
-        prefix: the beginning of the names of our applications.
-        what: the kind of table, for the error.
+    """Check that a loaded change log, or a history table (``what``), has the rows that our last commit left.
 
     Raises:
         TableStopped: it has other rows.

@@ -51,12 +51,7 @@ PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
 
 
 def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
-    """What prevents delta-rs from writing a table. None: nothing.
-
-    Args:
-        table: the table.
-        columns: whether its columns are changed.
-    """
+    """What prevents delta-rs from writing a table, or from changing its ``columns``. None: nothing."""
     protocol, configuration = table.protocol(), table.metadata().configuration
     unknown = sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _WRITABLE)
     if unknown:
@@ -92,12 +87,7 @@ def with_deletion_vectors(protocol: ProtocolVersions) -> dict[str, Any] | None:
 
 
 def violated(table: DeltaTable, files: Iterable[tuple[str, int, str]]) -> str | None:
-    """The first CHECK constraint of a table that rows of new files violate, or that cannot be evaluated.
-
-    Args:
-        table: the table.
-        files: their full paths, sizes and statistics.
-    """
+    """The first CHECK constraint that rows of new files (path, size, statistics) violate, or that cannot be evaluated."""
     constraints = {
         name.removeprefix(_CONSTRAINT): text for name, text in table.metadata().configuration.items() if name.startswith(_CONSTRAINT)
     }

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableName
 from subscriber.catalog import ApplierObservation
-from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import SubscriptionInUse, TargetUnavailable
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.observe import observe
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
@@ -206,15 +206,6 @@ async def test_commits_of_other_programs_to_the_snapshots_do_not_matter(tmp_path
     work.run_round()
     assert _is_published(tmp_path, 300)
     assert DeltaTable(str(tmp_path / "snapshots")).to_pyarrow_table(columns=["lsn_number"])["lsn_number"].to_pylist() == [300]
-
-
-async def test_lake_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    sink, work = await begun(make(tmp_path)), _applier(tmp_path)
-    await sink.close()
-    (tmp_path / "applied.json").write_text("{}")
-    work.open()
-    with pytest.raises(TargetError, match="was made by an earlier version"):
-        work.run_round()
 
 
 async def test_tables_that_are_ahead_after_a_crash_are_levelled_before_new_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
