@@ -97,7 +97,8 @@ def copied_changes(storage: Storage, directory: str, table: LakeTable) -> Pendin
 
 
 _FEW_FILES: Final = 4
-_GATHERED_BYTES: Final = 64 * 1024**2
+_GATHERED_BYTES: Final = 16 * 1024**2
+"""This program gathers the rows, so on Spark they are in the memory of the driver."""
 
 
 def read_work(storage: Storage, work: TableWork, source: PendingChanges, directory: str) -> tuple[TableWork, pa.Table]:
