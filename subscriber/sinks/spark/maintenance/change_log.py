@@ -106,6 +106,7 @@ class ChangeLog:
         logs: a cache of open Delta tables, by directory. The caller keeps it.
         read: a cache of manifests. The caller keeps it.
         stopped: the logs that cannot be continued, by table. The caller keeps it.
+        waiting: since when copies wait, by table. The caller keeps it.
         target_rows: rows that a file should have.
         retain_hours: how long versions that were replaced can be read.
 
@@ -122,6 +123,7 @@ class ChangeLog:
         *,
         read: ManifestsRead,
         stopped: dict[TableName, StoppedLog],
+        waiting: dict[TableName, float],
         target_rows: int,
         retain_hours: int = 24,
     ) -> None:
@@ -131,6 +133,7 @@ class ChangeLog:
         self._logs = logs
         self._manifests = read
         self._stopped = stopped
+        self._waiting = waiting
         self._target_rows = target_rows
         self._retain_hours = retain_hours
         self.written = 0
@@ -182,7 +185,7 @@ class ChangeLog:
         due = {name: files for name, _, files in found if files and name not in self._stopped}
         # with Spark each append is a job. So new copies wait while even more tables are being copied, unless they replace others
         copying = sum(table.entry.state not in _SYNCHRONIZED for table in state.tables.values())
-        may_wait = enough > 0 and len(due) < copying and due.keys().isdisjoint(state.removed) and _are_few_and_new(due.values())
+        may_wait = self._are_few_and_new(due) and enough > 0 and len(due) < copying and due.keys().isdisjoint(state.removed)
         if waiting <= enough and not retried and (may_wait or not due):
             return since
         errors = self._append(state.removed, tables, manifests, snapshot.landed)
@@ -194,6 +197,15 @@ class ChangeLog:
                 self._storage.remove_directory(copy_directory(table))
         self._remove_landed(manifests, snapshot.needed, kept)
         return snapshot.landed
+
+    def _are_few_and_new(self, copies: Mapping[TableName, Sequence[StoredFile]]) -> bool:
+        # the times of the files are by the clock of the store, which may be wrong
+        now = time.monotonic()
+        since = {name: self._waiting.get(name, now) for name in copies}
+        self._waiting.clear()
+        self._waiting.update(since)
+        size = sum(file.size for files in copies.values() for file in files)
+        return size <= _WAITING_BYTES and all(now - _WAITING_SECONDS < began for began in since.values())
 
     def _note(self, name: TableName, table: LakeTable | None, error: TableStopped | None) -> None:
         """Note whether the log of a table can be continued."""
@@ -509,11 +521,6 @@ def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied:
         # the last version may be of the time before the copy. If another program has removed the table, the copy is of no use
         return stop.generation == table.generation and is_applied(name, table) in {True, None}
     return (stop is not None or name in snapshot.tables) and bool(is_applied(name, table))
-
-
-def _are_few_and_new(copies: Iterable[Sequence[StoredFile]]) -> bool:
-    files = [file for copy in copies for file in copy]
-    return sum(file.size for file in files) <= _WAITING_BYTES and all(file.changed > time.time() - _WAITING_SECONDS for file in files)
 
 
 def log_order(file: FileRanges) -> tuple[int, int, int]:

@@ -98,6 +98,7 @@ class Applier:
         self._history = HistoryTables(storage, engine, self._settings.target_rows, self._settings.retain_hours)
         self._logs: dict[str, LakeDelta] = {}
         self._stopped_logs: dict[TableName, StoppedLog] = {}
+        self._waiting_copies: dict[TableName, float] = {}
         self._read = ManifestsRead()
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._next_look = 0.0
@@ -322,6 +323,7 @@ class Applier:
             self._logs,
             read=self._read,
             stopped=self._stopped_logs,
+            waiting=self._waiting_copies,
             target_rows=settings.target_rows,
             retain_hours=settings.retain_hours,
         )

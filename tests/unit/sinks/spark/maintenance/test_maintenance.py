@@ -678,3 +678,25 @@ async def test_large_and_old_copies_do_not_wait_for_others(tmp_path: Path, monke
     work.tidy()
     await sink.close()
     assert _ids(tmp_path, "t") == [1]
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+async def test_copies_wait_as_long_if_the_clock_of_the_store_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), sweeping(tmp_path, 24)
+    await sink.add_tables([TABLE, OTHER_TABLE, TableName("public", "more")], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n", 200)
+    await sink.advance(Lsn(200))
+    await sink.close()
+    all_rounds(work)
+    moment = time.time() + ahead
+    for file in (tmp_path / "copy").rglob("*.*"):
+        os.utime(file, (moment, moment))
+    real, later = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + later)
+    work.tidy()
+    assert not (tmp_path / "log").exists()
+    later = 31.0
+    work.tidy()
+    assert _ids(tmp_path, "t") == [1]
