@@ -44,7 +44,7 @@ from subscriber.subscription.management.verify import verify
 from subscriber.subscription.setup.checks import check
 from subscriber.subscription.targets import is_lake, observe_target, open_store
 from subscriber.walreceiver.new_publication import ensure_publication
-from subscriber.walreceiver.publication import unlogged_tables
+from subscriber.walreceiver.publication import not_replicated
 from subscriber.walreceiver.session import Session
 
 __all__ = ["Migration"]
@@ -155,8 +155,8 @@ class Migration:
         async with self._timed("publish"), await Session.connect(self._connection, application_name=_APPLICATION) as session:
             made = await ensure_publication(session, self._publication)
             self._tell(f'publication "{self._publication}" {"created" if made else "exists"}')
-            if unlogged := await unlogged_tables(session):
-                self._tell(f"unlogged tables are not replicated, and their rows not moved: {unlogged}")
+            for line in await not_replicated(session):
+                self._tell(line)
         async with self._timed("schema"):
             await self._copy_schema(Section.PRE_DATA)
         async with self._timed("create"):

@@ -24,7 +24,7 @@ from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
 from subscriber.walreceiver.type_reader import type_facts
 
-__all__ = ["missing_publications", "publications_missing", "published_names", "published_tables", "unlogged_tables"]
+__all__ = ["missing_publications", "not_replicated", "publications_missing", "published_names", "published_tables"]
 
 _SHOWN: Final = 3
 
@@ -66,14 +66,18 @@ async def missing_publications(session: Session, names: Sequence[str]) -> list[s
     return [name for name in names if name not in found]
 
 
-async def unlogged_tables(session: Session) -> str:
-    """Name the unlogged tables of the database, which no publication can publish: the first ones and the number of the others."""
+async def not_replicated(session: Session) -> list[str]:
+    """What no publication of the database can publish, as lines for people: unlogged tables and large objects."""
     rows = await session.execute(
         "SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"  # noqa: S608
         f" WHERE c.relkind = 'r' AND c.relpersistence = 'u' AND n.nspname <> {quote_literal(CATALOG_SCHEMA)} ORDER BY 1"
     )
     more = f" and {len(rows) - _SHOWN:,} more" if len(rows) > _SHOWN else ""
-    return ", ".join(f'"{table}"' for (table,) in rows[:_SHOWN]) + more
+    tables = ", ".join(f'"{table}"' for (table,) in rows[:_SHOWN]) + more
+    lines = [f"unlogged tables are not replicated, and their rows not moved: {tables}"] if rows else []
+    if await session.execute("SELECT FROM pg_catalog.pg_largeobject_metadata LIMIT 1"):
+        lines.append("large objects are not replicated, and not moved: copy them yourself, for example with pg_dump --large-objects")
+    return lines
 
 
 async def published_names(session: Session, publications: Sequence[str]) -> dict[TableName, int]:

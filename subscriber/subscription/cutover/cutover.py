@@ -133,8 +133,8 @@ async def _opened(
         record = Record(catalog.store, oid)
         await record.load()
         try:
-            old_roles, old_names = await _roles(publisher, old_admin)
-            new_roles, new_names = ([], []) if other else await _roles(target, new_admin)
+            old_roles, old_names = await _roles(_OLD, publisher, old_admin)
+            new_roles, new_names = ([], []) if other else await _roles(_NEW, target, new_admin)
         except SubscriberError:
             begun = next((each for each in (BACKWARD, FORWARD) if f"{each}plan" in record.entries), None)
             if aborting and begun is not None and f"{begun}open" not in record.entries:
@@ -175,12 +175,21 @@ async def _run_fence(seconds: float, command: str, variables: dict[str, str]) ->
     await run_command("fence", command, variables, seconds)
 
 
-async def _roles(*conninfos: str) -> tuple[list[str], list[str]]:
+async def _roles(place: str, *conninfos: str) -> tuple[list[str], list[str]]:
     """Roles of connection strings, and the application names that they set."""
     roles, names = dict[str, None](), dict[str, None]()
     for conninfo in conninfos:
         async with await Session.connect(conninfo, application_name="subscriber cutover") as session:
-            ((role, called),) = await session.execute("SELECT session_user, pg_catalog.current_setting('application_name')")
+            ((role, called, pid),) = await session.execute(
+                "SELECT session_user, pg_catalog.current_setting('application_name'), pg_catalog.pg_backend_pid()"
+            )
+            if str(session.pgconn.backend_pid) != pid:
+                # the sessions of this program may write in a closed database; a pooler may give them to others
+                raise ConfigurationError(
+                    f"{place} is reached through a connection pooler, which would give writers the sessions of this program",
+                    hint="give the address of the server itself: in --target, --publisher-admin and --target-admin, and with"
+                    " `subscriber alter --connection`",
+                )
         roles[role or ""] = None
         if called and called != "subscriber cutover":
             names[called] = None

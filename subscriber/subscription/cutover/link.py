@@ -14,7 +14,7 @@ from subscriber.catalog import Definition
 from subscriber.catalog.store import LAUNCHER_KEY, writer_key
 from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, SubscriptionInUse
+from subscriber.errors import ConfigurationError, PublisherError, SubscriptionInUse
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_name import session_name
@@ -103,11 +103,18 @@ class Link:
 
     @staticmethod
     async def confirmed(session: Session, slot: str) -> Lsn:
-        """Up to where the slot's changes are durable in the target."""
+        """Up to where the slot's changes are durable in the target.
+
+        Raises:
+            PublisherError: the slot does not exist.
+        """
         rows = await session.execute(
             f"SELECT confirmed_flush_lsn FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(slot)}"  # noqa: S608
         )
-        return Lsn.parse(rows[0][0] or "0/0") if rows else Lsn.parse("0/0")
+        if not rows:
+            hint = "it was dropped, or the publisher has failed over without it: the subscription must be created again"
+            raise PublisherError(f'replication slot "{slot}" does not exist on the publisher', hint=hint, sqlstate="42704")
+        return Lsn.parse(rows[0][0] or "0/0")
 
     async def _keep_running(self, definition: Definition) -> None:
         """Run the subscription here while no other process does."""

@@ -22,7 +22,7 @@ from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.management.sequences import sync_sequences
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.fence import Fence
-from subscriber.walreceiver.publication import published_tables, unlogged_tables
+from subscriber.walreceiver.publication import not_replicated, published_tables
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.unfenced import background_workers, writing_subscriptions
 
@@ -96,12 +96,13 @@ async def find_cutover_problems(
         prepared = await session.execute(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
         )
-        workers, unlogged = await background_workers(session), await unlogged_tables(session)
+        workers, left = await background_workers(session), await not_replicated(session)
     notes += [
         f'background worker "{worker}" is connected to {source.title} and is not ended: make sure that it writes nothing'
         for worker in workers
     ]
-    notes += [f"unlogged tables are not replicated, and their rows not moved: {unlogged}"] if unlogged else []
+    notes += left
+    notes += [f"rows of table {table.name} that its row filter leaves out are not moved" for table in tables if table.row_filters]
     errors += await unfenced(source, found.definition.publications)
     notes += [f'prepared transaction "{gid}" must end while writers are stopped: commit it or roll it back before' for (gid,) in prepared]
     if source.fence is not None and await source.fence.is_closed():

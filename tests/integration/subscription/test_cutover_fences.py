@@ -412,13 +412,16 @@ async def test_session_that_does_not_finish_connecting(publisher18_db: Database,
 async def test_writers_that_no_fence_keeps_out(publisher18_db: Database, target_db: Database) -> None:
     async with moving(publisher18_db, target_db) as name:
         target_db.execute("CREATE PUBLICATION feed FOR TABLE t")
-        publisher18_db.execute("CREATE UNLOGGED TABLE scratch (id int)")
+        publisher18_db.execute("CREATE UNLOGGED TABLE scratch (id int); ALTER PUBLICATION pub SET TABLE t WHERE (id > 0)")
+        publisher18_db.execute("SELECT lo_create(0)")
         publisher18_db.execute(
             f"CREATE SUBSCRIPTION feed CONNECTION '{target_db.conninfo()}' PUBLICATION feed WITH (create_slot = false, enabled = false,"
             " slot_name = NONE, copy_data = false)"
         )
         lines = await plan_cutover(name, target=target_db.dsn)
         assert 'unlogged tables are not replicated, and their rows not moved: "public.scratch"' in lines
+        assert any("large objects are not replicated" in line for line in lines), lines
+        assert "rows of table public.t that its row filter leaves out are not moved" in lines
         assert not [line for line in lines if line.startswith("error: ")], lines
         publisher18_db.execute("ALTER SUBSCRIPTION feed SET (slot_name = 'missing')")
         publisher18_db.execute("ALTER SUBSCRIPTION feed ENABLE")
@@ -566,3 +569,33 @@ async def test_privileges_of_roles_that_are_renamed_or_dropped(publisher18_db: D
             "SELECT a.privilege_type FROM pg_database, aclexplode(datacl) AS a WHERE datname = current_database() AND grantee = 0"
         ) == [("TEMPORARY",)]
         publisher18_db.execute(f"ALTER ROLE {renamed.name}_new RENAME TO {renamed.name}")
+
+
+async def test_server_behind_a_pooler(publisher18_db: Database, target_db: Database) -> None:
+    async with moving(publisher18_db, target_db) as name:
+        with psycopg.connect(target_db.dsn) as session:
+            address = session.info.hostaddr or session.info.host, session.info.port
+        with frozen_proxy(*address, pools=True) as proxy:
+            target = psycopg.conninfo.make_conninfo(target_db.dsn, host="127.0.0.1", hostaddr="127.0.0.1", port=proxy.port)
+            with pytest.raises(ConfigurationError, match="the new database is reached through a connection pooler"):
+                await cutover(name, target=target, options=QUICKLY)
+
+
+async def test_slot_that_is_lost(publisher18_db: Database, target_db: Database) -> None:
+    # as after a failover of the publisher. The bug was that it waited for the slot until the end of --max-downtime
+    points = itertools.count(1)
+
+    def lose(point: str) -> None:
+        # close_source was made
+        if point == "cutover.step" and next(points) == 7:
+            slot = f"FROM pg_replication_slots WHERE slot_name = '{name}'"
+            with psycopg.connect(publisher18_db.server.dsn(), autocommit=True) as server:
+                server.execute(f"SELECT pg_terminate_backend(active_pid, 10000) {slot} AND active".encode())
+                server.execute(f"SELECT pg_drop_replication_slot(slot_name) {slot}".encode())
+
+    async with moving(publisher18_db, target_db) as name:
+        with pytest.raises(SubscriberError, match=f'replication slot "{name}" does not exist') as caught, crash_points.watched(lose):
+            await asyncio.wait_for(cutover(name, target=target_db.dsn, options=QUICKLY), WAIT_SECONDS)
+        assert "everything was undone: writers use the old database" in caught.value.one_line()
+        again(publisher18_db, target_db)
+        assert left_over(publisher18_db, target_db, name) == []
