@@ -12,8 +12,10 @@ from typing import Final
 
 from subscriber.abc import SubscriptionState, TableState
 from subscriber.catalog import Catalog, Definition
+from subscriber.catalog.model import CUTOVER
+from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import Settings
-from subscriber.errors import PublisherError, PublisherUnavailable, SlotInUse
+from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable, SlotInUse
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots, undo_copy
@@ -40,6 +42,7 @@ async def drop_subscription(name: str, *, target: str, connection: str | None = 
         settings: of the process.
 
     Raises:
+        ConfigurationError: a cutover of it is under way.
         TargetError: the subscription does not exist.
         SubscriptionInUse: the process that runs the subscription does not stop.
         PublisherError: its slots cannot be dropped. The subscription still exists and can be dropped later, or after ``slot_name = NONE``.
@@ -47,9 +50,24 @@ async def drop_subscription(name: str, *, target: str, connection: str | None = 
     catalog = await open_catalog(target, "subscriber drop")
     try:
         async with catalog.claim(name) as definition:
+            await _require_no_cutover(catalog, definition)
             await remove(catalog, definition, target=target, connection=connection, settings=settings or Settings())
     finally:
         await catalog.close()
+
+
+async def _require_no_cutover(catalog: Catalog, definition: Definition) -> None:
+    """Without its record, a cutover that was interrupted would leave both databases closed."""
+    if not isinstance(catalog, StoredCatalog) or definition.slot_name is None:
+        return
+    async with catalog.store.reading() as rows:
+        steps = {row["step"] for row in await rows.select(CUTOVER, {"subid": definition.oid})}
+    if "plan" in steps and "complete" not in steps:
+        raise ConfigurationError(
+            f'a cutover of subscription "{definition.name}" is under way',
+            hint=f"`subscriber cutover {definition.name} --abort` undoes it. If the publisher is lost, disassociate the subscription from"
+            " its slot with alter -o slot_name=NONE, and drop it again: a database that is closed stays closed",
+        )
 
 
 async def remove(catalog: Catalog, definition: Definition, *, target: str, connection: str | None = None, settings: Settings) -> None:

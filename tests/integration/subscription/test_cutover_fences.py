@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from subscriber import ConfigurationError, SubscriberError, SubscriptionInUse, crash_points, create_subscription
+from subscriber import ConfigurationError, SubscriberError, SubscriptionInUse, crash_points, create_subscription, drop_subscription
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.cutover import link, record
 from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
@@ -311,6 +311,8 @@ async def test_killed_when_the_way_into_the_target_was_free(publisher18_db: Data
         assert target_db.fetch("SELECT FROM subscriber.cutover WHERE step IN ('open', 'abort')") == []
         with pytest.raises(ConfigurationError, match="writers were let into the new database: there is nothing to undo"):
             await abort_cutover(name, target=target_db.dsn)
+        with pytest.raises(ConfigurationError, match=f'a cutover of subscription "{name}" is under way'):
+            await drop_subscription(name, target=target_db.dsn)
         await cutover(name, target=target_db.dsn)
         again(publisher18_db, target_db)
         assert (writes(publisher18_db), writes(target_db)) == (False, True)
