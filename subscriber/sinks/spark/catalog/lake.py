@@ -191,6 +191,19 @@ class Lake:
         table = self.state.tables.get(TableName(relation.namespace, relation.name))
         return table.id if table is not None else None
 
+    @property
+    def applications(self) -> str:
+        """The beginning of the names of this lake's Delta applications, which state LSNs in commits."""
+        return f"subscriber-{self.target_identifier}-"
+
+    def application(self, table: LakeTable) -> str:
+        """The Delta application that commits a table since its last copy."""
+        return f"{self.applications}{table.id}-{table.generation}"
+
+    def log_applications(self, table: LakeTable) -> list[str]:
+        """The Delta applications that append to a table's change log: one for each copy. The last one appends now."""
+        return [f"{self.applications}{table.id}-{number}-log" for number in range(table.generation + 1)]
+
     def landed(self) -> Lsn | None:
         """The LSN up to which everything is durable: the position, or the end of the last manifest. None without a position.
 

@@ -16,11 +16,8 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-
-import pyarrow as pa
 
 from subscriber import crash_points
 from subscriber.abc import TableName, TableState
@@ -28,49 +25,35 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
-from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.errors import arrow_errors
-from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.landing.manifest import (
-    LandedFile,
     Manifest,
     ManifestsRead,
-    check_files,
     manifest_name,
     read_manifests,
 )
 from subscriber.sinks.spark.landing.zone import batch_end, batch_table
+from subscriber.sinks.spark.maintenance.append_planner import AppendPlanner
 from subscriber.sinks.spark.maintenance.log_files import (
-    Copied,
     LogPart,
     RewrittenFiles,
     Workers,
-    read_identity,
     rewrite_files,
-    runs_of_small_files,
     write_log_part,
 )
-from subscriber.sinks.spark.maintenance.log_parts import Append, Source, clearing, in_the_table, log_parts
-from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
-from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
+from subscriber.sinks.spark.maintenance.log_parts import Append
 from subscriber.sinks.spark.session.job_names import job_name
-from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_names, renamed_file, resolve_fields
-from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges
+from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files
-from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.table_errors import DamagedCopy, TableStopped
 
-__all__ = ["ChangeLog", "StoppedLog", "log_order"]
+__all__ = ["ChangeLog", "StoppedLog"]
 
 _logger = logging.getLogger(__name__)
 
-_SMALL_FILES: Final = 64
-"""Compaction starts at this number of files with less than a quarter of the target."""
-_FEW_FILES: Final = 4
-"""Fewer neighbouring files than this are not compacted, because that would save little."""
 _WAITING_BYTES: Final = 256 * 1024**2
 _WAITING_SECONDS: Final = 30.0
 """Copies of this size, and for this time, may wait for others."""
@@ -125,7 +108,7 @@ class ChangeLog:
         stopped: dict[TableName, StoppedLog],
         waiting: dict[TableName, float],
         target_rows: int,
-        retain_hours: int = 24,
+        retain_hours: int,
     ) -> None:
         self._storage = storage
         self._lake = lake
@@ -134,8 +117,7 @@ class ChangeLog:
         self._manifests = read
         self._stopped = stopped
         self._waiting = waiting
-        self._target_rows = target_rows
-        self._retain_hours = retain_hours
+        self._planner = AppendPlanner(storage, lake, logs, stopped, target_rows=target_rows, retain_hours=retain_hours)
         self.written = 0
 
     def compact(self, snapshot: Snapshot, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> Lsn:
@@ -216,7 +198,7 @@ class ChangeLog:
         if known is not None and known.error is error:
             return  # it was not tried again
         # open it again: it may have been read before it was damaged
-        del self._logs[self._log(name, table).directory]
+        del self._logs[self._planner.log(name, table).directory]
         self._stopped[name] = StoppedLog(error, self._readable_version(name))
         if known is None or known.error.one_line() != error.one_line():
             _logger.error('the change log of table "%s" gets nothing more: %s', name, error.one_line())
@@ -225,7 +207,7 @@ class ChangeLog:
         return self._lake.state.tables.get(name) or self._lake.state.removed[name]
 
     def _readable_version(self, name: TableName) -> int | None:
-        log = self._log(name, self._known(name))
+        log = self._planner.log(name, self._known(name))
         try:
             return log.version if log.load() else None
         except TableStopped:
@@ -233,7 +215,7 @@ class ChangeLog:
 
     def _has_changed(self, name: TableName, stop: StoppedLog) -> bool:
         """Whether the reason of a stop may have gone."""
-        log = self._log(name, self._known(name))
+        log = self._planner.log(name, self._known(name))
         try:
             if is_restored(self._storage, stop.error):
                 return True
@@ -284,8 +266,8 @@ class ChangeLog:
         Raises:
             TargetError: it cannot be read.
         """
-        log = self._log(name, table)
-        return (log, self._logged(log, table)) if log.is_there else None
+        log = self._planner.log(name, table)
+        return (log, self._planner.reached(log, table)) if log.is_there else None
 
     def _append(
         self, removed: Iterable[TableName], tables: Mapping[TableName, LakeTable], manifests: Sequence[Manifest], landed: Lsn
@@ -345,7 +327,7 @@ class ChangeLog:
             return sound, step(sound)
 
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-            planned = [one for one in pool.map(lambda one: apart(one[0], self._planned, *one), wanted) if one is not None]
+            planned = [one for one in pool.map(lambda one: apart(one[0], self._planner.plan, *one), wanted) if one is not None]
             if not planned:
                 return errors
             appends, added = together(self._write, planned, {append.name for append in planned if append.rewritten})
@@ -378,86 +360,6 @@ class ChangeLog:
         self.written += sum(file.size for file in found if isinstance(file, DataFile))
         return found
 
-    def _log(self, name: TableName, table: LakeTable) -> LakeDelta:
-        directory = table_directory("log", name, table.id)
-        return self._logs.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
-
-    def _planned(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
-        """Plan an append. None: there is nothing to append."""
-        log = self._log(name, table)
-        copies = _copies(name, table)
-        with checking_files(self._storage, log, copies=copies), arrow_errors(self._storage.what(log.directory)):
-            return self._planned_for(log, name, table, manifests, end)
-
-    def _planned_for(self, log: LakeDelta, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
-        there = log.load()
-        if there:
-            self._require_ours(log)
-            if name in self._stopped:
-                require_files(self._storage, log)  # they may have been the reason
-        log.make_durable()
-        application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
-        done = log.applied(application) if there else None
-        # the log may have what was landed before the table was copied again, under the application of an earlier copy
-        after = self._logged(log, table) if there else INVALID_LSN
-        landed = [
-            (file, manifest.end) for manifest in manifests if manifest.end > after for file in manifest.files if file.table_id == table.id
-        ]
-        sources: list[Source] = []
-        copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
-        copied = Copied(copy.lsn, copy.started) if copy is not None else None
-        if copy is not None:
-            sources += [Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
-            sources += [Source(file, copied) for file in copy.files]
-            sources += [Source(in_the_table(name, table, copy, file), copied) for file in copy.base or ()]
-            own_manifests = read_manifests(self._storage, copy_directory(table))
-            own_files = [file for manifest in own_manifests for file in manifest.files]
-            check_files(self._storage, copy_directory(table), [*copy.files, *own_files])
-            sources += [Source(file) for file in own_files]
-            # readers rely on the log's stated LSN. The copy may be ahead of what was landed for all tables
-            end = max(end, copy.lsn, *(manifest.end for manifest in own_manifests))
-        end = max(end, done or INVALID_LSN)
-        sources += [Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
-        if not sources and copy is None:
-            return None
-        own = _own_columns(log) if there else None
-        described = [*([copy.schema] if copy is not None else []), *(source.file.schema for source in sources)]
-        found = dict(zip(described, resolve_fields(own.names if own is not None else (), described), strict=True))
-        sources = [replace(source, file=self._renamed(source.file, found[source.file.schema])) for source in sources]
-        schema = evolved_schema(own, [found[one] for one in described])
-        columns = pa.schema([field.with_nullable(True) for field in schema.landing])
-        present = log.schema if there else None
-        overwrite = None
-        rewritten: list[RewrittenFiles] = []
-        if present is None:
-            log.create(columns)
-        elif retyped_columns(present, schema):
-            overwrite = columns
-            rewritten = [
-                RewrittenFiles(directory=log.directory, files=(path,), schema=columns, metadata=self._metadata(log, path), rows=rows)
-                for path, rows in log.files().items()
-            ]
-        else:
-            log.add_columns(schema.landing)
-            self._require_ours(log)
-        parts = log_parts(log.directory, sources, schema, int(after), self._target_rows)
-        before = self._lake.state.removed.get(name)
-        # a history may have rows of the table before this copy, even if the log has lost them
-        is_again = before is not None and before.until is not None and before.generation < table.generation
-        if copied is not None and (there or is_again or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
-            parts = clearing(parts, log.directory, schema, copied)
-        return Append(
-            name=name,
-            copies=_copies(name, table),
-            log=log,
-            application=application,
-            done=done,
-            end=end,
-            overwrite=overwrite,
-            rewritten=rewritten,
-            parts=parts,
-        )
-
     def _committed(self, append: Append, added: Sequence[DataFile]) -> RewrittenFiles | None:
         """Commit an append. Return the files that should be compacted. None: there are too few."""
         log, end = append.log, append.end
@@ -465,52 +367,13 @@ class ChangeLog:
         log.commit(added, removed, append.application, end, note=commit_note("append", end, append.done), overwrite=append.overwrite)
         crash_points.reached("publishing.log_committed")
         with checking_files(self._storage, log), arrow_errors(self._storage.what(log.directory)):
-            self._require_ours(log)
-            return self._small_files(log)
-
-    def _logged(self, log: LakeDelta, table: LakeTable) -> Lsn:
-        """The LSN up to which the log has a table's landed changes, from any of its copies."""
-        applications = [f"subscriber-{self._lake.target_identifier}-{table.id}-{number}-log" for number in range(table.generation + 1)]
-        return max(log.applied(application) or INVALID_LSN for application in applications)
-
-    def _renamed(self, file: LandedFile, schema: TableSchema) -> LandedFile:
-        names = new_names(file.schema, schema)
-        return replace(file, path=renamed_file(self._storage, file.path, names), schema=schema) if names else file
-
-    def _require_ours(self, log: LakeDelta) -> None:
-        """Check the log after each load. From then on only a commit of ours can succeed."""
-        require_no_foreign_log_changes(log, f"subscriber-{self._lake.target_identifier}-")
-
-    def _small_files(self, log: LakeDelta) -> RewrittenFiles | None:
-        """Many small files, to be compacted into one. None: there are too few. Most reads of a log read all of it.
-
-        Only neighbouring files are merged, because the order of rows is that of their files. Delta's own OPTIMIZE does not keep it.
-        """
-        rows_of = log.files()
-        files = [(file.path, rows_of[file.path]) for file in sorted(file_ranges(log, ("_lsn", "_seq")), key=log_order)]
-        runs = list(runs_of_small_files(files, self._target_rows))
-        if sum(map(len, runs)) < _SMALL_FILES:
-            return None
-        longest = max(runs, key=len)
-        identities = [(self._metadata(log, path), path) for path in longest]
-        groups = [(metadata, [path for _, path in group]) for metadata, group in groupby(identities, key=lambda one: one[0])]
-        metadata, taken = max(groups, key=lambda group: len(group[1]))
-        if len(taken) < _FEW_FILES:
-            return None
-        schema = pa.schema([field.with_nullable(True) for field in log.schema])
-        rows = sum(rows_of[path] for path in taken)
-        return RewrittenFiles(
-            directory=log.directory, files=tuple(taken), schema=schema, order=("_lsn", "_seq"), metadata=metadata, rows=rows
-        )
+            self._planner.require_ours(log)
+            return self._planner.small_files(log)
 
     def _compacted(self, append: Append, work: RewrittenFiles, file: DataFile) -> None:
         """Commit a compaction."""
         note = commit_note("compact", append.end)
         append.log.commit([file], work.files, append.application, append.end, note=note, same_rows=True)
-
-    def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
-        identity = read_identity(self._storage, f"{log.directory}/{path}")
-        return identity.metadata() if identity is not None else {}
 
 
 def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool | None]) -> bool:
@@ -521,17 +384,3 @@ def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied:
         # the last version may be of the time before the copy. If another program has removed the table, the copy is of no use
         return stop.generation == table.generation and is_applied(name, table) in {True, None}
     return (stop is not None or name in snapshot.tables) and bool(is_applied(name, table))
-
-
-def log_order(file: FileRanges) -> tuple[int, int, int]:
-    """The sort key of a file in a log: by ``_lsn``, and within one transaction by ``_seq``."""
-    return (*file.bounds["_lsn"], file.bounds["_seq"][0])
-
-
-def _copies(name: TableName, table: LakeTable) -> tuple[str, ...]:
-    """The directories that the files of a table's copy are in."""
-    return copy_directory(table), table_directory("tables", name, table.id)
-
-
-def _own_columns(log: LakeDelta) -> pa.Schema:
-    return pa.schema([field for field in log.schema if field.name not in META_NAMES])

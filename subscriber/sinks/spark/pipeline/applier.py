@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.abc import TableName, TableState
+from subscriber.abc import TableName
 from subscriber.errors import DataLossError, SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.history import read_histories
@@ -46,10 +46,11 @@ from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
 from subscriber.sinks.spark.pipeline.engines import Engine, TableRound
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
-from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, is_readable
+from subscriber.sinks.spark.pipeline.open_tables import OpenTables, is_readable
 from subscriber.sinks.spark.pipeline.pace import Waiting
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, RoundProgress, as_line
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
+from subscriber.sinks.spark.pipeline.round_input import Reached, SynchronizedTables, has_end, is_ahead, synchronized_tables, taken_manifests
 from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, last_published, stop_of, stopped_documents, stopping
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
@@ -66,7 +67,6 @@ _LOOK_SECONDS: Final = 10.0
 """Interval of looking for commits of other writers while nothing is landed."""
 _FIRST_SWEEP_SECONDS: Final = 60.0
 """Time until the first sweep. It is short, so that a program that is often restarted also sweeps."""
-_SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
 class Applier:
@@ -100,7 +100,7 @@ class Applier:
         self._stopped_logs: dict[TableName, StoppedLog] = {}
         self._waiting_copies: dict[TableName, float] = {}
         self._read = ManifestsRead()
-        self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
+        self._seen: SynchronizedTables | None = None
         self._next_look = 0.0
         self._published: Snapshot | None = None
         self._noticed: float | None = None
@@ -149,10 +149,10 @@ class Applier:
         lake = self._lake()
         found = read_manifests(self._storage, LANDING, snapshot.landed, anchor=snapshot.landed, read=self._read)
         known = lake.position.lsn if lake.position is not None else INVALID_LSN
-        if not found and known <= snapshot.lsn and _synchronized(lake) == self._seen:
+        if not found and known <= snapshot.lsn and synchronized_tables(lake) == self._seen:
             self._noticed = None
             return Waiting(-math.inf) if now >= self._next_look else None
-        if found and _has_end(found, read_boundary(self._storage)):
+        if found and has_end(found, read_boundary(self._storage)):
             return Waiting(-math.inf)  # a verification waits for the snapshot there
         self._noticed = now if self._noticed is None else self._noticed
         committed = found[0].since if found else None
@@ -198,7 +198,7 @@ class Applier:
             lake = self._lake()
         self._published, self._noticed = snapshot, None
         known = position.lsn if position is not None else INVALID_LSN
-        tables, left = seen = _synchronized(lake)
+        tables, left = seen = synchronized_tables(lake)
         if snapshot is not None and not manifests and known <= snapshot.lsn and seen == self._seen and time.monotonic() < self._next_look:
             return None
         self._next_look = time.monotonic() + _LOOK_SECONDS
@@ -352,36 +352,11 @@ class Applier:
     def _taken(
         self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest], snapshot: Snapshot | None, boundary: Lsn
     ) -> list[Manifest]:
-        """The manifests of a round. After a crash, only those that bring all tables to the LSN of the tables that are ahead.
-
-        One that ends at ``boundary`` is the last one.
-        """
         reached = [
-            (name, self._tables.of(name, table).applied(application(lake, table)), table.entry.lsn) for name, table in tables.items()
+            Reached(name, self._tables.of(name, table).applied(lake.application(table)), table.entry.lsn) for name, table in tables.items()
         ]
-        published = snapshot.tables if snapshot is not None else {}
-        ahead = [lsn for name, lsn, _ in reached if lsn is not None and snapshot is not None and name in published and lsn > snapshot.lsn]
-        level = max(ahead, default=None)
-
-        def may_end(lsn: Lsn) -> bool:
-            """Whether no table would be ahead of a snapshot at ``lsn``. A table that is handed over later is not in the snapshot."""
-            return all(applied is None or applied <= lsn or _is_ahead(handed, lsn) for _, applied, handed in reached)
-
-        taken: list[Manifest] = []
-        size = rows = 0
-        for manifest in manifests:
-            enough = (
-                size >= self._settings.round_bytes
-                or rows >= self._engine.round_rows
-                or (level is not None and taken and taken[-1].end >= level)
-                or (taken and taken[-1].end == boundary)
-            )
-            if enough and may_end(taken[-1].end):
-                break
-            taken.append(manifest)
-            size += manifest.size
-            rows += sum(file.rows for file in manifest.files)
-        return taken
+        limits = self._settings.round_bytes, self._engine.round_rows
+        return taken_manifests(manifests, reached, snapshot, boundary, limits)
 
     def _waits(self, name: TableName, table: LakeTable, until: Lsn, snapshot: Snapshot | None, manifests: Sequence[Manifest]) -> bool:
         """Whether a removed table is stopped, or may have changes that wait."""
@@ -413,32 +388,8 @@ class Applier:
         found: dict[TableName, SnapshotTable] = {}
         for name, table in tables.items():
             delta = self._tables.of(name, table)
-            applied = delta.applied(application(lake, table))
-            if applied is not None and not _is_ahead(table.entry.lsn, end):
+            applied = delta.applied(lake.application(table))
+            if applied is not None and not is_ahead(table.entry.lsn, end):
                 delta.make_durable()
                 found[name] = SnapshotTable(delta.directory, delta.version, applied)
         return Snapshot(end, landed, found)
-
-
-def _synchronized(lake: Lake) -> tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]]:
-    """The tables that rounds apply to, and removed ones with landed changes."""
-    return {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}, _left(lake)
-
-
-def _has_end(manifests: Sequence[Manifest], lsn: Lsn) -> bool:
-    return any(manifest.end == lsn for manifest in manifests)
-
-
-def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:
-    return handed is not None and handed > end
-
-
-def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:
-    """Removed tables with landed changes that must still be applied, each with the LSN up to which."""
-    found: list[tuple[TableName, LakeTable, Lsn]] = []
-    for name, table in lake.state.removed.items():
-        now = lake.state.tables.get(name)
-        # a finished copy replaces all rows of the removed table
-        if table.until is not None and (now is None or now.entry.state not in _SYNCHRONIZED):
-            found.append((name, table, table.until))
-    return found

@@ -28,7 +28,7 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, St
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import HistoryKind, table_directory
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.maintenance.change_log import ChangeLog, log_order
+from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
 from subscriber.sinks.spark.maintenance.log_parts import identified_schema
 from subscriber.sinks.spark.merge.history_unit import HistoryUnit, changes_between, write_history_unit
@@ -36,14 +36,13 @@ from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.versions import history_schema
 from subscriber.sinks.spark.pipeline.engines import Engine
-from subscriber.sinks.spark.pipeline.open_tables import application
 from subscriber.sinks.spark.pipeline.plan import plan_table
 from subscriber.sinks.spark.pipeline.stopped_tables import stopping
 from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork, plan_columns
 from subscriber.sinks.spark.schema.evolution import Stretch, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, LakeColumn, TableSchema, folded_name
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
-from subscriber.sinks.spark.tables.column_statistics import FileRanges, file_ranges, null_counts
+from subscriber.sinks.spark.tables.column_statistics import LogFile, files_of_log, null_counts
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.file_check import checking_files, is_restored
@@ -70,7 +69,7 @@ class _Step:
         until: changes up to here are part of the step.
     """
 
-    files: tuple[FileRanges, ...]
+    files: tuple[LogFile, ...]
     until: Lsn
 
 
@@ -175,7 +174,7 @@ class HistoryTables:
         self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, deltas: tuple[LakeDelta, LakeDelta], reached: Lsn
     ) -> SnapshotTable:
         (name, as_name), (log, delta) = names, deltas
-        app = f"subscriber-{lake.target_identifier}-{lake.state.tables[name].id}-history"
+        app = f"{lake.applications}{lake.state.tables[name].id}-history"
         delta.load()
         self._require_changed(kind, log, delta)
         if delta.is_there:
@@ -200,7 +199,7 @@ class HistoryTables:
             raise stop.error
 
     def _require_usable(self, lake: Lake, delta: LakeDelta, kind: HistoryKind) -> None:
-        require_no_foreign_log_changes(delta, f"subscriber-{lake.target_identifier}-", "history table")
+        require_no_foreign_log_changes(delta, lake.applications, "history table")
         if not set(HISTORY_COLUMNS[kind].names) <= set(delta.schema.names):
             raise TableStopped(f"history table {delta.uri} is not of the form {kind}", hint=BEGIN_AGAIN["history table"])
         if (reason := delta.unwritable(columns=True)) is not None:
@@ -208,14 +207,14 @@ class HistoryTables:
 
     def _step(self, log: LakeDelta, after: Lsn, reached: Lsn) -> _Step:
         rows_of = log.files()
-        files = [file for file in sorted(file_ranges(log, ("_lsn", "_seq")), key=log_order) if file.bounds["_lsn"][1] > after]
+        files = [file for file in files_of_log(log) if file.last > after]
         rows = 0
         for file in files:
             rows += rows_of[file.path]
             if rows >= self._target_rows * _STEP_FILES:
-                reached = min(reached, Lsn(file.bounds["_lsn"][1]))
+                reached = min(reached, Lsn(file.last))
                 break
-        return _Step(tuple(file for file in files if file.bounds["_lsn"][0] <= reached), reached)
+        return _Step(tuple(file for file in files if file.first <= reached), reached)
 
     def _planned(self, lake: Lake, name: TableName, kind: HistoryKind, source: tuple[LakeDelta, _Step], after: Lsn) -> _Work:
         log, step = source
@@ -269,7 +268,7 @@ class HistoryTables:
         table = lake.state.tables[name]
         directory = table_directory("tables", name, table.id)
         delta = DeltaReader(self._storage, directory)
-        app = application(lake, table)
+        app = lake.application(table)
         known = ColumnDeclarations(self._storage).find(directory, app, delta.applied(app)) if delta.load() else None
         if known is None:
             raise TableStopped(

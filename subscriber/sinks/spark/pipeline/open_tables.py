@@ -13,7 +13,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.table_errors import DamagedTable, TableStopped
 
-__all__ = ["OpenTables", "application", "is_readable", "lacks_published"]
+__all__ = ["OpenTables", "is_readable", "lacks_published"]
 
 
 @dataclass(slots=True)
@@ -64,12 +64,7 @@ class OpenTables:
             TargetError: its file system cannot be read.
         """
         delta = self.of(name, table)
-        return delta.applied(application(lake, table)) is not None if delta.load() else None
-
-
-def application(lake: Lake, table: LakeTable) -> str:
-    """The Delta application that commits a table since its last copy."""
-    return f"subscriber-{lake.target_identifier}-{table.id}-{table.generation}"
+        return delta.applied(lake.application(table)) is not None if delta.load() else None
 
 
 def lacks_published(lake: Lake, table: LakeTable, delta: LakeDelta, published: SnapshotTable | None) -> bool:
@@ -77,7 +72,7 @@ def lacks_published(lake: Lake, table: LakeTable, delta: LakeDelta, published: S
     if published is None or published.applied is None or published.path != delta.directory:
         return False
     earlier = (replace(table, generation=number) for number in range(table.generation + 1))
-    applied = (delta.applied(application(lake, one)) for one in earlier)
+    applied = (delta.applied(lake.application(one)) for one in earlier)
     return all(lsn is None or lsn < published.applied for lsn in applied)
 
 

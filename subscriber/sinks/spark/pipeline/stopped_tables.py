@@ -16,7 +16,7 @@ from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, StoppedTable
-from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application
+from subscriber.sinks.spark.pipeline.open_tables import OpenTables
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.foreign_commits import (
     first_version,
@@ -84,7 +84,7 @@ class StopChecks:
         return found
 
     def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, snapshot: Snapshot | None, known: SnapshotTable | None) -> None:
-        delta, app = self.tables.of(name, table), application(lake, table)
+        delta, app = self.tables.of(name, table), lake.application(table)
         applied = delta.applied(app)
         if snapshot is None or known is None or known.path != delta.directory:
             if applied is not None and delta.directory not in self.copied:
@@ -105,12 +105,12 @@ class StopChecks:
         Raises:
             TableStopped: another writer changed rows or columns.
         """
-        self.copied[delta.directory] = first_version(delta, application(lake, table))
+        self.copied[delta.directory] = first_version(delta, lake.application(table))
         self._require_ours_since(lake, table, delta, self.copied[delta.directory])
 
     def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
         # applications begin with this prefix for every number that the table of this name ever had
-        require_no_foreign_changes(delta, version, f"subscriber-{lake.target_identifier}-", application(lake, table))
+        require_no_foreign_changes(delta, version, lake.applications, lake.application(table))
 
 
 def stopped_documents(

@@ -18,7 +18,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
-from subscriber.sinks.spark.pipeline.open_tables import OpenTables, application, lacks_published
+from subscriber.sinks.spark.pipeline.open_tables import OpenTables, lacks_published
 from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges, copied_changes, read_work
 from subscriber.sinks.spark.pipeline.plan import Plan, plan_table
 from subscriber.sinks.spark.pipeline.row_identity import RowIdentityCheck, TableBefore, columns_before
@@ -92,7 +92,7 @@ class TablePlanner:
             TableStopped: the table cannot be continued.
             TargetError: a file cannot be read or written.
         """
-        delta, app = self._tables.of(name, table), application(lake, table)
+        delta, app = self._tables.of(name, table), lake.application(table)
         key = delta.directory, app, delta.version if delta.is_there else -1
         if (refused := self._refused.get(key)) is not None and not is_restored(self._storage, refused):
             raise refused
@@ -111,7 +111,7 @@ class TablePlanner:
     def _planned(
         self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn, *, published: SnapshotTable | None
     ) -> TableRound | None:
-        delta, app = self._tables.of(name, table), application(lake, table)
+        delta, app = self._tables.of(name, table), lake.application(table)
         applied = delta.applied(app)
         # a copy replaces the rows of the table; a table that is not copied keeps them
         is_copied = applied is None and table.generation > 0
@@ -219,7 +219,7 @@ class TablePlanner:
         copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
         if copied is None or copied.base is None:
             return False
-        copying = copy_application(application(lake, table))
+        copying = copy_application(lake.application(table))
         if delta.applied(copying) is None:
             if not delta.is_there:
                 delta.create(copied.schema.current, copied.lsn)

@@ -25,13 +25,12 @@ from subscriber.sinks.spark.files.errors import DamagedFile, arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests
-from subscriber.sinks.spark.maintenance.change_log import log_order
 from subscriber.sinks.spark.merge.parquet import conformed
 from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.schema.evolution import evolved_schema
 from subscriber.sinks.spark.schema.table_schema import META_NAMES
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_rows, resolve_fields
-from subscriber.sinks.spark.tables.column_statistics import file_ranges
+from subscriber.sinks.spark.tables.column_statistics import files_of_log
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 
 __all__ = ["Changes", "Piece"]
@@ -101,8 +100,7 @@ class Changes:
         was = self._copied_before(lake)
         log = DeltaReader(self._storage, table_directory("log", self._name, table.id))
         there = log.load()
-        application = f"subscriber-{lake.target_identifier}-{table.id}-{{}}-log"
-        found = [log.applied(application.format(generation)) if there else None for generation in range(table.generation + 1)]
+        found = [log.applied(application) if there else None for application in lake.log_applications(table)]
         # before a copy is done, the log has changes of earlier copies only; a table that is not copied has changes from the start
         begun = table.entry.state not in _UNFINISHED and (found[-1] is not None or not table.generation)
         added = table.added
@@ -169,8 +167,7 @@ class Changes:
     def _log_files(self, known: _Known, start: Lsn, end: Lsn) -> list[str]:
         if known.log is None or end <= start:
             return []
-        files = sorted(file_ranges(known.log, ("_lsn", "_seq")), key=log_order)
-        return [f"{known.log.directory}/{file.path}" for file in files if file.bounds["_lsn"][1] > start and file.bounds["_lsn"][0] <= end]
+        return [f"{known.log.directory}/{file.path}" for file in files_of_log(known.log) if file.last > start and file.first <= end]
 
     def read(self, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the changes of a piece, in order, with these columns.

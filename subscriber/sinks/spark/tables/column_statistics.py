@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -11,25 +10,26 @@ import pyarrow.parquet as pq
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 
-__all__ = ["FileRanges", "ValueSearch", "file_ranges", "null_counts"]
+__all__ = ["LogFile", "ValueSearch", "files_of_log", "null_counts"]
 
 
 @dataclass(frozen=True, slots=True)
-class FileRanges:
-    """A file, relative to its table, with the minimum and maximum of each column."""
+class LogFile:
+    """A file of a change log: its path, relative to the table, and the first and last LSN of its changes."""
 
     path: str
-    bounds: Mapping[str, tuple[int, int]]
+    first: int
+    last: int
 
 
-def file_ranges(delta: DeltaReader, columns: Sequence[str]) -> list[FileRanges]:
-    """The files with the minimum and maximum of integer columns. Our files always have them."""
-    actions = delta.add_actions()
+def files_of_log(log: DeltaReader) -> list[LogFile]:
+    """The files of a change log in order: by ``_lsn``, and within one transaction by ``_seq``. They always have these statistics."""
+    actions = log.add_actions()
     if not actions.num_rows:
         return []
-    bounds = {name: list(zip(*(actions[f"{end}.{name}"].to_pylist() for end in ("min", "max")), strict=True)) for name in columns}
-    paths = actions["path"].to_pylist()
-    return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
+    columns = (actions[name].to_pylist() for name in ("min._lsn", "max._lsn", "min._seq", "path"))
+    found = sorted(zip(*columns, strict=True), key=lambda one: one[:3])
+    return [LogFile(path, first, last) for first, last, _, path in found]
 
 
 def null_counts(delta: DeltaReader, field: str) -> dict[str, int | None]:

@@ -17,7 +17,7 @@ from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.maintenance import change_log as changelog_module
+from subscriber.sinks.spark.maintenance import append_planner as planner_module
 from subscriber.sinks.spark.reading.change_feed import Changes
 from tests.unit.sinks.spark.model import NAMES, Publisher
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
@@ -198,7 +198,7 @@ async def test_a_range_may_begin_and_end_amid_a_landed_batch(tmp_path: Path) -> 
 
 @pytest.mark.slow
 async def test_small_files_that_become_one_keep_their_place_among_the_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelog_module, "_SMALL_FILES", 8)
+    monkeypatch.setattr(planner_module, "_SMALL_FILES", 8)
     sink, work, expected, counts = await begun(make(tmp_path)), applier(tmp_path), [], []
     # of eight rows, as the applier makes them, one row is small
     for number, rows in enumerate([1, 1, 5, 1, 1, 20, 1, 1, 1, 1, 1, 5, 1, 1, 1, 1, 1, 1, 1, 1, 1]):

@@ -1,0 +1,202 @@
+"""Plans what is appended to the change log of one table: its files and columns. Also finds small files that should be compacted."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+import pyarrow as pa
+
+from subscriber.abc import TableName
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.copy.copy_document import read_copy
+from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.location import table_directory
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.landing.manifest import (
+    LandedFile,
+    Manifest,
+    check_files,
+    read_manifests,
+)
+from subscriber.sinks.spark.maintenance.log_files import (
+    Copied,
+    RewrittenFiles,
+    read_identity,
+    runs_of_small_files,
+)
+from subscriber.sinks.spark.maintenance.log_parts import Append, Source, clearing, in_the_table, log_parts
+from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
+from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
+from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
+from subscriber.sinks.spark.tables.column_statistics import files_of_log
+from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.file_check import checking_files, require_files
+from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
+
+__all__ = ["AppendPlanner"]
+
+_SMALL_FILES: Final = 64
+"""Compaction starts at this number of files with less than a quarter of the target."""
+_FEW_FILES: Final = 4
+"""Fewer neighbouring files than this are not compacted, because that would save little."""
+
+
+class AppendPlanner:
+    """Plans appends to the change logs of a lake.
+
+    Args:
+        storage: of the lake.
+        lake: its documents.
+        logs: a cache of open Delta tables, by directory. The caller keeps it.
+        stopped: the tables whose logs could not be continued.
+        target_rows: rows that a file should have.
+        retain_hours: how long versions that were replaced can be read.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        lake: Lake,
+        logs: dict[str, LakeDelta],
+        stopped: Container[TableName],
+        *,
+        target_rows: int,
+        retain_hours: int,
+    ) -> None:
+        self._storage = storage
+        self._lake = lake
+        self._logs = logs
+        self._stopped = stopped
+        self._target_rows = target_rows
+        self._retain_hours = retain_hours
+
+    def log(self, name: TableName, table: LakeTable) -> LakeDelta:
+        directory = table_directory("log", name, table.id)
+        return self._logs.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
+
+    def plan(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
+        """Plan an append. None: there is nothing to append."""
+        log = self.log(name, table)
+        copies = _copies(name, table)
+        with checking_files(self._storage, log, copies=copies), arrow_errors(self._storage.what(log.directory)):
+            return self._planned(log, name, table, manifests, end)
+
+    def _planned(self, log: LakeDelta, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
+        there = log.load()
+        if there:
+            self.require_ours(log)
+            if name in self._stopped:
+                require_files(self._storage, log)  # they may have been the reason
+        log.make_durable()
+        application = self._lake.log_applications(table)[-1]
+        done = log.applied(application) if there else None
+        # the log may have what was landed before the table was copied again, under the application of an earlier copy
+        after = self.reached(log, table) if there else INVALID_LSN
+        landed = [
+            (file, manifest.end) for manifest in manifests if manifest.end > after for file in manifest.files if file.table_id == table.id
+        ]
+        sources: list[Source] = []
+        copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
+        copied = Copied(copy.lsn, copy.started) if copy is not None else None
+        if copy is not None:
+            sources += [Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
+            sources += [Source(file, copied) for file in copy.files]
+            sources += [Source(in_the_table(name, table, copy, file), copied) for file in copy.base or ()]
+            own_manifests = read_manifests(self._storage, copy_directory(table))
+            own_files = [file for manifest in own_manifests for file in manifest.files]
+            check_files(self._storage, copy_directory(table), [*copy.files, *own_files])
+            sources += [Source(file) for file in own_files]
+            # readers rely on the log's stated LSN. The copy may be ahead of what was landed for all tables
+            end = max(end, copy.lsn, *(manifest.end for manifest in own_manifests))
+        end = max(end, done or INVALID_LSN)
+        sources += [Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
+        if not sources and copy is None:
+            return None
+        own = _own_columns(log) if there else None
+        described = [*([copy.schema] if copy is not None else []), *(source.file.schema for source in sources)]
+        found = dict(zip(described, resolve_fields(own.names if own is not None else (), described), strict=True))
+        sources = [replace(source, file=self._renamed(source.file, found[source.file.schema])) for source in sources]
+        schema = evolved_schema(own, [found[one] for one in described])
+        columns = pa.schema([field.with_nullable(True) for field in schema.landing])
+        present = log.schema if there else None
+        overwrite = None
+        rewritten: list[RewrittenFiles] = []
+        if present is None:
+            log.create(columns)
+        elif retyped_columns(present, schema):
+            overwrite = columns
+            rewritten = [
+                RewrittenFiles(directory=log.directory, files=(path,), schema=columns, metadata=self._metadata(log, path), rows=rows)
+                for path, rows in log.files().items()
+            ]
+        else:
+            log.add_columns(schema.landing)
+            self.require_ours(log)
+        parts = log_parts(log.directory, sources, schema, int(after), self._target_rows)
+        before = self._lake.state.removed.get(name)
+        # a history may have rows of the table before this copy, even if the log has lost them
+        is_again = before is not None and before.until is not None and before.generation < table.generation
+        if copied is not None and (there or is_again or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
+            parts = clearing(parts, log.directory, schema, copied)
+        return Append(
+            name=name,
+            copies=_copies(name, table),
+            log=log,
+            application=application,
+            done=done,
+            end=end,
+            overwrite=overwrite,
+            rewritten=rewritten,
+            parts=parts,
+        )
+
+    def reached(self, log: LakeDelta, table: LakeTable) -> Lsn:
+        """The LSN up to which the log has a table's landed changes, from any of its copies."""
+        return max(log.applied(application) or INVALID_LSN for application in self._lake.log_applications(table))
+
+    def _renamed(self, file: LandedFile, schema: TableSchema) -> LandedFile:
+        names = new_names(file.schema, schema)
+        return replace(file, path=renamed_file(self._storage, file.path, names), schema=schema) if names else file
+
+    def require_ours(self, log: LakeDelta) -> None:
+        """Check the log after each load. From then on only a commit of ours can succeed."""
+        require_no_foreign_log_changes(log, self._lake.applications)
+
+    def small_files(self, log: LakeDelta) -> RewrittenFiles | None:
+        """Many small files, to be compacted into one. None: there are too few. Most reads of a log read all of it.
+
+        Only neighbouring files are merged, because the order of rows is that of their files. Delta's own OPTIMIZE does not keep it.
+        """
+        rows_of = log.files()
+        files = [(file.path, rows_of[file.path]) for file in files_of_log(log)]
+        runs = list(runs_of_small_files(files, self._target_rows))
+        if sum(map(len, runs)) < _SMALL_FILES:
+            return None
+        longest = max(runs, key=len)
+        identities = [(self._metadata(log, path), path) for path in longest]
+        groups = [(metadata, [path for _, path in group]) for metadata, group in groupby(identities, key=lambda one: one[0])]
+        metadata, taken = max(groups, key=lambda group: len(group[1]))
+        if len(taken) < _FEW_FILES:
+            return None
+        schema = pa.schema([field.with_nullable(True) for field in log.schema])
+        rows = sum(rows_of[path] for path in taken)
+        return RewrittenFiles(
+            directory=log.directory, files=tuple(taken), schema=schema, order=("_lsn", "_seq"), metadata=metadata, rows=rows
+        )
+
+    def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
+        identity = read_identity(self._storage, f"{log.directory}/{path}")
+        return identity.metadata() if identity is not None else {}
+
+
+def _copies(name: TableName, table: LakeTable) -> tuple[str, ...]:
+    """The directories that the files of a table's copy are in."""
+    return copy_directory(table), table_directory("tables", name, table.id)
+
+
+def _own_columns(log: LakeDelta) -> pa.Schema:
+    return pa.schema([field for field in log.schema if field.name not in META_NAMES])
