@@ -5,7 +5,7 @@ The steps are those of the other verbs, and each finds out what is done already.
 ========  ==============================================================  ===========================================
 step      does                                                            done already, if
 ========  ==============================================================  ===========================================
-publish   CREATE PUBLICATION … FOR ALL TABLES                             the publication exists
+publish   CREATE PUBLICATION … of all tables but those of extensions      the publication exists
 schema    ``schema copy``, section pre-data                               the objects exist
 create    ``check``, then ``create``: the subscription and its slot       the subscription exists
 copy      runs the subscription until all tables are ready                the tables are ready
@@ -153,8 +153,7 @@ class Migration:
 
     async def _run(self, *, wait: bool) -> None:
         async with self._timed("publish"), await Session.connect(self._connection, application_name=_APPLICATION) as session:
-            made = await ensure_publication(session, self._publication)
-            self._tell(f'publication "{self._publication}" {"created" if made else "exists"}')
+            self._tell(await ensure_publication(session, self._publication))
             for line in await not_replicated(session):
                 self._tell(line)
         async with self._timed("schema"):

@@ -26,6 +26,7 @@ from tests.integration.subscription.test_cutover import again, left_over, moving
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.frozen_proxy import frozen_proxy
 from tests.support.managed import QUICK, catch_up, launched
+from tests.support.program import subscriber
 from tests.support.roles import role
 
 QUICKLY = CutoverOptions(verify="none")
@@ -516,32 +517,38 @@ async def test_killed_before_sessions_of_the_closed_database_are_ended(
             await open_target(name, target=target_db.dsn)
 
 
-@pytest.mark.parametrize("by", ["cutover", "abort"])
-async def test_undone_while_the_publisher_cannot_be_reached(by: str, publisher18_db: Database, target_db: Database) -> None:
-    # the bug was that nothing remembered it: the next call continued the cutover
-    points = itertools.count(1)
+def reachable(database: Database, answer: str) -> None:
+    with psycopg.connect(database.server.dsn(), autocommit=True) as server:
+        server.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS {answer}".encode())
 
-    def reachable(answer: str) -> None:
-        with psycopg.connect(publisher18_db.server.dsn(), autocommit=True) as server:
-            server.execute(f"ALTER DATABASE {publisher18_db.name} ALLOW_CONNECTIONS {answer}".encode())
+
+async def cut_off(name: str, publisher: Database, target: Database) -> None:
+    """Let a cutover lose its publisher, when both databases are closed."""
+    points = itertools.count(1)
 
     def cut(point: str) -> None:
         # close_source was made
         if point == "cutover.step" and next(points) == 7:
-            reachable("false")
+            reachable(publisher, "false")
 
+    with pytest.raises(SubscriberError, match="is not currently accepting connections"), crash_points.watched(cut):
+        await cutover(name, target=target.dsn, options=QUICKLY)
+    target.reconnect()
+
+
+@pytest.mark.parametrize("by", ["cutover", "abort"])
+async def test_undone_while_the_publisher_cannot_be_reached(by: str, publisher18_db: Database, target_db: Database) -> None:
+    # the bug was that nothing remembered it: the next call continued the cutover
     async with moving(publisher18_db, target_db) as name:
         try:
-            with pytest.raises(SubscriberError, match="is not currently accepting connections"), crash_points.watched(cut):
-                await cutover(name, target=target_db.dsn, options=QUICKLY)
-            target_db.reconnect()
+            await cut_off(name, publisher18_db, target_db)
             if by == "abort":
                 # as after a kill
                 target_db.execute("BEGIN READ WRITE; DELETE FROM subscriber.cutover WHERE step = 'abort'; COMMIT")
                 with pytest.raises(SubscriberError, match="is not currently accepting connections"):
                     await abort_cutover(name, target=target_db.dsn)
         finally:
-            reachable("true")
+            reachable(publisher18_db, "true")
         assert not writes(publisher18_db)
         with pytest.raises(ConfigurationError, match="an earlier attempt was interrupted, and is undone now"):
             await cutover(name, target=target_db.dsn)
@@ -601,3 +608,25 @@ async def test_slot_that_is_lost(publisher18_db: Database, target_db: Database) 
         assert "everything was undone: writers use the old database" in caught.value.one_line()
         again(publisher18_db, target_db)
         assert left_over(publisher18_db, target_db, name) == []
+
+
+async def test_publisher_that_is_lost_for_good(publisher18_db: Database, target_db: Database) -> None:
+    # as the manual says
+    async with moving(publisher18_db, target_db) as name:
+        try:
+            await cut_off(name, publisher18_db, target_db)
+            with pytest.raises(ConfigurationError, match="a cutover of subscription"):
+                await drop_subscription(name, target=target_db.dsn)
+            for arguments in (("alter", name, "--disable"), ("alter", name, "-o", "slot_name=NONE"), ("drop", name)):
+                done = await asyncio.to_thread(subscriber, *arguments, "--target", target_db.dsn)
+                assert done.status == 0, done.errors
+            with target_db.connect(application_name="person") as session:
+                opens = f"ALTER DATABASE {target_db.name} RESET default_transaction_read_only"
+                session.execute(f"BEGIN READ WRITE; {opens}; DROP TABLE subscriber.fence; COMMIT")
+            target_db.reconnect()
+            assert writes(target_db)
+        finally:
+            reachable(publisher18_db, "true")
+            with psycopg.connect(publisher18_db.conninfo(), autocommit=True) as session:
+                session.execute(f"SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = '{name}'")
+                session.execute(f"SELECT pg_drop_replication_slot('{name}')")

@@ -121,6 +121,21 @@ def test_table_that_does_not_fit(publisher18_db: Database, target_db: Database) 
     assert target_db.fetch("SELECT * FROM t") == [(1, "secret")]
 
 
+def test_tables_of_extensions_are_left_out(publisher18_db: Database, target_db: Database) -> None:
+    # as PostGIS does. The bug was that the copy found the rows that CREATE EXTENSION had inserted in the target
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE known (id int PRIMARY KEY); INSERT INTO known VALUES (1); ALTER EXTENSION plpgsql ADD TABLE known")
+    publisher18_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id);
+        CREATE TABLE p1 PARTITION OF p DEFAULT; INSERT INTO p VALUES (1); CREATE UNLOGGED TABLE u ()
+    """)
+    done = subscriber(*arguments(publisher18_db, target_db, "--until-ready"), loud=True)
+    assert done.status == 0, done.errors
+    assert 'created, without the tables of extensions, such as "public.known"' in done.errors
+    assert publisher18_db.fetch("SELECT tablename FROM pg_publication_tables ORDER BY 1") == [("p1",), ("t",)]
+    assert target_db.fetch("SELECT count(*) FROM t, p, known") == [(1,)]
+
+
 def test_errors_that_no_retry_corrects(publisher18_db: Database, target_db: Database) -> None:
     # the bug was that the command never ended
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'secret')")
