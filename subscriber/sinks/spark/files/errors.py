@@ -12,11 +12,14 @@ import pyarrow as pa
 
 from subscriber.errors import TargetError, TargetUnavailable, connection_hint
 
-__all__ = ["DamagedFile", "arrow_errors", "os_errors", "store_error"]
+__all__ = ["AccessDenied", "DamagedFile", "arrow_errors", "os_errors", "store_error"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ROOM: Final = "make room, or run the applier: it removes landed files"
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_RIGHTS: Final = "give this user the right to read and write there"
+_OS_DENIED: Final = re.compile(rf"\(os error ({'|'.join(map(str, sorted(_FORBIDDEN)))})\)")
+"""In errors of delta-rs about a local file system."""
 _STORE_CODES: Final = re.compile(r"AWS Error (\w+)|HTTP status (\d+)|<Code>(\w+)</Code>|Status\((\w+)|\b(40[13]|507) [A-Z]")
 """The codes in errors of pyarrow and delta-rs about object stores."""
 _STORE_DENIED: Final = re.compile(r"accessdenied|accesskey|signature|permissiondenied|authorization|authentication|token|40[13]")
@@ -43,7 +46,7 @@ def os_errors(what: str) -> Iterator[None]:
         if code in _FULL:
             raise TargetError(f"cannot write {what}: no space left ({text})", hint=_ROOM) from error
         if code in _FORBIDDEN:
-            raise TargetError(f"cannot write {what}: permission denied ({text})", hint="give this user the right to write there") from error
+            raise AccessDenied(f"cannot write {what}: permission denied ({text})", hint=_RIGHTS) from error
         if code in {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}:
             raise TargetError(f"cannot write {what}: {text}", hint="the lake needs a directory of its own") from error
         if (known := store_error(what, str(error))) is not None:
@@ -53,12 +56,14 @@ def os_errors(what: str) -> Iterator[None]:
 
 
 def store_error(what: str, text: str) -> TargetError | None:
-    """The error for an answer of an object store that an operator must act on: permissions, space, or the time. None: it is another one.
+    """The error for an answer of a store or a file system that an operator must act on: permissions, space, or the time. None: another.
 
     Args:
         what: names the file.
         text: the error of pyarrow or delta-rs.
     """
+    if (denied := _OS_DENIED.search(text)) is not None:
+        return AccessDenied(f"cannot read or write {what}: permission denied ({errno.errorcode[int(denied[1])]})", hint=_RIGHTS)
     if (skewed := _STORE_CLOCK.search(text)) is not None:
         return TargetError(
             f"cannot read or write {what}: the clock is wrong ({skewed[1] or skewed[2]})",
@@ -68,7 +73,7 @@ def store_error(what: str, text: str) -> TargetError | None:
         code = next(filter(None, match.groups()))
         plain = code.replace("_", "").lower()
         if _STORE_DENIED.search(plain):
-            return TargetError(
+            return AccessDenied(
                 f"cannot read or write {what}: permission denied ({code})",
                 hint="check this program's credentials: they need the rights to list, read, write and delete there",
             )
@@ -92,6 +97,10 @@ def arrow_errors(what: str) -> Iterator[None]:
         raise TargetError(f"{what}: Arrow cannot compute with its columns ({type(error).__name__})", hint="report this") from None
 
 
+class AccessDenied(TargetError):
+    """This program lacks the permission for a file or an object. Its name is in the text."""
+
+
 class DamagedFile(TargetError):
     """A file is missing, or its content is not what was written.
 
@@ -105,5 +114,5 @@ class DamagedFile(TargetError):
     """
 
     def __init__(self, what: str, path: str, problem: str = "is damaged") -> None:
-        super().__init__(f"{what} {problem}", hint="restore it from a backup, or start over in a new directory")
+        super().__init__(f"{what} {problem}".strip(), hint="restore it from a backup, or start over in a new directory")
         self.path = path

@@ -47,7 +47,7 @@ from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
-from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files
+from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_access, require_copy, require_files
 from subscriber.sinks.spark.tables.table_errors import DamagedCopy, TableStopped
 
 __all__ = ["ChangeLog", "StoppedLog"]
@@ -209,9 +209,13 @@ class ChangeLog:
     def _readable_version(self, name: TableName) -> int | None:
         log = self._planner.log(name, self._known(name))
         try:
-            return log.version if log.load() else None
+            return log.version if self._load(log) else None
         except TableStopped:
             return None
+
+    def _load(self, log: LakeDelta) -> bool:
+        with checking_files(self._storage, log):
+            return log.load()
 
     def _has_changed(self, name: TableName, stop: StoppedLog) -> bool:
         """Whether the reason of a stop may have gone."""
@@ -219,7 +223,7 @@ class ChangeLog:
         try:
             if is_restored(self._storage, stop.error):
                 return True
-            return not log.load() or log.version != stop.version
+            return not self._load(log) or log.version != stop.version
         except TableStopped:
             return False
 
@@ -319,6 +323,7 @@ class ChangeLog:
             except TargetError as error:
                 for append in appends:
                     apart(append.name, require_copy, self._storage, append.copies, error)
+                    apart(append.name, require_access, append.log, error)
                     if append.name in reading:
                         apart(append.name, require_files, self._storage, append.log, error)
                 sound = [append for append in appends if append.name not in errors]
@@ -364,16 +369,17 @@ class ChangeLog:
         """Commit an append. Return the files that should be compacted. None: there are too few."""
         log, end = append.log, append.end
         removed = [path for one in append.rewritten for path in one.files]
-        log.commit(added, removed, append.application, end, note=commit_note("append", end, append.done), overwrite=append.overwrite)
-        crash_points.reached("publishing.log_committed")
         with checking_files(self._storage, log), arrow_errors(self._storage.what(log.directory)):
+            log.commit(added, removed, append.application, end, note=commit_note("append", end, append.done), overwrite=append.overwrite)
+            crash_points.reached("publishing.log_committed")
             self._planner.require_ours(log)
             return self._planner.small_files(log)
 
     def _compacted(self, append: Append, work: RewrittenFiles, file: DataFile) -> None:
         """Commit a compaction."""
         note = commit_note("compact", append.end)
-        append.log.commit([file], work.files, append.application, append.end, note=note, same_rows=True)
+        with checking_files(self._storage, append.log):
+            append.log.commit([file], work.files, append.application, append.end, note=note, same_rows=True)
 
 
 def _has_copy(snapshot: Snapshot, name: TableName, table: LakeTable, is_applied: Callable[[TableName, LakeTable], bool | None]) -> bool:

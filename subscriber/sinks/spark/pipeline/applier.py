@@ -365,10 +365,10 @@ class Applier:
         return any(file.table_id == table.id for manifest in manifests if manifest.end <= until for file in manifest.files)
 
     def _apply(self, works: Sequence[TableRound], progress: RoundProgress) -> None:
-        with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-            list(pool.map(self._planner.prepare, works))
-        before = [work.delta.version for work in works]
         try:
+            with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
+                list(pool.map(self._planner.prepare, works))
+            before = [work.delta.version for work in works]
             results = self._engine.apply(works)
         except (CommitConflict, TableStopped):
             raise

@@ -11,6 +11,7 @@ from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.file_check import checking_files
 from subscriber.sinks.spark.tables.table_errors import DamagedTable, TableStopped
 
 __all__ = ["OpenTables", "is_readable", "lacks_published"]
@@ -43,7 +44,7 @@ class OpenTables:
             TargetError: its file system cannot be read.
         """
         try:
-            self.of(name, table).load()
+            self._load(self.of(name, table))
         except DamagedTable:
             if not self.begins_again(name, table, published):
                 raise
@@ -64,7 +65,11 @@ class OpenTables:
             TargetError: its file system cannot be read.
         """
         delta = self.of(name, table)
-        return delta.applied(lake.application(table)) is not None if delta.load() else None
+        return delta.applied(lake.application(table)) is not None if self._load(delta) else None
+
+    def _load(self, delta: LakeDelta) -> bool:
+        with checking_files(self.storage, delta):
+            return delta.load()
 
 
 def lacks_published(lake: Lake, table: LakeTable, delta: LakeDelta, published: SnapshotTable | None) -> bool:

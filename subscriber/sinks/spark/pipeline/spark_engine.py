@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import DamagedFile
+from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
@@ -277,15 +277,15 @@ def is_merged(work: TableRound, large_unit: int, *, only_delta: bool = False) ->
 class _Failure:
     """An error on an executor. Errors themselves cannot all be pickled."""
 
+    kind: type[TargetError]
     text: str
     hint: str | None
-    is_temporary: bool
-    damaged: str | None
+    damaged: str = ""
 
     def error(self) -> TargetError:
-        if self.damaged is not None:
-            return DamagedFile(self.text.removesuffix(" is damaged"), self.damaged)
-        return (TargetUnavailable if self.is_temporary else TargetError)(self.text, hint=self.hint)
+        found = DamagedFile("", self.damaged, self.text) if self.kind is DamagedFile else self.kind(self.text)
+        found.hint = self.hint
+        return found
 
 
 def _run_pack(
@@ -298,8 +298,8 @@ def _run_pack(
             try:
                 yield number, function(storage, item), None
             except SubscriberError as error:
-                damaged = error.path if isinstance(error, DamagedFile) else None
-                yield number, None, _Failure(str(error), error.hint, isinstance(error, TargetUnavailable), damaged)
+                kind = next((one for one in (TargetUnavailable, AccessDenied, DamagedFile) if isinstance(error, one)), TargetError)
+                yield number, None, _Failure(kind, str(error), error.hint, error.path if isinstance(error, DamagedFile) else "")
                 return
     finally:
         forget_jars()

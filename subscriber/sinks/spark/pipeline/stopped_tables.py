@@ -18,6 +18,7 @@ from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, StoppedTable
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from subscriber.sinks.spark.tables.file_check import checking_files
 from subscriber.sinks.spark.tables.foreign_commits import (
     first_version,
     require_no_foreign_changes,
@@ -71,7 +72,7 @@ class StopChecks:
         """The tables that cannot be continued. For stopped ones, landed changes after ``kept`` are kept."""
         found: dict[TableName, TableStopped] = {}
         for name, table in tables.items():
-            with stopping(name, found):
+            with stopping(name, found), checking_files(self.tables.storage, self.tables.of(name, table)):
                 stop = stop_of(snapshot, name, table)
                 if stop is not None:
                     if not stop.kept:

@@ -31,7 +31,7 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
-from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files
+from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_access, require_copy, require_files
 from subscriber.sinks.spark.tables.foreign_commits import copy_application
 from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
@@ -104,7 +104,7 @@ class TablePlanner:
             ):
                 return self._planned(lake, name, table, taken, end, published=published)
         except TableStopped as error:
-            if error.damage is not None:
+            if error.damage is not None or error.again is not None:
                 self._refused[key] = error  # do not read the file again in each round
             raise
 
@@ -257,15 +257,16 @@ class TablePlanner:
         """Find out whether a file of the table, or of its copy, made a round fail.
 
         Raises:
-            TableStopped: a file is missing or damaged.
+            TableStopped: a file is missing or damaged, or must not be read or written.
         """
-        if not work.delta.is_there:
-            return
+        delta = work.delta
         try:
             require_copy(self._storage, () if work.source.copy is None else (work.source.copy,), error)
-            require_files(self._storage, work.delta, error)
+            require_access(delta, error)
+            if delta.is_there:
+                require_files(self._storage, delta, error)
         except TableStopped as stop:
-            stop.refused = work.delta.directory, work.application, work.delta.version
+            stop.refused = delta.directory, work.application, delta.version if delta.load() else -1
             raise
 
     def remember(self, work: TableRound, done: TableResult) -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import time
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from subscriber.errors import DataLossError, SubscriberError, TargetError
-from subscriber.sinks.spark.files.errors import DamagedFile
+from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, DamagedTable, TableStopped
 
-__all__ = ["checking_files", "is_restored", "require_copy", "require_files"]
+__all__ = ["checking_files", "is_restored", "require_access", "require_copy", "require_files"]
+
+
+_AGAIN_SECONDS: Final = 60.0
 
 
 @contextlib.contextmanager
@@ -31,6 +37,8 @@ def checking_files(storage: Storage, *tables: DeltaReader, copies: Sequence[str]
         raise
     except (TargetError, DataLossError) as error:
         require_copy(storage, copies, error)
+        for table in tables:
+            require_access(table, error)
         for table in tables:
             if table.is_there:
                 require_files(storage, table, error)
@@ -55,6 +63,18 @@ def require_copy(storage: Storage, copies: Sequence[str], error: SubscriberError
     if isinstance(error, DamagedFile) and error.path.startswith(tuple(f"{directory}/" for directory in copies)):
         stop = DamagedCopy(error, copies[0])
         stop.damage = error.path, storage.state(error.path)
+        raise stop from error
+
+
+def require_access(delta: DeltaReader, error: SubscriberError) -> None:
+    """Check whether an error is a missing permission for a table's directory.
+
+    Raises:
+        TableStopped: it is. Nothing tells when the permission is given, so it is tried again after some time.
+    """
+    if isinstance(error, AccessDenied) and re.search(rf"{re.escape(delta.uri)}[/:]", str(error)):
+        stop = TableStopped(str(error), hint=error.hint)
+        stop.again = time.monotonic() + _AGAIN_SECONDS
         raise stop from error
 
 
@@ -94,7 +114,9 @@ def _damaged(storage: Storage, delta: DeltaReader, path: str, problem: str) -> D
 
 
 def is_restored(storage: Storage, stop: TableStopped, *tables: DeltaReader) -> bool:
-    """Whether the damaged file that stopped a table was replaced, or is no longer one of these tables."""
+    """Whether the damaged file that stopped a table was replaced, or is no longer one of these tables; or it is time to try again."""
+    if stop.again is not None:
+        return time.monotonic() >= stop.again
     if stop.damage is None:
         return False
     path, state = stop.damage

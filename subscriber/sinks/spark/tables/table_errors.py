@@ -49,10 +49,12 @@ class TableStopped(TargetError):
     Attributes:
         refused: directory, application and version of the table, if this was found when it was committed.
         damage: the file that is missing or damaged, relative to the lake, and its state when this was found.
+        again: when to try again, by the monotonic clock. None: no time is known.
     """
 
     refused: tuple[str, str, int] | None = None
     damage: tuple[str, FileState | None] | None = None
+    again: float | None = None
 
 
 class DamagedTable(TableStopped):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 
 def rot(directory: Path, pattern: str = "*.parquet") -> list[tuple[Path, bytes]]:
@@ -17,3 +22,22 @@ def rot(directory: Path, pattern: str = "*.parquet") -> list[tuple[Path, bytes]]
             last = chunk.dictionary_page_offset + chunk.total_compressed_size - 1
         file.write_bytes(content[:last] + bytes([content[last] ^ 1]) + content[last + 1 :])
     return whole
+
+
+@contextlib.contextmanager
+def unwritable(directory: Path) -> Iterator[None]:
+    """A directory in which nobody may create files. For root, who needs no rights, it is made immutable."""
+    if os.geteuid():
+        directory.chmod(0o555)
+    else:
+        try:
+            subprocess.run(["chattr", "+i", directory], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"root may write everywhere: {error}")
+    try:
+        yield
+    finally:
+        if os.geteuid():
+            directory.chmod(0o755)
+        else:
+            subprocess.run(["chattr", "-i", directory], check=True)

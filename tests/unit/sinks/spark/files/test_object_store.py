@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.sinks.spark.files.errors import store_error
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.spark.files.errors import AccessDenied, store_error
 from subscriber.sinks.spark.files.storage import Storage
 
 
@@ -102,6 +102,7 @@ def test_an_error_of_the_store_is_one() -> None:
         ("Generic S3 error: 400 Bad Request: <Code>XMinioStorageFull</Code>", "no space left"),
         ("AWS Error ACCESS_DENIED during HeadObject operation: No response body.", "permission denied"),
         ("google::cloud::Status(PERMISSION_DENIED: Permanent error)", "permission denied"),
+        ("Generic LocalFileSystem error: Unable to open file /a: Permission denied (os error 13)", "permission denied"),
         ("google::cloud::Status(RESOURCE_EXHAUSTED: too many requests)", None),
         ("Generic S3 error: PUT http://h/b/a: 403 Forbidden: <Code>RequestTimeTooSkewed</Code>", "the clock is wrong"),
         ("When reading key 'a' in bucket 'b': AWS Error REQUEST_TIME_TOO_SKEWED during GetObject operation: no", "the clock is wrong"),
@@ -116,5 +117,7 @@ def test_an_error_of_the_store_is_one() -> None:
 )
 def test_permissions_space_and_wrong_clocks_are_named(text: str, words: str | None) -> None:
     found = store_error("s3://b/a", text)
-    assert (None if found is None else type(found)) == (None if words is None else TargetError)
+    assert isinstance(found, AccessDenied) is (words == "permission denied")
+    assert not isinstance(found, TargetUnavailable)
+    assert (found is None) is (words is None)
     assert words is None or f"s3://b/a: {words} (" in str(found)

@@ -14,6 +14,7 @@ import pytest
 
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
@@ -105,6 +106,12 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
             TargetError,
             "cannot write {}/a: no space left (ENOSPC) (hint: make room, or run the applier: it removes landed files)",
         ),
+        (
+            errno.EACCES,
+            AccessDenied,
+            "cannot write {}/a: permission denied (EACCES) (hint: give this user the right to read and write there)",
+        ),
+        (0, DamagedFile, "{}/a is damaged (hint: restore it from a backup, or start over in a new directory)"),
         (errno.EIO, TargetUnavailable, "cannot read or write {}/a: EIO (hint: check that the file system is available)"),
     ],
 )
@@ -115,12 +122,15 @@ def test_error_on_an_executor_keeps_its_kind_and_its_hint(
     from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
 
     def fails(storage: Storage, item: str) -> None:
+        if not number:
+            raise DamagedFile(storage.what(item), item)
         with storage.reading(item):
             raise OSError(number, "told by the system")
 
     with pytest.raises(TargetError) as raised:
         SparkEngine(spark, Location(path=str(tmp_path))).each(fails, ["a"], [1], "test")
     assert type(raised.value) is kind
+    assert getattr(raised.value, "path", "a") == "a"
     assert raised.value.one_line() == line.format(tmp_path)
 
 

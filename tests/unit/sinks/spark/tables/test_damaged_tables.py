@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from tests.unit.sinks.spark.damage import rot
+from tests.unit.sinks.spark.damage import rot, unwritable
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
@@ -203,6 +204,62 @@ async def test_damaged_copy_stops_its_table_alone(tmp_path: Path, begun_by: str,
     assert not work.progress.stopped_logs
     assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["id"].drop_null().to_pylist()) == [1, 8]
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("directory", ["", LOG])
+async def test_table_without_permissions_stops_alone_and_continues_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    sink = await damaged(tmp_path, "none")
+    work = applier(tmp_path)
+    with unwritable(tmp_path / "tables/public/t" / directory):
+        for end in (400, 500):
+            assert "permission denied" in stop_of(work, str(tmp_path / "tables/public/t"))
+            assert all_rounds(work).lsn == end
+            await land(sink, end + 100, Insert(5, row(str(end), "d")), Insert(6, row(str(end), "d")))
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 61)
+    await sink.close()
+    assert not all_rounds(work).stopped
+    assert rows(tmp_path) == [(1, "c"), (400, "d"), (500, "d")]
+
+
+@pytest.mark.parametrize("directory", ["", LOG])
+async def test_change_log_without_permissions_stops_alone_and_continues_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    sink = await damaged(tmp_path, "none")
+    work = applier(tmp_path)
+    all_rounds(work)
+    with unwritable(tmp_path / "log/public/t" / directory):
+        for _ in range(2):
+            work.tidy(now=True)
+            assert "permission denied" in work.progress.stopped_logs[TABLE]
+        assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 3
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 61)
+    await sink.close()
+    work.tidy()
+    assert not work.progress.stopped_logs
+    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 3
+
+
+async def test_table_that_may_not_be_read_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await damaged(tmp_path, "none")
+    await sink.close()
+    real = DeltaTable.is_deltatable
+
+    def denied(uri: str) -> bool:
+        if uri.endswith("/t"):
+            raise OSError(f"Generic LocalFileSystem error: Unable to walk dir: {uri}/_delta_log: Permission denied (os error 13)")
+        return real(uri)
+
+    monkeypatch.setattr("subscriber.sinks.spark.tables.delta_reader.DeltaTable.is_deltatable", denied)
+    work = applier(tmp_path)
+    stop_of(work, "permission denied")
+    work.tidy(now=True)
+    assert set(work.progress.stopped_logs) == {TABLE}
+    assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 3
 
 
 async def test_store_that_cannot_be_read_stops_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
