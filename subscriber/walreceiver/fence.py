@@ -29,18 +29,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_name import session_name
+from subscriber.walreceiver.fence_kinds import OWN_DEFAULT, FenceKind, closing, opening
 from subscriber.walreceiver.foreign_sessions import ForeignSessions
 from subscriber.walreceiver.session import Session
 
-__all__ = ["SCHEMA_IS_EMPTY", "Fence", "FenceKind"]
+__all__ = ["SCHEMA_IS_EMPTY", "Fence"]
 
 _POLL: Final = 0.02
 _ENDING_SECONDS: Final = 10.0
@@ -57,17 +57,6 @@ BEGIN READ WRITE; SET LOCAL synchronous_commit = local;
 SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', 'cutover'); COMMIT;
 SELECT pg_catalog.pg_current_wal_flush_lsn()
 """
-_GRANTS: Final = """
-SELECT a.grantee, coalesce(r.rolname, ''), a.is_grantable
-FROM pg_catalog.pg_database d, pg_catalog.aclexplode(coalesce(d.datacl, pg_catalog.acldefault('d', d.datdba))) a
-LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
-WHERE d.datname = pg_catalog.current_database() AND a.privilege_type = 'CONNECT'
-ORDER BY 2
-"""
-_OWN_DEFAULT: Final = f"""
-SELECT pg_catalog.split_part(c, '=', 2) FROM pg_catalog.pg_db_role_setting s, unnest(s.setconfig) AS c
-WHERE s.setdatabase = {_DATABASE} AND s.setrole = 0 AND c LIKE 'default_transaction_read_only=%'
-"""  # noqa: S608
 _OVERRIDES: Final = """
 SELECT DISTINCT r.rolname FROM pg_catalog.pg_db_role_setting s JOIN pg_catalog.pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) AS c
 WHERE s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())) AND r.rolcanlogin
@@ -79,14 +68,6 @@ SELECT NOT EXISTS (
     SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'subscriber'
 )
 """
-
-
-class FenceKind:
-    """Names of the kinds."""
-
-    READ_ONLY: Final = "read-only"
-    REVOKE: Final = "revoke"
-    COMMAND: Final = "command:"
 
 
 class _Closed(NamedTuple):
@@ -246,7 +227,7 @@ class Fence:
                     )
                 )
             if kind == FenceKind.READ_ONLY:
-                if await self._row(session) is None and await session.execute(f"SELECT ({_OWN_DEFAULT})::bool") == [("t",)]:
+                if await self._row(session) is None and await session.execute(f"SELECT ({OWN_DEFAULT})::bool") == [("t",)]:
                     found.append(
                         (
                             f"{self._place} has default_transaction_read_only = on already: its writers override that",
@@ -293,19 +274,9 @@ class Fence:
             await self._end_others(session)
 
     async def _close(self, session: Session, kind: str) -> None:
-        ((database,),) = await session.execute("SELECT pg_catalog.current_database()")
-        name = quote_identifier(database or "")
-        commands = list[str]()
-        before: Any = None
-        if kind == FenceKind.READ_ONLY:
-            before = next((value for (value,) in await session.execute(_OWN_DEFAULT)), None)
-            commands.append(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-        elif kind == FenceKind.REVOKE:
-            before = await session.execute(_GRANTS)
-            commands += [f"REVOKE CONNECT ON DATABASE {name} FROM {_grantee(role)}" for _, role, _ in before]
-            commands += [f"GRANT CONNECT ON DATABASE {name} TO {quote_identifier(role)}" for role in self._roles]
+        commands, before = await closing(session, kind, self._roles)
         roles = ", ".join(map(quote_identifier, self._roles))
-        values = ", ".join(map(quote_literal, (self._owner, kind, json.dumps(before))))
+        values = ", ".join(map(quote_literal, (self._owner, kind, before)))
         await session.execute(
             "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"  # noqa: S608
             f" GRANT USAGE, CREATE ON SCHEMA subscriber TO {roles};"
@@ -343,7 +314,7 @@ class Fence:
                     )
                 if found.kind.startswith(FenceKind.COMMAND):
                     await self._run(found.kind.removeprefix(FenceKind.COMMAND), self._variables("open"))
-                commands = await self.opening(session, found.kind, found.before)
+                commands = await opening(session, found.kind, found.before, self._roles)
                 await session.execute("; ".join([*commands, "DELETE FROM subscriber.fence", "COMMIT"]))
             if await self._exists(session):
                 if found is None or found.kind == FenceKind.READ_ONLY:
@@ -354,35 +325,13 @@ class Fence:
                     await session.execute("DROP SCHEMA subscriber")
         return True
 
-    async def opening(self, session: Session, kind: str, before: str) -> list[str]:
-        """The SQL that lets writers in."""
-        ((database,),) = await session.execute("SELECT pg_catalog.current_database()")
-        name = quote_identifier(database or "")
-        known = json.loads(before)
-        if kind == FenceKind.READ_ONLY:
-            value = (
-                "RESET default_transaction_read_only" if known is None else f"SET default_transaction_read_only = {quote_literal(known)}"
-            )
-            return [f"ALTER DATABASE {name} {value}"]
-        # a role may have been renamed or dropped meanwhile
-        found = await session.execute("SELECT oid, rolname FROM pg_catalog.pg_roles UNION ALL VALUES ('0'::pg_catalog.oid, '')")
-        roles = {oid: role or "" for oid, role in found}
-        grants = {roles[oid]: option for oid, _, option in known or () if oid in roles}
-        return [
-            *(f"REVOKE CONNECT ON DATABASE {name} FROM {quote_identifier(role)}" for role in self._roles if grants and role not in grants),
-            *(
-                f"GRANT CONNECT ON DATABASE {name} TO {_grantee(role)}{' WITH GRANT OPTION' if option == 't' else ''}"
-                for role, option in grants.items()
-            ),
-        ]
-
     async def how_to_open(self) -> str:
         """SQL for people that lets writers in."""
         async with await self._session() as session:
             found = await self._row(session)
             if found is None:
                 return ""
-            commands = await self.opening(session, found.kind, found.before)
+            commands = await opening(session, found.kind, found.before, self._roles)
         return f"BEGIN READ WRITE; {'; '.join([*commands, 'DROP TABLE IF EXISTS subscriber.fence'])}; COMMIT"
 
     async def drain(self) -> Lsn:
@@ -479,7 +428,3 @@ async def _prepared(session: Session) -> list[str]:
 
 async def _as_texts(what: str, session: Session) -> list[str]:
     return [f'{what} "{gid}"' for gid in await _prepared(session)]
-
-
-def _grantee(role: str | None) -> str:
-    return quote_identifier(role) if role else "PUBLIC"
