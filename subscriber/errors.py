@@ -25,6 +25,7 @@ messages, hints and notes are escaped. Packages add context with :meth:`BaseExce
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from subscriber.printable import printable
@@ -181,3 +182,15 @@ class ApplyError(TargetError):
 
 class SpoolError(SubscriberError):
     """The spool of large transactions cannot be written or read."""
+
+
+def raise_all(errors: Sequence[SubscriberError]) -> None:
+    """Raise the first error with the others.
+
+    Raises:
+        SubscriberError: there is an error.
+    """
+    if errors:
+        first, *others = errors
+        first.also = [*first.also, *others]
+        raise first

@@ -14,7 +14,9 @@ __all__ = [
     "add_name_option",
     "add_parameters_argument",
     "add_publisher_arguments",
+    "add_scope_arguments",
     "add_settings_argument",
+    "add_sides_arguments",
     "add_target_argument",
     "lsn",
 ]
@@ -67,6 +69,30 @@ def _add_list(parser: argparse.ArgumentParser, title: str, options: Mapping[str,
     """List options at the end of the verb's help."""
     lines = [f"  {name}: {each.help} (default: {each.shown_default})" for name, each in options.items()]
     parser.epilog = "\n".join([*([parser.epilog, ""] if parser.epilog else []), f"{title}:", *lines])
+
+
+def add_sides_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a subscription's name or ``--connection``, which tell the publisher, and ``--target``."""
+    parser.add_argument("name", metavar="NAME", nargs="?", help="name of a subscription of the target, whose publisher is used")
+    add_target_argument(parser)
+    parser.add_argument(
+        "--connection",
+        metavar="CONNINFO",
+        help="connection string of the publisher, without NAME or for a subscription that its command line defines",
+    )
+
+
+def add_scope_arguments(parser: argparse.ArgumentParser, what: str, published: str) -> None:
+    """Add ``--publication``, ``--schema`` and ``--all``, which choose tables or sequences of the publisher (``what``)."""
+    parser.add_argument(
+        "--publication",
+        action="append",
+        default=[],
+        metavar="P",
+        help=f"{published} of this publication; may be repeated; default: those of the subscription",
+    )
+    parser.add_argument("--schema", action="append", default=[], metavar="S", help=f"all {what} of this schema, too; may be repeated")
+    parser.add_argument("--all", action="store_true", help=f"all {what} of the publisher's database")
 
 
 def add_target_argument(parser: argparse.ArgumentParser) -> None:

@@ -23,9 +23,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from subscriber.abc import TableState
 from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
@@ -33,9 +33,16 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import Policy, policy
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ApplyError, ConfigurationError, SubscriberError, SubscriptionChanged, SubscriptionInUse, TargetError
+from subscriber.errors import (
+    ApplyError,
+    ConfigurationError,
+    SubscriberError,
+    SubscriptionChanged,
+    SubscriptionInUse,
+    TargetError,
+    raise_all,
+)
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.cutover.preflight import raise_all
 from subscriber.subscription.cutover.record import MIGRATION, Record
 from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.management.create import create_subscription
@@ -52,6 +59,8 @@ __all__ = ["Migration"]
 _POLL_SECONDS: Final = 0.5
 _APPLICATION: Final = "subscriber migrate"
 Tell = Callable[[str], None]
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +225,7 @@ class Migration:
         found = await self._observed()
         if found is None:
             await self._check()
-            await create_subscription(
-                self._name,
-                connection=self._connection,
-                publications=[self._publication],
-                target=self._target,
-                options=self._options,
-                settings=self._settings,
-            )
+            await self._defined(create_subscription)
             self._tell(f'subscription "{self._name}" created')
         elif tuple(found.definition.publications) != (self._publication,):
             raise ConfigurationError(
@@ -234,7 +236,12 @@ class Migration:
 
     async def _check(self) -> None:
         """Find tables that cannot be replicated before hours of copying."""
-        findings = await check(
+        findings = await self._defined(check)
+        raise_all([ConfigurationError(each.message, hint=each.hint) for each in findings if each.severity == "error"])
+
+    async def _defined(self, verb: Callable[..., Awaitable[_Result]]) -> _Result:
+        """Call a verb with what defines the subscription."""
+        return await verb(
             self._name,
             connection=self._connection,
             publications=[self._publication],
@@ -242,7 +249,6 @@ class Migration:
             options=self._options,
             settings=self._settings,
         )
-        raise_all([ConfigurationError(each.message, hint=each.hint) for each in findings if each.severity == "error"])
 
     async def _observed(self) -> Observation | None:
         found = (each for each in await observe_target(self._target) if each.definition.name == self._name and each.definition.made)

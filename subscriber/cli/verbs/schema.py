@@ -9,7 +9,7 @@ import time
 from subscriber.abc.schema import SchemaStep, Section, StepState
 from subscriber.abc.table_schema import SchemaDifference
 from subscriber.cli.notices import confirm, counted
-from subscriber.cli.options import add_target_argument
+from subscriber.cli.options import add_scope_arguments, add_sides_arguments
 from subscriber.cli.output import complain, say
 from subscriber.printable import printable
 from subscriber.subscription.management.schema import SchemaOptions, copy_schema, diff_schema
@@ -33,7 +33,7 @@ def _add_copy(parser: argparse.ArgumentParser) -> None:
         " is, so the command can be repeated. A PostgreSQL target needs pg_dump and pg_restore on this machine, not older than the"
         " publisher. Subscriptions are left out."
     )
-    _add_sides(parser)
+    add_sides_arguments(parser)
     parser.add_argument(
         "--section",
         action="append",
@@ -57,26 +57,12 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
         "Compares the schema of the published tables on both sides: columns, types, nullability, defaults, keys, indexes, constraints and"
         " sequences. Exit status 1 if there is a difference. It changes nothing."
     )
-    _add_sides(parser)
-    parser.add_argument(
-        "--publication",
-        action="append",
-        default=[],
-        metavar="P",
-        help="compare the tables of this publication; may be repeated; default: those of the subscription",
-    )
-    parser.add_argument("--schema", action="append", default=[], metavar="S", help="all tables of this schema, too; may be repeated")
-    parser.add_argument("--all", action="store_true", help="all tables of the publisher's database")
+    add_sides_arguments(parser)
+    add_scope_arguments(parser, "tables", "compare the tables")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print JSON")
     shown.add_argument("--ddl", action="store_true", help="print statements that remove the differences from the target")
     parser.set_defaults(execute=_diff)
-
-
-def _add_sides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="name of a subscription of the target, whose publisher is used")
-    add_target_argument(parser)
-    parser.add_argument("--connection", metavar="CONNINFO", help="connection string of the publisher, without NAME")
 
 
 def add_copy_options(parser: argparse.ArgumentParser) -> None:

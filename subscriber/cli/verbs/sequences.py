@@ -8,7 +8,7 @@ from collections import Counter
 
 from subscriber.abc.sequences import SequenceState
 from subscriber.cli.notices import confirm, counted
-from subscriber.cli.options import add_target_argument
+from subscriber.cli.options import add_scope_arguments, add_sides_arguments
 from subscriber.cli.output import emit, say
 from subscriber.printable import printable
 from subscriber.subscription.management.sequences import sync_sequences
@@ -24,22 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " Exit status 1 if a sequence was left."
     )
     parser.add_argument("action", choices=["sync"], metavar="sync", help="the only action")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="name of a subscription of the target")
-    add_target_argument(parser)
-    parser.add_argument(
-        "--connection",
-        metavar="CONNINFO",
-        help="connection string of the publisher, without NAME or for a subscription that its command line defines",
-    )
-    parser.add_argument(
-        "--publication",
-        action="append",
-        default=[],
-        metavar="P",
-        help="the sequences of the tables of this publication; may be repeated; default: those of the subscription",
-    )
-    parser.add_argument("--schema", action="append", default=[], metavar="S", help="all sequences of this schema, too; may be repeated")
-    parser.add_argument("--all", action="store_true", help="all sequences of the publisher's database")
+    add_sides_arguments(parser)
+    add_scope_arguments(parser, "sequences", "the sequences of the tables")
     parser.add_argument("--force", action="store_true", help="also set a sequence back that is ahead of the publisher")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

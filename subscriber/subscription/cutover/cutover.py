@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from subscriber import crash_points
 from subscriber.catalog import Observation
-from subscriber.errors import ConfigurationError, SubscriberError, SubscriptionInUse, TargetError
+from subscriber.errors import ConfigurationError, SubscriberError, SubscriptionInUse, TargetError, raise_all
 from subscriber.subscription.cutover.command import run_command
 from subscriber.subscription.cutover.link import BackLink, ForwardLink, drop_unused_catalog, opened_catalog
 from subscriber.subscription.cutover.move import BACKWARD, FORWARD, Move, Place, Tell
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.subscription.cutover.preflight import find_cutover_problems, lag, raise_all, unfenced
+from subscriber.subscription.cutover.preflight import find_cutover_problems, lag, unfenced
 from subscriber.subscription.cutover.record import Record
 from subscriber.subscription.management.drop import drop_subscription
 from subscriber.subscription.targets import is_lake, observe_target, uses_sqlalchemy

@@ -26,7 +26,7 @@ from subscriber.walreceiver.publication import not_replicated, published_tables
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.unfenced import background_workers, writing_subscriptions
 
-__all__ = ["find_cutover_problems", "lag", "raise_all", "unfenced"]
+__all__ = ["find_cutover_problems", "lag", "unfenced"]
 
 # by qualified name: table, its columns' types, whether it has a usable replica identity, what is switched off
 _DESCRIBE: Final = """
@@ -52,18 +52,6 @@ JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
 JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
 ORDER BY 1, 2
 """
-
-
-def raise_all(errors: Sequence[SubscriberError]) -> None:
-    """Raise the first error with the others.
-
-    Raises:
-        SubscriberError: there is an error.
-    """
-    if errors:
-        first, *others = errors
-        first.also = [*first.also, *others]
-        raise first
 
 
 async def find_cutover_problems(
