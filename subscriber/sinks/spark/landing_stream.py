@@ -51,14 +51,6 @@ _LOOK_SECONDS: Final = 0.2
 class LandingStream:
     """The stream, from one opening of the lake to its close. Only the stream's own timers may run during a call.
 
-    Args:
-        lake: the lake, locked.
-        lander: writer of its landing zone.
-        location: the URL's options.
-        table_ids: gives the lake's number of a table.
-        statistics: updated with what is landed.
-        on_durable: is told what is durable.
-
     Attributes:
         lander: as given.
         failure: the error after which every call is refused.

@@ -49,10 +49,6 @@ __all__ = ["LakeSessions", "OpenedGroupingSparkSink", "OpenedSparkSink"]
 class LakeSessions:
     """What a sink and everything that it opens share.
 
-    Args:
-        location: the URL's options.
-        settings: of the process.
-
     Attributes:
         lake: the lake as it was opened last. Synchronizations that have begun before continue with it.
         catalog: held while the lake's catalog is changed.
@@ -87,7 +83,7 @@ class LakeSessions:
 
 
 class OpenedSparkSink:
-    """A :class:`subscriber.abc.OpenedSink`.
+    """A :class:`subscriber.abc.OpenedSink`, which says what methods without a description do.
 
     Args:
         sessions: shared with the sink.
@@ -140,7 +136,6 @@ class OpenedSparkSink:
         return self._stream
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Note the slot that is about to be created."""
         await self._change(slot_name=slot_name, publications=tuple(publications), two_phase=two_phase)
 
     async def _change(self, **changes: object) -> None:
@@ -154,23 +149,18 @@ class OpenedSparkSink:
         return frozenset([*own, *(table.position.slot_name for table in lake.state.tables.values() if table.position is not None)])
 
     async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications."""
         await self._change(publications=tuple(publications))
 
     async def refreshed(self) -> None:
-        """Clear the pending refresh."""
         await self._define(pending_refresh=None)
 
     async def set_position(self, position: Position) -> None:
-        """Store the first position, or one on another timeline."""
         await self._usable.set_position(position)
 
     async def set_two_phase(self, state: TwoPhaseState) -> None:
-        """Store ``subtwophasestate``."""
         await self._change(two_phase=state)
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
-        """The subscription's tables."""
         return {name: table.entry for name, table in self.lake.state.tables.items()}
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
@@ -215,35 +205,25 @@ class OpenedSparkSink:
         return opened
 
     async def apply(self, batch: Batch) -> None:
-        """Collect a batch. It is landed now if there is enough data, else soon."""
         opened = await self._streaming()
         if self.lake.position is None:
             raise TargetError(f'subscription "{self.lake.name}" has no position yet', hint="report this")
         await opened.apply(batch)
 
     async def advance(self, lsn: Lsn) -> None:
-        """Land what was collected, and store the position. With ``confirm=applied``, return after it is applied."""
         await (await self._streaming()).advance(lsn, self._sessions.applier.start)
 
     @property
     def prepares_in_target(self) -> bool:
-        """Prepared transactions are stored."""
         return False
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Store the transaction's rows apart. On return they are durable, and the position is after the transaction."""
         await (await self._streaming()).prepare(prepared, gate)
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        """Land the rows of a prepared transaction, as of its commit.
-
-        Raises:
-            DataLossError: it was neither prepared here nor committed.
-        """
         await (await self._streaming()).commit_prepared(message)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """Remove a prepared transaction."""
         await (await self._streaming()).rollback_prepared(message)
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
@@ -265,7 +245,6 @@ class OpenedSparkSink:
         await transaction.discard()
 
     async def clear_skip(self) -> None:
-        """Clear the LSN of the transaction to skip."""
         await self._define(skip_lsn=INVALID_LSN)
 
     @property

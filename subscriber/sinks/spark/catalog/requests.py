@@ -36,11 +36,7 @@ _LOCK_SECONDS: Final = 10.0
 
 
 class LakeRequests:
-    """See the module.
-
-    Args:
-        storage: of a lake in a directory.
-    """
+    """See the module. Only for a lake in a directory."""
 
     def __init__(self, storage: Storage) -> None:
         assert storage.root is not None
@@ -49,7 +45,6 @@ class LakeRequests:
         self._lock = FileLock(self._path, "the subscription of the lake is being verified by another process", "wait until it has ended")
 
     async def read(self) -> SnapshotRequest | None:
-        """Return the request, if there is one."""
         return await run_in_thread(self._read)
 
     def _read(self) -> SnapshotRequest | None:
@@ -78,7 +73,6 @@ class LakeRequests:
         return True
 
     async def remove(self, number: str) -> None:
-        """Remove a request."""
         found = await self.read()
         if found is not None and found.number == number:
             await run_in_thread(lambda: self._storage.delete([_REQUEST]))
@@ -92,19 +86,15 @@ class LakeRequests:
         await self._lock.wait(_LOCK_SECONDS)
 
     async def release_lock(self) -> None:
-        """Release the lock of the verb."""
         self._lock.give_back()
 
     async def has_verb(self) -> bool:
-        """Whether a verb has the lock."""
         return is_held(self._path)
 
     async def has_worker(self) -> bool:
-        """Whether a process runs the subscription."""
         return is_held(locks(self._storage)[0])
 
     async def entries(self) -> Mapping[TableName, TableEntry]:
-        """The states of the subscription's tables."""
         lake = await run_in_thread(lambda: Lake.find(self._storage))
         return {name: table.entry for name, table in lake.state.tables.items()} if lake is not None else {}
 

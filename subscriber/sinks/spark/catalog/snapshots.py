@@ -158,11 +158,7 @@ def read_snapshot(storage: Storage) -> Snapshot | None:
 
 
 class Snapshots:
-    """Reads the snapshots of a lake. An object that is kept finds the next snapshot faster.
-
-    Args:
-        storage: of the lake.
-    """
+    """Reads the snapshots of a lake. An object that is kept finds the next snapshot faster."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

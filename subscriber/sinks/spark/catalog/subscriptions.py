@@ -137,11 +137,6 @@ class LakeCatalog:
         return lake
 
     async def subscriptions(self) -> Sequence[Definition]:
-        """The subscription of the lake, or an empty list.
-
-        Raises:
-            TargetUnavailable, TargetError: the lake cannot be read.
-        """
         lake = await self._find()
         if lake is None:
             return []
@@ -283,7 +278,6 @@ class LakeCatalog:
         storage.sync([""])
 
     async def copy_again(self, oid: int, tables: Sequence[TableName]) -> None:
-        """See :meth:`subscriber.catalog.CopyingCatalog.copy_again`."""
         lake = await self._find()
         if lake is None:
             return

@@ -9,10 +9,8 @@ With Spark, an order is a job in its own scheduler pool, so that a round gets a 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
-import pickle
 import threading
 import time
 import uuid
@@ -62,11 +60,7 @@ class CopyRunner(Protocol):
 
 
 class LocalCopyRunner:
-    """Runs parts in threads of this process.
-
-    Args:
-        storage: of the lake.
-    """
+    """Runs parts in threads of this process."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -114,13 +108,7 @@ def worst_failure(failures: Sequence[CopyFailure | None]) -> CopyFailure | None:
 
 
 class Copier:
-    """Carries out the copy orders of a lake, see the module.
-
-    Args:
-        storage: of the lake.
-        runner: reads the parts.
-        target_rows: rows that a base file should have.
-    """
+    """Carries out the copy orders of a lake, see the module."""
 
     def __init__(self, storage: Storage, runner: CopyRunner, target_rows: int) -> None:
         self._storage = storage
@@ -241,10 +229,9 @@ class SparkCopyRunner:
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
         location = self._location
-        packed = base64.b64encode(pickle.dumps(order)).decode()
 
         def work(found: Iterable[int]) -> Iterator[CopyFailure | None]:
-            return copy_parts(location, packed, found, target_rows)
+            return _copy_parts(location, order, found, target_rows)
 
         context = self._spark.sparkContext
         try:
@@ -262,11 +249,9 @@ class SparkCopyRunner:
             self._spark.sparkContext.cancelJobGroup(self.jobs)
 
 
-def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_rows: int) -> Iterator[CopyFailure | None]:
+def _copy_parts(location: Location, order: CopyOrder, numbers: Iterable[int], target_rows: int) -> Iterator[CopyFailure | None]:
     """Store parts on an executor."""
     storage = Storage.open(location)
-    # the data comes from the driver of this job through Spark's own channel, which transports pickled code anyway
-    order: CopyOrder = pickle.loads(base64.b64decode(packed))  # noqa: S301
     for number in numbers:
         yield try_copy_part(storage, order, number, target_rows, stop=threading.Event(), sessions=Sessions())
     forget_jars()

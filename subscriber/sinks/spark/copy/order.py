@@ -30,31 +30,13 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json, file_to_json
 
-__all__ = ["CopyFailure", "CopyOrder", "DonePart", "base_file_name", "remove_base_files"]
+__all__ = ["CopyFailure", "CopyOrder", "base_file_name", "remove_base_files"]
 
 _ORDER: Final = "order.json"
 _FAILURE: Final = "failure.json"
 _COPIED_AGAIN: Final = "stop the subscriber and start it again: the table is copied again"
 _DONE: Final = re.compile(r"done-(\d{6})\.json")
 _BASE: Final = re.compile(r"(?:\.tmp-[0-9a-f]{32}-)?copy-(\d+)-(\d+)-[0-9a-f]{32}\.parquet")
-
-
-@dataclass(frozen=True, slots=True)
-class DonePart:
-    """A stored part of a table.
-
-    Attributes:
-        number: of the part.
-        files: of the Delta table. Their ranges of keys are in the files.
-    """
-
-    number: int
-    files: tuple[DataFile, ...]
-
-    @property
-    def rows(self) -> int:
-        """The count of its rows."""
-        return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +138,8 @@ class CopyOrder:
         """The numbers of the stored parts."""
         return {int(match[1]) for file in storage.files(self.directory) if (match := _DONE.fullmatch(file.name))}
 
-    def done(self, storage: Storage, number: int) -> DonePart:
-        """Read a stored part.
+    def done(self, storage: Storage, number: int) -> tuple[DataFile, ...]:
+        """The files of a stored part. Their ranges of keys are in the files.
 
         Raises:
             TargetError: its document is damaged or missing.
@@ -166,7 +148,7 @@ class CopyOrder:
         found = parse_document(storage, name, lambda document: tuple(map(file_from_json, document["files"])), _COPIED_AGAIN)
         if found is None:
             raise TargetError(f"{storage.what(name)} is missing", hint=_COPIED_AGAIN)
-        return DonePart(number, found)
+        return found
 
     # --- failures
 

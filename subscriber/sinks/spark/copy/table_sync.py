@@ -37,7 +37,7 @@ from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
 from subscriber.sinks.spark.copy.copied_rows import store_copy
 from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy, write_copy
-from subscriber.sinks.spark.copy.order import CopyOrder, DonePart, remove_base_files
+from subscriber.sinks.spark.copy.order import CopyOrder, remove_base_files
 from subscriber.sinks.spark.copy.select_list import select_list
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.file_lock import FileLock
@@ -276,12 +276,12 @@ class ExecutorTableSink(SparkTableSink):
 
     async def _all_done(self, order: CopyOrder, rows: Callable[[int], None]) -> tuple[DataFile, ...]:
         storage, loop = self._lake().storage, asyncio.get_running_loop()
-        parts: dict[int, DonePart] = {}
+        parts: dict[int, tuple[DataFile, ...]] = {}
         told, patience = "", loop.time() + _PATIENCE_SECONDS
         while len(parts) < len(order.queries):
             for number in sorted(await run_in_thread(lambda: order.numbers_done(storage)) - parts.keys()):
                 parts[number] = await run_in_thread(lambda number=number: order.done(storage, number))  # type: ignore[misc]
-                rows(parts[number].rows)
+                rows(sum(file.rows for file in parts[number]))
                 patience = loop.time() + _PATIENCE_SECONDS
             failure = await run_in_thread(lambda: order.failure(storage))
             if failure is not None and failure.gone:
@@ -294,4 +294,4 @@ class ExecutorTableSink(SparkTableSink):
                 _log.warning('table "%s" waits for executors to copy it: is `subscriber spark-apply` running?', self._table)
             if len(parts) < len(order.queries):
                 await asyncio.sleep(_LOOK_SECONDS)
-        return tuple(file for number in sorted(parts) for file in parts[number].files)
+        return tuple(file for number in sorted(parts) for file in parts[number])

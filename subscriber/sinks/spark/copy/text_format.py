@@ -14,11 +14,7 @@ _LETTERS: Final = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\
 
 
 class CopyReader:
-    """Splits a stream of COPY data, in pieces of any size, into rows.
-
-    Args:
-        columns: number of fields of each row.
-    """
+    """Splits a stream of COPY data, in pieces of any size, into rows."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns

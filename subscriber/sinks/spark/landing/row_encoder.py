@@ -89,13 +89,6 @@ class DescribedRelations:
 class TransactionEncoder:
     """Encodes transactions, chunk by chunk. Call :meth:`begin` for each.
 
-    Args:
-        batch: receives the rows.
-        described: the relations of the stream.
-        gate: tells which relations are wanted.
-        table_ids: gives the lake's number of a table.
-        statistics: updated with the counts.
-
     Attributes:
         batch: as given.
         stamp: of the transaction.

@@ -72,11 +72,6 @@ _FIRST_SWEEP_SECONDS: Final = 60.0
 class Applier:
     """The applier of one lake, see the module.
 
-    Args:
-        storage: of the lake.
-        engine: does the work.
-        settings: of the applier.
-
     Attributes:
         missing: counts of changes that found no row, since this object was created.
         progress: what its rounds did.

@@ -28,10 +28,6 @@ class ApplierStatus:
 
     Attributes:
         stopped_logs: the change logs that the earlier applier could not continue, with the reasons.
-
-    Args:
-        storage: of the lake.
-        engine: name of the engine.
     """
 
     def __init__(self, storage: Storage, engine: str) -> None:

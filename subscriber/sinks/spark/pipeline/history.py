@@ -112,12 +112,6 @@ class _Work:
 class HistoryTables:
     """The history tables of a lake.
 
-    Args:
-        storage: of the lake.
-        engine: does the work.
-        target_rows: rows that a file should have.
-        retain_hours: how long removed files and versions can be read.
-
     Attributes:
         opened: the Delta tables, by directory.
         files: the sizes of the files that the last call of :meth:`apply` wrote, by the names of the histories.
@@ -281,7 +275,7 @@ class HistoryTables:
         """The files with rows that may change."""
         known = self._files.get((delta.directory, key), {})
         files: dict[str, BaseFile] = {}
-        current = null_counts(delta, "_end_lsn") if kind == "scd2" else {}
+        current = null_counts(delta.add_actions(), "_end_lsn") if kind == "scd2" else {}
         for path, rows in delta.files().items():
             if current.get(path) == 0:
                 continue
@@ -305,7 +299,7 @@ class HistoryTables:
 
     def _merge_small(self, delta: LakeDelta, schema: TableSchema, application: str, end: Lsn) -> None:
         """Compaction of the files with ended versions."""
-        current, rows_of = null_counts(delta, "_end_lsn"), delta.files()
+        current, rows_of = null_counts(delta.add_actions(), "_end_lsn"), delta.files()
         small = [(path, rows) for path, rows in rows_of.items() if current[path] == 0 and rows < self._target_rows // 4]
         if len(small) < _SMALL_FILES:
             return

@@ -154,11 +154,6 @@ class Totals:
 class ApplierProgress:
     """The progress of one applier, see the module. Other threads may read it.
 
-    Args:
-        lake: the place of the lake, for events.
-        engine: its name.
-        freshness: the target in seconds.
-
     Attributes:
         last: the last round that did something.
         recent: the events of the last rounds.

@@ -27,10 +27,6 @@ _APPLICATION: Final = "subscriber-snapshot"
 class SnapshotPublisher:
     """Reads and publishes the snapshots of a lake, for its applier.
 
-    Args:
-        storage: of the lake.
-        retain_hours: how long earlier snapshots can be read.
-
     Attributes:
         delta: the Delta table.
     """

@@ -76,12 +76,7 @@ class _Known:
 
 
 class Changes:
-    """Reads the changes of one table, see the module.
-
-    Args:
-        storage: of the lake.
-        name: name of the table.
-    """
+    """Reads the changes of one table, see the module."""
 
     def __init__(self, storage: Storage, name: TableName) -> None:
         self._storage = storage

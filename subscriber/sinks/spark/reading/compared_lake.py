@@ -148,12 +148,7 @@ class _Failures:
 
 
 class LakeTables:
-    """The tables of a snapshot.
-
-    Args:
-        storage: of the lake.
-        snapshot: the snapshot.
-    """
+    """The tables of a snapshot."""
 
     def __init__(self, storage: Storage, snapshot: Snapshot) -> None:
         self._storage = storage

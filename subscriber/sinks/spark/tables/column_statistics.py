@@ -32,22 +32,14 @@ def files_of_log(log: DeltaReader) -> list[LogFile]:
     return [LogFile(path, first, last) for first, last, _, path in found]
 
 
-def null_counts(delta: DeltaReader, field: str) -> dict[str, int | None]:
-    """The number of NULLs of a column in each file. None: unknown."""
-    return _null_counts(delta.add_actions(), field)
-
-
-def _null_counts(actions: pa.Table, field: str) -> dict[str, int | None]:
+def null_counts(actions: pa.Table, field: str) -> dict[str, int | None]:
+    """The number of NULLs of a column in each file, from the result of :meth:`DeltaReader.add_actions`. None: unknown."""
     name, paths = f"null_count.{field}", actions["path"].to_pylist()
     return dict(zip(paths, actions[name].to_pylist() if name in actions.schema.names else [None] * len(paths), strict=True))
 
 
 class ValueSearch:
-    """Whether columns have values. It remembers files that Delta has no statistics of.
-
-    Args:
-        storage: of the lake.
-    """
+    """Whether columns have values. It remembers files that Delta has no statistics of."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -62,7 +54,7 @@ class ValueSearch:
             TargetError: a file cannot be read.
         """
         actions = delta.add_actions()
-        nulls, known = _null_counts(actions, field), self._known.get((delta.directory, field), {})
+        nulls, known = null_counts(actions, field), self._known.get((delta.directory, field), {})
         found: dict[str, bool] = {}
         for path, count in zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True):
             missing = nulls[path]

@@ -22,7 +22,7 @@ from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
-__all__ = ["VECTORS", "DeletionVector", "live_rows", "positions", "read_vector", "write_vectors"]
+__all__ = ["VECTORS", "DeletionVector", "live_rows", "read_vector", "write_vectors"]
 
 VECTORS: Final = "_dv"
 """Directory for the files of vectors, in the table's directory."""
@@ -139,15 +139,10 @@ def write_vectors(storage: Storage, directory: str, vectors: Mapping[str, BitMap
     return found
 
 
-def positions(rows: BitMap) -> pa.Array:
-    """The positions in an Arrow array."""
-    found = rows.to_array()
-    return pa.Array.from_buffers(pa.uint32(), len(found), [None, pa.py_buffer(found)])
-
-
 def live_rows(deleted: BitMap, count: int) -> pa.Array:
     """The positions of the rows that are not deleted, in a file with ``count`` rows."""
-    return positions(deleted.flip(0, count))
+    found = deleted.flip(0, count).to_array()
+    return pa.Array.from_buffers(pa.uint32(), len(found), [None, pa.py_buffer(found)])
 
 
 def _encoded(data: bytes) -> str:

@@ -30,10 +30,6 @@ BEGUN: Final = "_begun.json"
 class DeltaReader:
     """A Delta table, open at its newest version.
 
-    Args:
-        storage: of the lake.
-        directory: relative to the lake.
-
     Attributes:
         directory: as given.
     """

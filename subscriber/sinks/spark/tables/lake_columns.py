@@ -18,7 +18,7 @@ _COMMENT: Final = "comment"
 
 def lake_schema(table: DeltaTable) -> pa.Schema:
     """The columns of a table, in the lake's Arrow types."""
-    return pa.schema([_lake_field(field) for field in pa.schema(table.schema().to_arrow())])
+    return pa.schema([pa.field(field.name, _lake_type(field.type)) for field in pa.schema(table.schema().to_arrow())])
 
 
 def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
@@ -40,10 +40,6 @@ def is_without_zone(type_: pa.DataType) -> bool:
     if pa.types.is_list(type_):
         return is_without_zone(type_.value_type)
     return bool(pa.types.is_timestamp(type_)) and type_.tz is None
-
-
-def _lake_field(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, _lake_type(field.type))
 
 
 def _lake_type(type_: pa.DataType) -> pa.DataType:

@@ -71,10 +71,6 @@ class TableFile:
 class TableLog:
     """The files of one table, at a version.
 
-    Args:
-        storage: of the lake.
-        directory: of the table.
-
     Attributes:
         version: the version. -1: none.
         files: by path.
