@@ -179,20 +179,8 @@ class Storage:
         self.sync([str(PurePosixPath(name).parent)])
         return True
 
-    def sync(self, directories: Iterable[str]) -> None:
-        """Make the names in these directories durable.
-
-        Raises:
-            TargetError: the file system refuses.
-        """
-        if self.root is None:
-            return
-        for directory in directories:
-            with os_errors(self.what(directory)):
-                _fsync(self.root / directory)
-
-    def sync_files(self, names: Iterable[str]) -> None:
-        """Make the content of files of other writers durable. Missing files are skipped.
+    def sync(self, names: Iterable[str], *, missing_ok: bool = False) -> None:
+        """Make the names in directories durable, or the content of files of other writers.
 
         Raises:
             TargetError: the file system refuses.
@@ -200,8 +188,12 @@ class Storage:
         if self.root is None:
             return
         for name in names:
-            with os_errors(self.what(name)), contextlib.suppress(FileNotFoundError):
-                _fsync(self.root / name)
+            with os_errors(self.what(name)):
+                try:
+                    _fsync(self.root / name)
+                except FileNotFoundError:
+                    if not missing_ok:
+                        raise
 
     def read(self, name: str) -> bytes | None:
         """Read a small file. None if it does not exist."""

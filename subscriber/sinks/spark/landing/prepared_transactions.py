@@ -20,6 +20,7 @@ it would be prepared again, and stay prepared if its end is not sent again.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import EPOCH_MICROSECONDS, LandedFile
-from subscriber.sinks.spark.landing.zone import OpenBatch, ParquetFile
+from subscriber.sinks.spark.landing.zone import OpenBatch, write_file
 from subscriber.transaction.model import Transaction
 
 __all__ = ["PreparedTransactions"]
@@ -153,25 +154,21 @@ class PreparedTransactions:
         return True
 
     def _rewrite(self, file: LandedFile, path: str, end: Lsn, commit_time: int) -> int:
-        written = ParquetFile(self._storage, path, file.schema.landing)
+        def rows(source: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+            for batch in source.iter_batches():
+                count = batch.num_rows
+                stamps = {
+                    "_lsn": pa.array([int(end)] * count, pa.int64()),
+                    "_ts": pa.array([commit_time] * count, pa.timestamp("us", "UTC")),
+                }
+                arrays = [stamps.get(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
+                yield pa.RecordBatch.from_arrays(arrays, schema=file.schema.landing)
+
         try:
             with self._storage.reading(file.path), pq.ParquetFile(file.path, filesystem=self._storage.filesystem) as source:
-                for batch in source.iter_batches():
-                    rows = batch.num_rows
-                    lsns = pa.array([int(end)] * rows, pa.int64())
-                    times = pa.array([commit_time] * rows, pa.timestamp("us", "UTC"))
-                    arrays = [
-                        lsns if name == "_lsn" else times if name == "_ts" else batch.column(position)
-                        for position, name in enumerate(batch.schema.names)
-                    ]
-                    written.write(pa.RecordBatch.from_arrays(arrays, schema=file.schema.landing))
+                return write_file(self._storage, path, file.schema.landing, rows(source))
         except pa.ArrowInvalid as error:
-            written.discard()
             raise TargetError(f"{self._storage.what(file.path)} is damaged", hint="restore it from a backup") from error
-        except BaseException:
-            written.discard()
-            raise
-        return written.commit()
 
     def forget(self, xid: int, gid: str) -> None:
         """Remove it. No error if it does not exist."""

@@ -38,7 +38,7 @@ from subscriber.sinks.spark.landing.manifest import (
 from subscriber.sinks.spark.landing.row_buffer import RowBuffer, Stamp
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
-__all__ = ["SPILL_BYTES", "LandingZone", "OpenBatch", "ParquetFile", "batch_end", "batch_table", "write_file"]
+__all__ = ["SPILL_BYTES", "LandingZone", "OpenBatch", "ParquetFile", "batch_end", "batch_table", "unique_path", "write_file"]
 
 _BATCH: Final = re.compile(r"\d+[-.].*parquet$")
 """Names of a batch's files. A table's copy is in the same directory, and does not match."""
@@ -89,21 +89,25 @@ class ParquetFile:
         self.pending.discard()
 
 
-def write_file(storage: Storage, directory: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    """Write rows as a new file in an existing directory. Return its path.
+def write_file(storage: Storage, path: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write rows as a new file in an existing directory. Return its size.
 
     Raises:
         TargetError: it cannot be written, for example because the disk is full.
     """
-    file = ParquetFile(storage, f"{directory}/{uuid4().hex}.parquet", schema)
+    file = ParquetFile(storage, path, schema)
     try:
         for batch in batches:
             file.write(batch)
-        file.commit()
+        return file.commit()
     except BaseException:
         file.discard()
         raise
-    return file.pending.name
+
+
+def unique_path(directory: str) -> str:
+    """The path of a new file."""
+    return f"{directory}/{uuid4().hex}.parquet"
 
 
 @dataclass(slots=True)

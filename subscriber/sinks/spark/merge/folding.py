@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.zone import write_file
+from subscriber.sinks.spark.landing.zone import unique_path, write_file
 from subscriber.sinks.spark.merge.affected_rows import affected_rows
 from subscriber.sinks.spark.merge.fold import merge_keyed_rows
 from subscriber.sinks.spark.merge.parquet import read_changes
@@ -42,8 +42,8 @@ def fold_unit(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile,
     rows = pa.concat_tables([table.append_column(flag, pa.array([gone] * table.num_rows, pa.bool_())) for table, gone in parts])
     if not rows.num_rows:
         return FoldedFile(), merged.missing
-    path = write_file(storage, directory, rows.schema, rows.to_batches())
-    size = storage.filesystem.get_file_info(path).size
+    path = unique_path(directory)
+    size = write_file(storage, path, rows.schema, rows.to_batches())
     file = FoldedFile(path=path, size=size, rows=rows.num_rows, memory=rows.nbytes, keys=_limits(rows, schema), known=merged.known)
     return file, merged.missing
 

@@ -13,7 +13,7 @@ from subscriber.sinks.spark.catalog.lake import LakeTable
 from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, read_manifests
-from subscriber.sinks.spark.landing.zone import write_file
+from subscriber.sinks.spark.landing.zone import unique_path, write_file
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.pipeline.table_work import TableWork, plan_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
@@ -123,4 +123,5 @@ def read_work(storage: Storage, work: TableWork, source: PendingChanges, directo
 def _gathered(storage: Storage, changes: pa.Table, directory: str) -> str:
     """Write many small files as one, because each unit of the table opens all of them."""
     storage.make_directory(directory)
-    return write_file(storage, directory, changes.schema, changes.to_batches())
+    write_file(storage, path := unique_path(directory), changes.schema, changes.to_batches())
+    return path

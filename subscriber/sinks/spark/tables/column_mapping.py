@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.zone import write_file
+from subscriber.sinks.spark.landing.zone import unique_path, write_file
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name, folded_name
 
 __all__ = ["ROUND_DIRECTORY", "new_names", "renamed_file", "renamed_rows", "resolve_fields"]
@@ -92,6 +92,7 @@ def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
     with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as source:
         batches = (renamed_rows(rows, names) for rows in source.iter_batches())
         try:
-            return write_file(storage, ROUND_DIRECTORY, _renamed_schema(source.schema_arrow, names), batches)
+            write_file(storage, found := unique_path(ROUND_DIRECTORY), _renamed_schema(source.schema_arrow, names), batches)
+            return found
         except pa.ArrowInvalid as error:
             raise DamagedFile(storage.what(path), path) from error

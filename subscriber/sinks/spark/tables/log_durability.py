@@ -28,7 +28,7 @@ def sync_added(storage: Storage, directory: str, log: TableLog, since: int, vers
         added = [action[kind] for action in log.actions(number) or () for kind in ("add", "cdc") if kind in action]
         files = {unquote(action["path"]) for action in added}
         files.update(DeletionVector.from_json(action["deletionVector"]).file or "" for action in added if action.get("deletionVector"))
-        storage.sync_files(f"{directory}/{path}" for path in files - {""})
+        storage.sync((f"{directory}/{path}" for path in files - {""}), missing_ok=True)
     storage.sync([directory])
 
 
@@ -44,10 +44,10 @@ def sync_log(storage: Storage, directory: str, since: int, version: int) -> None
     names = [f"{number:020d}.{ending}" for number in range(since + 1, version + 1) for ending in ("json", _CHECKSUM)]
     checkpoints = [file.name for file in storage.files(log) if (end := checkpoint_version(file.name)) is not None and end > since]
     sidecars = storage.files(f"{log}/{SIDECARS}") if checkpoints else []
-    storage.sync_files(f"{log}/{SIDECARS}/{file.name}" for file in sidecars)
+    storage.sync((f"{log}/{SIDECARS}/{file.name}" for file in sidecars), missing_ok=True)
     if sidecars:
         storage.sync([f"{log}/{SIDECARS}"])
     for name in (*names, *checkpoints, "_last_checkpoint"):
         # Spark writes a checksum file for each file, and relies on it
-        storage.sync_files([f"{log}/{name}", f"{log}/.{name}.{_CHECKSUM}"])
+        storage.sync([f"{log}/{name}", f"{log}/.{name}.{_CHECKSUM}"], missing_ok=True)
     storage.sync([log])

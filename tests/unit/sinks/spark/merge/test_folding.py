@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.spark.landing.zone import write_file
+from subscriber.sinks.spark.landing.zone import unique_path, write_file
 from subscriber.sinks.spark.merge.folding import deleted_flag
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
@@ -24,7 +24,9 @@ SCHEMA = TableSchema.of_relation(Relation(5, "public", "t", "d", COLUMNS))
 
 def write(path: Path, directory: str, schema: pa.Schema, rows: list[dict[str, Any]]) -> str:
     (path / directory).mkdir(exist_ok=True)
-    return write_file(storage(path), directory, schema, pa.Table.from_pylist(rows, schema=schema).to_batches())
+    found = unique_path(directory)
+    write_file(storage(path), found, schema, pa.Table.from_pylist(rows, schema=schema).to_batches())
+    return found
 
 
 def fold(path: Path, *changes: tuple[str, int, str | None, list[str] | None]) -> UnitResult:
