@@ -274,6 +274,10 @@ class Move:
         if fence is None:
             return None
         await fence.close(self._options.fence, shared=True)
+        if await self._fence.has_left():
+            # the lock of this cutover is lost
+            await fence.open(undo=True)
+            raise ConfigurationError(f"writers use {self._destination.title} already", hint="another process has finished this")
         return None
 
     async def _close_source(self) -> _Details:

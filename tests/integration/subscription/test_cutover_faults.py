@@ -100,13 +100,16 @@ async def test_another_process_continues_a_cutover_that_still_runs(publisher18_d
         assert publisher18_db.value(f"SELECT count(*) FROM subscriber.pg_subscription WHERE subname = '{name}_back'") == 1
 
 
-async def test_process_that_makes_the_way_back_after_another_one_has_finished(publisher18_db: Database, target_db: Database) -> None:
-    # the bug was that it made the way back again, from a later LSN: what was written before it was not in the old database
+@pytest.mark.parametrize("step", ["close_destination", "way_back"])
+async def test_process_that_continues_after_another_one_has_finished(step: str, publisher18_db: Database, target_db: Database) -> None:
+    # the bugs were that it closed the database that writers use, and that it made the way back again, from a later LSN: what was written
+    # before was not in the old database
     stopped, go, points = threading.Event(), threading.Event(), itertools.count(1)
 
     def stop(point: str) -> None:
-        # plan and six steps before it; each step has three points
-        if point == "cutover.step" and threading.current_thread() is not threading.main_thread() and next(points) == 20:
+        # after the plan, each step has three points; six steps are before the way back
+        at = {"close_destination": 2, "way_back": 20}[step]
+        if point == "cutover.step" and threading.current_thread() is not threading.main_thread() and next(points) == at:
             stopped.set()
             go.wait()
 
@@ -116,14 +119,14 @@ async def test_process_that_makes_the_way_back_after_another_one_has_finished(pu
             try:
                 assert await asyncio.to_thread(stopped.wait, WAIT_SECONDS)
                 target_db.reconnect()
-                assert target_db.fetch("SELECT step FROM subscriber.cutover WHERE ended_at IS NULL AND step <> 'plan'") == [("way_back",)]
+                assert target_db.fetch("SELECT step FROM subscriber.cutover WHERE ended_at IS NULL AND step <> 'plan'") == [(step,)]
                 end_cutover(target_db)
                 await cutover(name, target=target_db.dsn)
                 assert writes(target_db, query="INSERT INTO t (v) VALUES ('early')")
             finally:
                 go.set()
                 await asyncio.wait({first})
-        with pytest.raises(SubscriberError, match="writers were let into the new database"):
+        with pytest.raises(SubscriberError, match=r"writers (were let into|use) the new database"):
             await first
         again(publisher18_db, target_db)
         assert (writes(publisher18_db), writes(target_db)) == (False, True)
