@@ -35,11 +35,7 @@ class TableCopy:
 
 
 def write_copy(storage: Storage, directory: str, copy: TableCopy) -> None:
-    """Store the document of a table's copy. Durable on return.
-
-    Raises:
-        TargetError: it cannot be written.
-    """
+    """Store the document of a table's copy. Durable on return, with the files in its directory."""
     document = {
         "lsn": str(copy.lsn),
         "schema": copy.schema.to_json(),
@@ -47,6 +43,7 @@ def write_copy(storage: Storage, directory: str, copy: TableCopy) -> None:
         "base": None if copy.base is None else [file_to_json(file) for file in copy.base],
         "started": copy.started,
     }
+    storage.sync([directory])
     write_document(storage, f"{directory}/{COPY_DOCUMENT}", document)
 
 

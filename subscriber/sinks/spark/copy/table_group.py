@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from subscriber import crash_points
 from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, TableState
-from subscriber.errors import TargetError
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.copy.copied_rows import store_copy
@@ -82,16 +82,14 @@ class SparkTableGroup:
             raise TargetError("no table was copied that could be finished")
         storage, directory = self._lake.storage, copy_directory(copied.after)
         copy = TableCopy(lsn, copied.schema, (copied.file,), started=copied.started)
-
-        def store() -> None:
-            storage.sync([directory])
-            write_copy(storage, directory, copy)
-
-        await run_in_thread(store)
+        await run_in_thread(lambda: write_copy(storage, directory, copy))
         crash_points.reached("landing.copy_stored")
         after = replace(copied.after, entry=TableEntry(TableState.SYNCDONE, lsn))
         async with self._catalog:
-            if not self.usable or self._lake.state.tables.get(copied.name) != copied.before:
+            if not self.usable:
+                # the catalog could not be written for a table of another group, for example
+                raise TargetUnavailable(f'the copy of table "{copied.name}" was not finished')
+            if self._lake.state.tables.get(copied.name) != copied.before:
                 raise TargetError(f'table "{copied.name}" is not in state INIT any more')
             await run_in_thread(lambda: self._lake.change(tables={**self._lake.state.tables, copied.name: after}))
 

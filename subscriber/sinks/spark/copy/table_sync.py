@@ -186,12 +186,7 @@ class SparkTableSink:
         assert self._schema is not None
         files = tuple(sorted(self._files, key=lambda file: file.path))
         copy = TableCopy(position.lsn, self._schema, files, self._done, self._started)
-
-        def finish() -> None:
-            storage.sync([directory])
-            write_copy(storage, directory, copy)
-
-        await run_in_thread(finish)
+        await run_in_thread(lambda: write_copy(storage, directory, copy))
         crash_points.reached("landing.copy_stored")
         await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
 
