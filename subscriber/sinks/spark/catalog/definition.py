@@ -90,9 +90,5 @@ def read_generation(storage: Storage) -> int:
 
 
 def write_generation(storage: Storage, generation: int) -> None:
-    """Store the count of claims.
-
-    Raises:
-        TargetError: it cannot be written.
-    """
+    """Store the count of claims."""
     write_document(storage, GENERATION, {"generation": generation})

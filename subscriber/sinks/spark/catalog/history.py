@@ -53,11 +53,7 @@ def _parsed(document: dict[str, Any]) -> dict[TableName, HistoryKind]:
 
 
 def write_histories(storage: Storage, kinds: Mapping[TableName, HistoryKind]) -> None:
-    """Store the forms of the histories, if they differ from those that are stored.
-
-    Raises:
-        TargetError: they cannot be written.
-    """
+    """Store the forms of the histories, if they differ from those that are stored."""
     if kinds != read_histories(storage):
         write_document(storage, _NAME, {"tables": [{"table": [name.namespace, name.name], "form": form} for name, form in kinds.items()]})
 

@@ -119,11 +119,7 @@ class Lake:
 
     @classmethod
     def make(cls, storage: Storage, name: str) -> Self:
-        """Create a lake in an empty or missing directory.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Create a lake in an empty or missing directory."""
         storage.make_directory("")
         # slot names contain this number; they have 63 characters for it and two oids
         lake = cls(storage, name, str(secrets.randbits(63)))
@@ -131,21 +127,13 @@ class Lake:
         return lake
 
     def identify(self, name: str, *, dropped: bool = False) -> None:
-        """Give the subscription another name, or mark it as dropped.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Give the subscription another name, or mark it as dropped."""
         document = {"subscription": name, "target_identifier": self.target_identifier, "dropped": dropped}
         write_document(self.storage, IDENTITY, document)
         self.name, self.dropped = name, dropped
 
     def change(self, **changes: Any) -> None:
-        """Store new values of :class:`LakeState`'s attributes, all or none.
-
-        Raises:
-            TargetError: they cannot be written.
-        """
+        """Store new values of :class:`LakeState`'s attributes, all or none."""
         state = replace(self.state, **changes)
         try:
             write_document(self.storage, CATALOG, _state_json(state))
@@ -155,11 +143,7 @@ class Lake:
         self.state, self.is_certain = state, True
 
     def settle(self) -> None:
-        """Store the catalog again if it is not certain.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Store the catalog again if it is not certain."""
         if not self.is_certain:
             self.change()
 

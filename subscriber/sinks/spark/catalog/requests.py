@@ -103,20 +103,12 @@ class LakeRequests:
 
 
 def write_boundary(storage: Storage, landed: Lsn) -> None:
-    """Let a round of the applier end with the batch that ends at an LSN. Call it while nothing is landed.
-
-    Raises:
-        TargetError: it cannot be written.
-    """
+    """Let a round of the applier end with the batch that ends at an LSN. Call it while nothing is landed."""
     write_document(storage, _BOUNDARY, {"landed": str(landed)}, durable=False)
 
 
 def read_boundary(storage: Storage) -> Lsn:
-    """The end of the batch that a round must end with. Read the batches before.
-
-    Raises:
-        TargetUnavailable: the lake cannot be read.
-    """
+    """The end of the batch that a round must end with. Read the batches before."""
     # an object store has no verbs
     found = read_quietly(storage, _BOUNDARY) if storage.root is not None else {}
     return Lsn.parse(found["landed"]) if found else INVALID_LSN

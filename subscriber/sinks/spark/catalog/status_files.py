@@ -52,11 +52,7 @@ _APPLIER_COUNTERS: Final = ("confl_update_missing", "confl_delete_missing")
 
 
 def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
-    """Read a document that is not durable. The result is empty if it is missing or damaged.
-
-    Raises:
-        TargetUnavailable: the lake cannot be read.
-    """
+    """Read a document that is not durable. The result is empty if it is missing or damaged."""
     try:
         return read_document(storage, name) or {}
     except TargetUnavailable:
@@ -83,11 +79,7 @@ def read_landed_counters(storage: Storage) -> dict[str, int]:
 
 
 def write_error(storage: Storage, text: str, details: str | None = None) -> None:
-    """Store an error, and the details of a worker that could not report them itself.
-
-    Raises:
-        TargetError: it cannot be written.
-    """
+    """Store an error, and the details of a worker that could not report them itself."""
     write_document(storage, ERROR, {"last_error": text, "last_error_time": time.time()}, durable=False)
     if details is not None:
         told = {"workers": [{"table": None, "details": details}]}
@@ -95,11 +87,7 @@ def write_error(storage: Storage, text: str, details: str | None = None) -> None
 
 
 def write_reset(storage: Storage, counters: Mapping[str, int]) -> None:
-    """Reset the counters: from now on these counts are subtracted.
-
-    Raises:
-        TargetError: it cannot be written.
-    """
+    """Reset the counters: from now on these counts are subtracted."""
     write_document(storage, RESET, {"counters": dict(counters), "stats_reset": time.time()}, durable=False)
 
 

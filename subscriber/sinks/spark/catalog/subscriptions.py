@@ -243,11 +243,7 @@ class LakeCatalog:
             lake.identify(changes["name"])
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """Remove the subscription, see the module. Waiting prepared transactions are removed with a warning: they were not applied.
-
-        Raises:
-            TargetUnavailable, TargetError: the lake cannot be read or written.
-        """
+        """Remove the subscription, see the module. Waiting prepared transactions are removed with a warning: they were not applied."""
         waiting = await self.prepared_transactions(oid)
         lake = await self._find()
         if lake is None:

@@ -77,11 +77,7 @@ class CopyOrder:
     workers: int
 
     def place(self, storage: Storage) -> None:
-        """Write the order.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Write the order."""
         document = {
             "base": self.base,
             "id": self.table_id,
@@ -175,10 +171,6 @@ def base_file_name(table_id: int, generation: int) -> str:
 
 
 def remove_base_files(storage: Storage, base: str, table_id: int, generations: range) -> None:
-    """Remove base files of copies of a table that were never finished: of these generations.
-
-    Raises:
-        TargetError: a file cannot be removed.
-    """
+    """Remove base files of copies of a table that were never finished: of these generations."""
     found = [(file.name, _BASE.fullmatch(file.name)) for file in storage.files(base)]
     storage.delete(f"{base}/{name}" for name, match in found if match and int(match[1]) == table_id and int(match[2]) in generations)

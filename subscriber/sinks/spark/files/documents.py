@@ -20,11 +20,7 @@ _FORMAT: Final = 1
 
 
 def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, durable: bool = True, private: bool = False) -> None:
-    """Store a JSON document as a whole, with its checksum. ``private``: only its owner may read it.
-
-    Raises:
-        TargetError: it cannot be written.
-    """
+    """Store a JSON document as a whole, with its checksum. ``private``: only its owner may read it."""
     body = json.dumps(document, ensure_ascii=True, sort_keys=True)
     content = json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True)
     storage.write(name, content.encode(), durable=durable, private=private)

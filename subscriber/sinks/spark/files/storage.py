@@ -5,6 +5,9 @@ On a local file system, a file is written under another name, fsynced and rename
 manifest, which is written last. Files that no manifest names are ignored.
 
 Names are relative to the lake, with slashes.
+
+Where a file cannot be read or written, all modules of the lake raise :class:`TargetError`, or :class:`TargetUnavailable` if a retry may
+succeed (``errors.py``). So their descriptions name other errors only.
 """
 
 from __future__ import annotations
@@ -116,11 +119,7 @@ class Storage:
         return f"{self.place}/{name}" if name else self.place
 
     def create(self, name: str) -> PendingFile:
-        """Begin a file.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Begin a file."""
         with os_errors(self.what(name)):
             return PendingFile(self, name)
 
@@ -158,11 +157,7 @@ class Storage:
             self.sync([str(PurePosixPath(name).parent)])
 
     def write_new(self, name: str, content: bytes) -> bool:
-        """Create a small file as a whole, durably, on a local file system. False if there is a file of that name.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Create a small file as a whole, durably, on a local file system. False if there is a file of that name."""
         assert self.root is not None
         path = self.root / name
         written = path.with_name(f"{TEMPORARY}{uuid4().hex}-{path.name}")
@@ -180,11 +175,7 @@ class Storage:
         return True
 
     def sync(self, names: Iterable[str], *, missing_ok: bool = False) -> None:
-        """Make the names in directories durable, or the content of files of other writers.
-
-        Raises:
-            TargetError: the file system refuses.
-        """
+        """Make the names in directories durable, or the content of files of other writers."""
         if self.root is None:
             return
         for name in names:

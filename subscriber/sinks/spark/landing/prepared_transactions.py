@@ -109,9 +109,6 @@ class PreparedTransactions:
 
         Returns:
             The files. None if the transaction is not prepared.
-
-        Raises:
-            TargetError: a file cannot be read or written.
         """
         source = self.directory(message.xid, message.gid)
         document = read_document(self._storage, f"{source}/{_DOCUMENT}")
@@ -132,9 +129,6 @@ class PreparedTransactions:
         Args:
             landed: transactions that end up to here are landed.
             position: everything after this is sent again.
-
-        Raises:
-            TargetError: a document cannot be read, written or removed.
         """
         for document in self._documents():
             xid, gid, ended = int(document["xid"]), str(document["gid"]), Lsn.parse(document.get("ended", "0/0"))

@@ -68,11 +68,7 @@ class ParquetFile:
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add a row group.
-
-        Raises:
-            TargetError: it cannot be written, for example because the disk is full.
-        """
+        """Add a row group."""
         with self._storage.reading(self.pending.name):
             self._writer.write_batch(batch)
         self.rows += batch.num_rows
@@ -90,11 +86,7 @@ class ParquetFile:
 
 
 def write_file(storage: Storage, path: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write rows as a new file in an existing directory. Return its size.
-
-    Raises:
-        TargetError: it cannot be written, for example because the disk is full.
-    """
+    """Write rows as a new file in an existing directory. Return its size."""
     file = ParquetFile(storage, path, schema)
     try:
         for batch in batches:
@@ -286,11 +278,7 @@ class LandingZone:
         return self.add(files, begin, end, told)
 
     def add(self, files: Sequence[LandedFile], begin: Lsn, end: Lsn, told: BatchTransactions) -> Manifest:
-        """Write the manifest for files in the directory.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Write the manifest for files in the directory."""
         manifest = Manifest(
             **asdict(told), previous=self.last, begin=max(begin, self.last), end=end, landed_time=clock(), files=tuple(files)
         )

@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-import pyarrow as pa
-
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
@@ -29,8 +27,9 @@ from subscriber.sinks.spark.maintenance.log_files import (
     runs_of_small_files,
 )
 from subscriber.sinks.spark.maintenance.log_parts import Append, Source, clearing, in_the_table, log_parts
+from subscriber.sinks.spark.schema.arrow_columns import nullable
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
-from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema, own_columns
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
 from subscriber.sinks.spark.tables.column_statistics import files_of_log
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -116,12 +115,12 @@ class AppendPlanner:
         sources += [Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
         if not sources and copy is None:
             return None
-        own = _own_columns(log) if there else None
+        own = own_columns(log.schema) if there else None
         described = [*([copy.schema] if copy is not None else []), *(source.file.schema for source in sources)]
         found = dict(zip(described, resolve_fields(own.names if own is not None else (), described), strict=True))
         sources = [replace(source, file=self._renamed(source.file, found[source.file.schema])) for source in sources]
         schema = evolved_schema(own, [found[one] for one in described])
-        columns = pa.schema([field.with_nullable(True) for field in schema.landing])
+        columns = nullable(schema.landing)
         present = log.schema if there else None
         overwrite = None
         rewritten: list[RewrittenFiles] = []
@@ -182,7 +181,7 @@ class AppendPlanner:
         metadata, taken = max(groups, key=lambda group: len(group[1]))
         if len(taken) < _FEW_FILES:
             return None
-        schema = pa.schema([field.with_nullable(True) for field in log.schema])
+        schema = nullable(log.schema)
         rows = sum(rows_of[path] for path in taken)
         return RewrittenFiles(
             directory=log.directory, files=tuple(taken), schema=schema, order=("_lsn", "_seq"), metadata=metadata, rows=rows
@@ -196,7 +195,3 @@ class AppendPlanner:
 def _copies(name: TableName, table: LakeTable) -> tuple[str, ...]:
     """The directories that the files of a table's copy are in."""
     return copy_directory(table), table_directory("tables", name, table.id)
-
-
-def _own_columns(log: LakeDelta) -> pa.Schema:
-    return pa.schema([field for field in log.schema if field.name not in META_NAMES])

@@ -257,19 +257,12 @@ class ChangeLog:
         Args:
             tables: they have been committed since their last copies.
             landed: the end of a manifest.
-
-        Raises:
-            TargetError: a log cannot be written.
         """
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=landed)
         return self._append(tables, tables, manifests, landed)
 
     def reached(self, name: TableName, table: LakeTable) -> tuple[LakeDelta, Lsn] | None:
-        """A table's log after :meth:`append`, and the LSN that it has reached. None: it has no log yet.
-
-        Raises:
-            TargetError: it cannot be read.
-        """
+        """A table's log after :meth:`append`, and the LSN that it has reached. None: it has no log yet."""
         log = self._planner.log(name, table)
         return (log, self._planner.reached(log, table)) if log.is_there else None
 

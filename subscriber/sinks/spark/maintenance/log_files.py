@@ -10,17 +10,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
-from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge.parquet import read_changes, read_table_files
-from subscriber.sinks.spark.schema.arrow_columns import with_column
+from subscriber.sinks.spark.merge.parquet import part_name, read_changes, read_table_files
+from subscriber.sinks.spark.schema.arrow_columns import sorted_by, with_column
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
 
@@ -119,11 +117,7 @@ class LogPart:
 
 
 def write_log_part(storage: Storage, part: LogPart) -> DataFile | None:
-    """Write a part. None if no change is after ``after``.
-
-    Raises:
-        TargetError: a file cannot be read or written.
-    """
+    """Write a part. None if no change is after ``after``."""
     with arrow_errors(storage.what(part.directory)):
         rows = read_changes(storage, part.files, part.schema, part.after)
         if part.copied is not None:
@@ -172,24 +166,18 @@ class RewrittenFiles:
 
 
 def rewrite_files(storage: Storage, work: RewrittenFiles) -> DataFile:
-    """Write files again.
-
-    Raises:
-        TargetError: a file cannot be read or written.
-    """
+    """Write files again."""
     with arrow_errors(storage.what(work.directory)):
         rows = read_table_files(storage, work.directory, work.files, work.schema)
         if work.order:
-            # numbers as column names: Arrow reads a name that begins with a dot or a bracket as a path into a struct
-            named = {str(number): rows[name] for number, name in enumerate(work.order)}
-            rows = rows.take(pc.sort_indices(pa.table(named), sort_keys=[(name, "ascending") for name in named]))
+            rows = sorted_by(rows, work.order)
         return _write(storage, work.directory, rows, work.metadata)
 
 
 def _write(storage: Storage, directory: str, rows: pa.Table, metadata: Mapping[bytes, bytes]) -> DataFile:
     rows = rows.replace_schema_metadata(dict(metadata))
     dictionary = ["_op"] if "_op" in rows.schema.names else True
-    return write_data_file(storage, directory, f"part-{uuid4().hex}.parquet", rows, dictionary=dictionary)
+    return write_data_file(storage, directory, part_name(), rows, dictionary=dictionary)
 
 
 def runs_of_small_files(files: Sequence[tuple[str, int]], target_rows: int) -> Iterator[list[str]]:

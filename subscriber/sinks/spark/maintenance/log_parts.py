@@ -18,7 +18,7 @@ from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import LakeDelta
 
-__all__ = ["Append", "Source", "clearing", "identified_schema", "in_the_table", "log_parts"]
+__all__ = ["Append", "Source", "clearing", "in_the_table", "log_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def log_parts(directory: str, sources: Sequence[Source], schema: TableSchema, af
         parts.append(
             LogPart(
                 directory=directory,
-                schema=identified_schema(schema, kind[1]),
+                schema=schema.with_identity(kind[1].kind, kind[1].fields),
                 files=(file.path,),
                 copied=source.copied,
                 after=after if source.copied is None else 0,
@@ -93,10 +93,3 @@ def in_the_table(name: TableName, table: LakeTable, copy: TableCopy, file: DataF
     """A base file that executors wrote, as a landed file. It still exists, because the log is written before it is removed."""
     path = f"{table_directory('tables', name, table.id)}/{file.path}"
     return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copy.schema)
-
-
-def identified_schema(schema: TableSchema, identity: Identity) -> TableSchema:
-    """The columns of a table, with another replica identity."""
-    keys = set(identity.fields)
-    columns = tuple(replace(column, key=column.field in keys) for column in schema.columns)
-    return replace(schema, identity=identity.kind, columns=columns)

@@ -44,9 +44,6 @@ def remove_unneeded_files(
 
     Returns:
         The number of removed files and directories.
-
-    Raises:
-        TargetError: the lake cannot be read.
     """
     known = [*lake.state.tables.values(), *lake.state.removed.values()]
     # base files that executors wrote: no commit names them before the handover of the table, and the change log must still read them

@@ -76,11 +76,7 @@ def _typed(rows: pa.Table, type_: str) -> pa.Table:
 
 
 def write_change_data(storage: Storage, directory: str, rows: pa.Table) -> DataFile:
-    """Write rows of the feed.
-
-    Raises:
-        TargetError: the file cannot be written.
-    """
+    """Write rows of the feed."""
     storage.make_directory(f"{directory}/{CHANGE_DATA}")
     file = write_data_file(storage, directory, f"{CHANGE_DATA}/cdc-{uuid4().hex}.parquet", rows)
     storage.sync([f"{directory}/{CHANGE_DATA}"])

@@ -44,9 +44,6 @@ def write_history_unit(storage: Storage, work: HistoryUnit) -> list[DataFile]:
     """Apply the changes of a unit to its rows, and write them as new files.
 
     Versions that have ended never change again, so they get files of their own, which no later round rewrites.
-
-    Raises:
-        TargetError: a file cannot be read or written.
     """
     unit = work.unit
     with arrow_errors(storage.what(unit.directory)):

@@ -17,12 +17,13 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.key_ranges import RANGE, KeyRange, packed_range, row_groups
 from subscriber.sinks.spark.merge.keys import is_orderable, rank
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitFile
+from subscriber.sinks.spark.schema.arrow_columns import nullable, sorted_by
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.schema.type_widening import converted, with_specials_converted
 from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
 from subscriber.sinks.spark.tables.deletion_vectors import live_rows, read_vector
 
-__all__ = ["conformed", "read_base", "read_changes", "read_file", "read_table_files", "write_rows"]
+__all__ = ["conformed", "part_name", "read_base", "read_changes", "read_file", "read_table_files", "write_rows"]
 
 
 def read_changes(
@@ -45,9 +46,6 @@ def read_changes(
         after: leave out changes up to this LSN. Copied rows have no LSN and are always included.
         columns: only these columns. None: all of :attr:`TableSchema.landing`.
         ranges: only changes of these keys, and TRUNCATE. Empty: all. Not to be combined with ``columns``.
-
-    Raises:
-        TargetError: a file cannot be read.
     """
     landing = schema.landing if columns is None else pa.schema([schema.landing.field(name) for name in columns])
     ranges = ranges if schema.keys else ()
@@ -72,7 +70,7 @@ def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
         converted(table[field.name], field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
         for field in wanted
     ]
-    return with_specials_converted(pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted])), table)
+    return with_specials_converted(pa.table(columns, schema=nullable(wanted)), table)
 
 
 def _read(
@@ -104,21 +102,13 @@ def _read(
 
 
 def read_base(storage: Storage, directory: str, files: Sequence[UnitFile], schema: TableSchema, names: Sequence[str]) -> pa.Table:
-    """Read the rows of a table's files in its current-state columns. Columns that are not in ``names`` are NULL.
-
-    Raises:
-        TargetError: a file cannot be read.
-    """
+    """Read the rows of a table's files in its current-state columns. Columns that are not in ``names`` are NULL."""
     parts = [read_file(storage, directory, file, schema, names)[0] for file in files]
     return pa.concat_tables(parts) if parts else schema.current.empty_table()
 
 
 def read_table_files(storage: Storage, directory: str, files: Sequence[str], columns: pa.Schema) -> pa.Table:
-    """Read files of a table that never has deletion vectors, cast to these columns.
-
-    Raises:
-        TargetError: a file cannot be read.
-    """
+    """Read files of a table that never has deletion vectors, cast to these columns."""
     names = [*dict.fromkeys([*columns.names, SPECIAL])]
     parts = [conformed(_read(storage, f"{directory}/{path}", names), columns) for path in files]
     return pa.concat_tables(parts) if parts else columns.empty_table()
@@ -135,11 +125,12 @@ def read_file(
     return rows.take(live), live
 
 
-def _part_name() -> str:
+def part_name() -> str:
+    """A new name for a file of a table."""
     return f"part-{uuid4().hex}.parquet"
 
 
-def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], str] = _part_name) -> list[DataFile]:
+def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], str] = part_name) -> list[DataFile]:
     """Write rows of the current-state table as files, sorted by the key.
 
     Args:
@@ -153,9 +144,7 @@ def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], 
     """
     keys = [key for key in unit.schema.keys if not pa.types.is_nested(unit.schema.current.field(key).type)]
     if keys and not (len(keys) == 1 and _is_sorted(rows[keys[0]])):
-        # numbers as column names: Arrow reads a name that begins with a dot or a bracket as a path into a struct
-        named = {str(number): rows[key] for number, key in enumerate(keys)}
-        rows = rows.take(pc.sort_indices(pa.table(named), sort_keys=[(name, "ascending") for name in named]))
+        rows = sorted_by(rows, keys)
     rows = rows.combine_chunks()
     return [_write_file(storage, unit, rows.slice(start, count), name()) for start, count in _pieces(rows, unit)]
 

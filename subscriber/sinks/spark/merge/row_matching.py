@@ -21,7 +21,7 @@ from subscriber.sinks.spark.merge.keys import group_ids, held_values, key_column
 from subscriber.sinks.spark.schema.arrow_columns import with_column
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
-__all__ = ["MissingRows", "identity_names", "match_incomplete_rows", "without_missing_rows"]
+__all__ = ["MissingRows", "identity_names", "match_incomplete_rows", "update_pairs", "without_missing_rows"]
 
 
 @dataclass(slots=True)
@@ -39,6 +39,13 @@ class MissingRows:
 def identity_names(schema: TableSchema) -> list[str]:
     """The columns that identify a row of a table."""
     return schema.current.names if schema.full else [*schema.keys, SPECIAL]
+
+
+def update_pairs(changes: pa.Table) -> list[bool]:
+    """Whether each row is the second of the two of one UPDATE. If not, the other may belong to another unit. One entry more than rows."""
+    moved, lsns, seqs = (changes[name].to_pylist() for name in ("_moved", "_lsn", "_seq"))
+    places = [(lsn, seq) for lsn, seq in zip(lsns, seqs, strict=True)]
+    return [row > 0 and moved[row] and places[row - 1] == (lsn, seq - 1) for row, (lsn, seq) in enumerate(places)] + [False]
 
 
 def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, MissingRows]:
@@ -60,13 +67,7 @@ def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema)
     for id_ in ids[: base.num_rows]:
         there[id_] = there.get(id_, 0) + 1
     found, kept = MissingRows(), []
-    ops, moved, lsns, seqs = (changes[name].to_pylist() for name in ("_op", "_moved", "_lsn", "_seq"))
-
-    def is_pair(first: int) -> bool:
-        """Whether this row and the next are the two of one UPDATE. If not, the other row may belong to another unit."""
-        second = first + 1
-        return first >= 0 and second < len(ops) and moved[second] and lsns[first] == lsns[second] and seqs[first] + 1 == seqs[second]
-
+    ops, moved, pairs = changes["_op"].to_pylist(), changes["_moved"].to_pylist(), update_pairs(changes)
     was_there = True
     for row, id_ in enumerate(ids[base.num_rows :]):
         count = there.get(id_, 0)
@@ -74,13 +75,13 @@ def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema)
             case "d":
                 was_there = count > 0
                 if not was_there:
-                    found.deletes += not is_pair(row)
+                    found.deletes += not pairs[row + 1]
                     continue
                 there[id_] = count - 1 if schema.full else 0
             case "u" if not moved[row] and not count:
                 found.updates += 1
                 continue
-            case "u" if moved[row] and is_pair(row - 1) and not was_there:
+            case "u" if moved[row] and pairs[row] and not was_there:
                 found.updates += 1
                 continue
             case "u" if not moved[row]:

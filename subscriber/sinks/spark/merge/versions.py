@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS
 from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
-from subscriber.sinks.spark.merge.row_matching import MissingRows, match_incomplete_rows
+from subscriber.sinks.spark.merge.row_matching import MissingRows, match_incomplete_rows, update_pairs
 from subscriber.sinks.spark.merge.unsent_values import with_values_of
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -154,13 +154,14 @@ def _affected(kind: HistoryKind, base: pa.Table, changes: pa.Table, ids: pa.Arra
 
 def _replay(versions: _Versions, changes: pa.Table, keys: list[int], first: int, schema: TableSchema, *, revives: bool) -> None:
     """Apply the changes one by one. ``first``: number of the first change among the rows."""
-    ops, moved, unsent, lsns, seqs = (changes[name].to_pylist() for name in ("_op", "_moved", "_un", "_lsn", "_seq"))
+    ops, moved, unsent, lsns = (changes[name].to_pylist() for name in ("_op", "_moved", "_un", "_lsn"))
+    pairs = update_pairs(changes)
     is_bag = schema.full or not schema.keys
     before: _Version | None = None  # of the previous change, a DELETE: the version that it ended
     for change, key in enumerate(keys):
         op, lsn = ops[change], lsns[change]
         there = versions.current.get(key)
-        is_pair = moved[change] and change > 0 and lsns[change - 1] == lsn and seqs[change - 1] + 1 == seqs[change]
+        is_pair = pairs[change]
         if op == "t":
             for of_key, all_ in versions.current.items():
                 for version in all_:
@@ -171,9 +172,7 @@ def _replay(versions: _Versions, changes: pa.Table, keys: list[int], first: int,
             if before is not None:
                 versions.end(key, before, change, lsn)
             else:
-                next_ = change + 1
-                of_update = next_ < len(ops) and moved[next_] and lsns[next_] == lsn and seqs[next_] == seqs[change] + 1
-                versions.missing.deletes += not of_update
+                versions.missing.deletes += not pairs[change + 1]
         else:
             previous = before if moved[change] and is_pair else (there[-1] if there else None)
             if op == "u" and previous is None and (is_pair or not moved[change]):

@@ -30,7 +30,6 @@ from subscriber.sinks.spark.files.location import HistoryKind, table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
-from subscriber.sinks.spark.maintenance.log_parts import identified_schema
 from subscriber.sinks.spark.merge.history_unit import HistoryUnit, changes_between, write_history_unit
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
@@ -39,8 +38,9 @@ from subscriber.sinks.spark.pipeline.engines import Engine
 from subscriber.sinks.spark.pipeline.plan import plan_table
 from subscriber.sinks.spark.pipeline.stopped_tables import stopping
 from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork, plan_columns
+from subscriber.sinks.spark.schema.arrow_columns import nullable
 from subscriber.sinks.spark.schema.evolution import Stretch, retyped_columns
-from subscriber.sinks.spark.schema.table_schema import META_NAMES, LakeColumn, TableSchema, folded_name
+from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema, folded_name, own_columns
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.column_statistics import LogFile, files_of_log, null_counts
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
@@ -217,9 +217,9 @@ class HistoryTables:
         schema = _log_schema(name, log)
         _require_free_names(kind, schema)
         identities = self._identities(lake, name, log, step)
-        schema = identified_schema(schema, identities[-1])
+        schema = schema.with_identity(identities[-1].kind, identities[-1].fields)
         stretches = [
-            Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), identified_schema(schema, identity), ())
+            Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), schema.with_identity(identity.kind, identity.fields), ())
             for identity, group in groupby(zip(identities, step.files, strict=True), key=lambda one: one[0])
         ]
         changes = pa.concat_tables(read_changes(self._storage, stretch.files, schema, 0, plan_columns(schema)) for stretch in stretches)
@@ -305,7 +305,7 @@ class HistoryTables:
             return
         taken = max(runs_of_small_files(small, self._target_rows), key=len)
         keys = [key for key in schema.keys if not pa.types.is_nested(schema.current.field(key).type)]
-        columns = pa.schema([field.with_nullable(True) for field in delta.schema])
+        columns = nullable(delta.schema)
         rows = sum(rows_of[path] for path in taken)
         work = RewrittenFiles(directory=delta.directory, files=tuple(taken), schema=columns, order=(*keys, "_lsn"), rows=rows)
         added = self._engine.each(rewrite_files, [work], [rows], f"compact {delta.directory}")
@@ -313,7 +313,7 @@ class HistoryTables:
 
 
 def _log_schema(name: TableName, log: LakeDelta) -> TableSchema:
-    columns = tuple(LakeColumn(one.name, one.name, one.type, key=False) for one in log.schema if one.name not in META_NAMES)
+    columns = tuple(LakeColumn(one.name, one.name, one.type, key=False) for one in own_columns(log.schema))
     return TableSchema(name, "d", columns)
 
 

@@ -106,9 +106,6 @@ def read_work(storage: Storage, work: TableWork, source: PendingChanges, directo
 
     Returns:
         The remaining work, without stretches that are already in the table; and the columns of its changes that planning needs.
-
-    Raises:
-        TargetError: a file cannot be read or written.
     """
     if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
         changes = read_changes(storage, source.files, work.schema, work.after)

@@ -115,11 +115,7 @@ class RowIdentityCheck:
     def look(
         self, before: TableBefore, schema: TableSchema, files: Sequence[tuple[str, TableSchema]], after: int, *, truncated: bool
     ) -> RowIdentityResult:
-        """Check whether the rows of all changes after an LSN can be found. ``truncated``: whether there is a TRUNCATE among them.
-
-        Raises:
-            TargetError: a file cannot be read.
-        """
+        """Check whether the rows of all changes after an LSN can be found. ``truncated``: whether there is a TRUNCATE among them."""
         # first assume all kinds of changes: usually no row can be lost even then, and no file is read
         walk = _Walk(schema.current, bool(before.files), before.columns, set(before.late), set(before.doubtful))
         for _, described in files:

@@ -26,9 +26,10 @@ from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.merge.parquet import conformed
+from subscriber.sinks.spark.schema.arrow_columns import nullable
 from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.schema.evolution import evolved_schema
-from subscriber.sinks.spark.schema.table_schema import META_NAMES
+from subscriber.sinks.spark.schema.table_schema import own_columns
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_rows, resolve_fields
 from subscriber.sinks.spark.tables.column_statistics import files_of_log
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
@@ -128,9 +129,9 @@ class Changes:
             if known.log is not None:
                 return known.log.schema
             raise TargetError(f'table "{self._name}" has no change log yet', hint="start the applier: subscriber spark-apply")
-        own = pa.schema([field for field in known.log.schema if field.name not in META_NAMES]) if known.log is not None else None
+        own = own_columns(known.log.schema) if known.log is not None else None
         schema = evolved_schema(own, resolve_fields(own.names if own is not None else (), described))
-        return pa.schema([field.with_nullable(True) for field in schema.landing])
+        return nullable(schema.landing)
 
     def latest(self) -> Lsn:
         """The LSN up to which changes can be read now. It never decreases.
@@ -165,11 +166,7 @@ class Changes:
         return [f"{known.log.directory}/{file.path}" for file in files_of_log(known.log) if file.last > start and file.first <= end]
 
     def read(self, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read the changes of a piece, in order, with these columns.
-
-        Raises:
-            TargetError: a file cannot be read.
-        """
+        """Read the changes of a piece, in order, with these columns."""
         if piece.file is not None:
             yield from self._rows(piece.file, piece.start, piece.end, schema, {})
             return

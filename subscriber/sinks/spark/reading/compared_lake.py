@@ -130,11 +130,7 @@ class _Failures:
         self.last = False
 
     def look(self, newest: Snapshot | None) -> str | None:
-        """The error of the last failure. None: there was none. ``newest``: the published snapshot.
-
-        Raises:
-            TargetUnavailable: the lake cannot be read.
-        """
+        """The error of the last failure. None: there was none. ``newest``: the published snapshot."""
         found = read_quietly(self._storage, APPLIER)
         time = found.get("last_error_time") or 0.0
         if not self._times or newest != self._newest:

@@ -88,15 +88,12 @@ def stretches(schema: TableSchema, valued: Collection[str], files: Sequence[tupl
             found.append(([file], [described]))
         known |= fields
         before = fields
-    return tuple(Stretch(tuple(names), _identified(schema, all_[-1]), dropped_columns(schema, all_[0])) for names, all_ in found)
+    return tuple(
+        Stretch(tuple(names), schema.with_identity(all_[-1].identity, all_[-1].keys), dropped_columns(schema, all_[0]))
+        for names, all_ in found
+    )
 
 
 def _is_like(one: TableSchema, other: TableSchema) -> bool:
     """Whether both have the same replica identity."""
     return one.full and other.full if one.full or other.full else one.keys == other.keys
-
-
-def _identified(schema: TableSchema, described: TableSchema) -> TableSchema:
-    keys = set(described.keys)
-    columns = tuple(replace(column, key=column.field in keys) for column in schema.columns)
-    return replace(schema, identity=described.identity, columns=columns)

@@ -22,7 +22,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from subscriber.abc import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, type_name
 
-__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "folded_name", "lake_names"]
+__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "folded_name", "lake_names", "own_columns"]
 
 SPECIAL: Final = "_special"
 
@@ -109,6 +109,11 @@ class TableSchema:
         """Whether rows are identified by all their columns, and may occur more than once."""
         return self.identity == "f"
 
+    def with_identity(self, identity: str, keys: Iterable[str]) -> TableSchema:
+        """These columns, with another replica identity."""
+        fields = {*keys}
+        return replace(self, identity=identity, columns=tuple(replace(column, key=column.field in fields) for column in self.columns))
+
     @property
     def arrow(self) -> pa.Schema:
         """The Arrow schema of the table's own columns."""
@@ -153,6 +158,11 @@ def _described(columns: Sequence[tuple[str, int, int, bool]]) -> tuple[LakeColum
         LakeColumn(name, field, arrow_type(oid, modifier), key, (oid, modifier))
         for (name, oid, modifier, key), field in zip(columns, fields, strict=True)
     )
+
+
+def own_columns(schema: pa.Schema) -> pa.Schema:
+    """The table's own columns of a change log."""
+    return pa.schema([field for field in schema if field.name not in META_NAMES])
 
 
 def lake_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -70,11 +70,7 @@ class ColumnDeclarations:
         return parse_document(self.storage, name, _parsed, hint) or ("", ())
 
     def keep(self, directory: str, application: str, before: DeclaredColumns | None, now: DeclaredColumns) -> None:
-        """Store the declarations that will be valid once the table is at an LSN. ``before`` is the result of :meth:`find`.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Store the declarations that will be valid once the table is at an LSN. ``before`` is the result of :meth:`find`."""
         same = before is not None and (before.schema, before.doubtful) == (now.schema, now.doubtful)
         documents = tuple(one for one in (before, None if same else now) if one is not None)
         if self.known.get(directory) == (application, documents):

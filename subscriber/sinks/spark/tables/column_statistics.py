@@ -49,9 +49,6 @@ class ValueSearch:
         """Whether some row has a value in this column, by Delta's statistics; or by those in the file if Delta has none.
 
         A list counts only if it has an element that is a value.
-
-        Raises:
-            TargetError: a file cannot be read.
         """
         actions = delta.add_actions()
         nulls, known = null_counts(actions, field), self._known.get((delta.directory, field), {})

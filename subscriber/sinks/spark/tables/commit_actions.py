@@ -53,11 +53,7 @@ class TableChange:
 def actions_of(
     storage: Storage, directory: str, table: DeltaTable, files: Mapping[str, TableFile], change: TableChange
 ) -> list[dict[str, Any]]:
-    """The actions that make a change of a table. ``files``: those of the table.
-
-    Raises:
-        TargetError: a file cannot be read.
-    """
+    """The actions that make a change of a table. ``files``: those of the table."""
     now, changes_rows = int(time.time() * 1000), not change.same_rows
     info = {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "engineInfo": "subscriber"}
     found: list[dict[str, Any]] = [
@@ -119,11 +115,7 @@ def commit_by_library(table: DeltaTable, files: Mapping[str, TableFile], change:
 def stored_vectors(
     storage: Storage, directory: str, files: Mapping[str, TableFile], deleted: Mapping[str, BitMap]
 ) -> dict[str, DeletionVector | None]:
-    """Store vectors with more deleted rows than before, by file. None: all rows of the file are deleted.
-
-    Raises:
-        TargetError: a vector cannot be read or written.
-    """
+    """Store vectors with more deleted rows than before, by file. None: all rows of the file are deleted."""
     found: dict[str, DeletionVector | None] = {}
     left: dict[str, BitMap] = {}
     for path, rows in deleted.items():
@@ -137,11 +129,7 @@ def stored_vectors(
 
 
 def row_count(storage: Storage, directory: str, file: TableFile) -> int:
-    """How many rows are in a file, even deleted ones.
-
-    Raises:
-        TargetError: it cannot be read.
-    """
+    """How many rows are in a file, even deleted ones."""
     if file.rows is not None:
         return file.rows
     path = f"{directory}/{file.path}"

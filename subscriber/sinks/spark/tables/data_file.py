@@ -72,9 +72,6 @@ def write_data_file(
         rows: the rows. Their schema's metadata is stored in the file.
         dictionary: the columns that are encoded with a dictionary; True: all, False: none.
         row_group_size: in rows. None: pyarrow's default.
-
-    Raises:
-        TargetError: the file cannot be written.
     """
     pending = storage.create(f"{directory}/{path}")
     try:

@@ -119,9 +119,6 @@ def write_vectors(storage: Storage, directory: str, vectors: Mapping[str, BitMap
         storage: of the lake.
         directory: of the table.
         vectors: by the path of the file that they belong to.
-
-    Raises:
-        TargetError: they cannot be written.
     """
     found: dict[str, DeletionVector] = {}
     number, content = uuid.uuid4(), bytearray(_FORMAT)

@@ -265,11 +265,7 @@ class LakeDelta(DeltaReader):
                 self._there.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
 
     def make_durable(self) -> None:
-        """Make the loaded commits and their files durable, even if another process made them.
-
-        Raises:
-            TargetError: the file system refuses.
-        """
+        """Make the loaded commits and their files durable, even if another process made them."""
         if self._table is None or self._durable >= self.version or self._storage.root is None:
             return
         # a killed process of ours leaves at most its last commit; other writers make a few at once

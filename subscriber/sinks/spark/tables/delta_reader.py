@@ -95,11 +95,7 @@ class DeltaReader:
         return self._there.metadata().configuration.get(ENABLE_FEED, "").lower() == "true"
 
     def table_files(self) -> dict[str, TableFile]:
-        """The files of the loaded version by their paths, which are relative to the table.
-
-        Raises:
-            TargetError: the log cannot be read.
-        """
+        """The files of the loaded version by their paths, which are relative to the table."""
         self._log.read(self.version)
         return self._log.files
 
@@ -108,11 +104,7 @@ class DeltaReader:
         return {path: self.row_count(file) for path, file in self.table_files().items()}
 
     def row_count(self, file: TableFile) -> int:
-        """How many rows are in a file, even deleted ones.
-
-        Raises:
-            TargetError: it cannot be read.
-        """
+        """How many rows are in a file, even deleted ones."""
         return row_count(self._storage, self.directory, file)
 
     def add_actions(self) -> pa.Table:
@@ -121,11 +113,7 @@ class DeltaReader:
             return pa.table(self._there.get_add_actions(flatten=True))
 
     def begins(self) -> Lsn | None:
-        """The LSN of the first snapshot that has the table, see :meth:`LakeDelta.create`. None: unknown.
-
-        Raises:
-            TargetError: it cannot be read.
-        """
+        """The LSN of the first snapshot that has the table, see :meth:`LakeDelta.create`. None: unknown."""
         found = read_document(self._storage, f"{self.directory}/{BEGUN}")
         return None if found is None else Lsn.parse(found["lsn"])
 

@@ -33,11 +33,7 @@ def sync_added(storage: Storage, directory: str, log: TableLog, since: int, vers
 
 
 def sync_log(storage: Storage, directory: str, since: int, version: int) -> None:
-    """Fsync the commits after a version, and the checkpoints. Does nothing in an object store.
-
-    Raises:
-        TargetError: the file system refuses.
-    """
+    """Fsync the commits after a version, and the checkpoints. Does nothing in an object store."""
     if storage.root is None:
         return
     log = f"{directory}/{LOG}"
