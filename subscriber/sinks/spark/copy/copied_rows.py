@@ -37,16 +37,7 @@ async def store_copy(
     copy_format: CopyFormat,
     data: AsyncIterator[bytes],
 ) -> LandedFile:
-    """Store the rows of one COPY stream as one file. If this fails, no file remains.
-
-    Args:
-        storage: of the lake.
-        path: of the file.
-        table_id: the lake's number of the table.
-        schema: of the table.
-        columns: of the stream, in its order.
-        copy_format: of the stream.
-        data: the stream.
+    """Store the rows of one COPY stream, with these columns in its order, as one file. If this fails, no file remains.
 
     Raises:
         ConfigurationError: the stream is in binary format.

@@ -285,12 +285,7 @@ def check_files(storage: Storage, directory: str, files: Iterable[LandedFile]) -
 
 
 def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = None) -> None:
-    """Check that each manifest follows the previous one.
-
-    Args:
-        manifests: in order of their ends.
-        place: names the chain in an error.
-        anchor: the end of the manifest before the first one. None: unknown.
+    """Check that each manifest follows the previous one. ``anchor``: the end of the manifest before the first one. None: unknown.
 
     Raises:
         DataLossError: a manifest is missing.

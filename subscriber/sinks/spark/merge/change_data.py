@@ -29,13 +29,7 @@ _TYPE: Final = "_change_type"
 
 
 def changed_rows(before: pa.Table, after: pa.Table, schema: TableSchema) -> pa.Table:
-    """The changes from one set of rows to another, with their types.
-
-    Args:
-        before: rows in the table's columns; at least all that are deleted or replaced.
-        after: the rows instead of them.
-        schema: of the table.
-    """
+    """The changes from one set of rows to another, with their types. ``before``: at least all rows that are deleted or replaced."""
     names = schema.current.names
     both = pa.concat_tables([before.select(names), after.select(names)])
     if not both.num_rows:

@@ -84,14 +84,7 @@ class Pace:
         return min((one.seconds for one in self._rounds), default=0.0)
 
     def ended(self, began: float, end: float, *, size: int, written: int) -> None:
-        """Learn from a round.
-
-        Args:
-            began: when it began.
-            end: when its changes could be read.
-            size: the landed bytes that it took.
-            written: the bytes that it wrote.
-        """
+        """Learn from a round that took landed bytes (``size``), from its begin until its changes could be read."""
         self._rounds.append(_Round(size, end - began))
         if self.write_rate is not None:
             paid = began if self._paid_at is None else max(began, self._paid_at)

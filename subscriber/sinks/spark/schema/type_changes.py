@@ -42,13 +42,7 @@ _MOST_DIGITS: Final = 6
 
 
 def keeps_values(before: LakeColumn, now: LakeColumn, lake: pa.DataType) -> bool:
-    """Whether values of one declaration are known to equal, in the lake, the results of the publisher's cast to another declaration.
-
-    Args:
-        before: the old column.
-        now: the new column.
-        lake: its new type in the lake, which holds both.
-    """
+    """Whether values of one declaration are known to equal the results of the publisher's cast to another, in a type of the lake."""
     if before.declared is None or now.declared is None:
         # of a lake that was created before declarations were stored
         apart = before.type != now.type and not pa.types.is_string(before.type) and not pa.types.is_string(now.type)

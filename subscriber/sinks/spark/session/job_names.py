@@ -14,14 +14,7 @@ _LENGTH: Final = 200
 
 
 def job_name(phase: str, tables: Iterable[object], after: Lsn | None = None, to: Lsn | None = None) -> str:
-    """What a job does.
-
-    Args:
-        phase: what the job does.
-        tables: the names of the tables that it works for.
-        after: its changes begin after this LSN.
-        to: its changes end here.
-    """
+    """What a job does in a phase for these tables: with the changes after an LSN, up to another."""
     names = [str(table) for table in tables]
     shown: list[str] = []
     for name in names:

@@ -28,12 +28,7 @@ ROUND_DIRECTORY: Final = "round"
 
 
 def resolve_fields(present: Iterable[str], described: Sequence[TableSchema]) -> list[TableSchema]:
-    """Assign each described column its field in the table.
-
-    Args:
-        present: fields of the table.
-        described: the schemas of landed files, in order.
-    """
+    """Assign each column in the schemas of landed files its field in the table. ``present``: the table's fields."""
     there = {*present} - META_NAMES
     taken = set(map(folded_name, there))
     fields: dict[str, str] = {}
