@@ -15,11 +15,13 @@ from deltalake import DeltaTable
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.spark import snapshot as spark_snapshot
 from tests.delta.test_engines_on_one_lake import engine_of
 from tests.support.delta_tables import delta_rows
+from tests.unit.sinks.spark.damage import rot
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, row, transaction
 
@@ -57,13 +59,13 @@ class OneTable:
     async def __aexit__(self, *_: object) -> None:
         await self._sink.close()
 
-    async def round(self, *messages: Message) -> None:
+    async def round(self, *messages: Message) -> Snapshot:
         """Apply a transaction, by an applier that knows nothing of the last."""
         described = [self._relation] if self._end == 200 else []
         await self._sink.apply(batch(transaction(self._end, *described, *messages)))
         await self._sink.advance(Lsn(self._end))
         self._end += 100
-        all_rounds(Applier(storage(self.path), engine_of("merge", self._spark, self.path)))
+        return all_rounds(Applier(storage(self.path), engine_of("merge", self._spark, self.path)))
 
     def rows(self) -> list[tuple[Any, ...]]:
         """As pyarrow reads them: all columns but our own."""
@@ -165,3 +167,12 @@ async def test_a_lake_in_a_directory_of_an_odd_name(tmp_path: Path, delta: Spark
         assert (table.rows(), table.merged) == (CHANGED, 2)
         found = spark_snapshot(delta, f"spark://{quote(str(table.path))}").table(str(TABLE)).select("id", "v").collect()
         assert sorted(map(tuple, found)) == CHANGED
+
+
+async def test_page_that_only_delta_reads_and_that_is_damaged_stops_its_table(tmp_path: Path, delta: SparkSession) -> None:
+    async with OneTable(tmp_path, delta, [("id", 23), ("note", 25)]) as one:
+        await one.round(*(Insert(5, row(str(number), f"note {number}")) for number in range(5)))
+        rot(tmp_path / "tables/public/t", column=1)
+        snapshot = await one.round(Update(5, None, None, row("1", "new")))
+    assert snapshot.lsn == 300
+    assert ".parquet is damaged" in snapshot.stopped[TABLE].error

@@ -30,6 +30,7 @@ from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
+from subscriber.sinks.spark.merge.parquet import read_table_files
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
 from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.merge_sql import delete_statement, key_limits, merge_statement
@@ -75,6 +76,8 @@ _SETTINGS: Final = {
     # a missing or incomplete file must be an error, even if the user's other jobs ignore such files
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
+    # otherwise MERGE would write damaged values again as sound ones
+    "parquet.page.verify-checksum.enabled": "true",
     # files are written and read as by pyarrow, which has only one calendar; and the row counts of files are needed
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -204,6 +207,10 @@ class SparkEngine(Engine):
                 raise CommitConflict(work.delta.uri) from error
             if _VIOLATION.search(text):
                 raise work.refused("rows violate a constraint") from None
+            for path in work.delta.table_files():
+                if path.rpartition("/")[2] in text:
+                    # raises the error of a damaged file, if it is one
+                    read_table_files(self._storage, work.delta.directory, [path], schema.current)
             raise job_failed(self._spark, error) from error
 
     def _session(self, work: TableRound) -> SparkSession:

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 
-def rot(directory: Path, pattern: str = "*.parquet") -> list[tuple[Path, bytes]]:
-    """Change a bit in a data page of each file. Return what the files were."""
+def rot(directory: Path, pattern: str = "*.parquet", column: int = 0) -> list[tuple[Path, bytes]]:
+    """Change a bit in a page of a column of each file. Return what the files were."""
     whole = [(file, file.read_bytes()) for file in directory.glob(pattern)]
     for file, content in whole:
-        chunk = pq.ParquetFile(file).metadata.row_group(0).column(0)
+        chunk = pq.ParquetFile(file).metadata.row_group(0).column(column)
         last = chunk.data_page_offset + chunk.total_compressed_size - 1
         if chunk.has_dictionary_page:
             last = chunk.dictionary_page_offset + chunk.total_compressed_size - 1
