@@ -152,6 +152,15 @@ class Engine(ABC):
         """What prevents this engine from writing the table. None: nothing."""
         return work.delta.unwritable(columns=False) if work.delta.is_there else None
 
+    def refuses_columns(self, work: TableRound) -> str | None:
+        """What prevents this engine from changing the columns of the table. None: nothing."""
+        return work.delta.unwritable(columns=True)
+
+    def add_columns(self, work: TableRound) -> None:
+        """Add the new columns of a table that is there, and mark those that were added later."""
+        work.delta.add_columns(work.task.schema.current)
+        work.delta.mark_added(work.task.added)
+
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
         """Run units concurrently, and return their results in order.
 

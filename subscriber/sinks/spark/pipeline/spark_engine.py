@@ -40,9 +40,11 @@ from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_fai
 from subscriber.sinks.spark.session.object_stores import creates_versions_once, hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta, refuse_connect, require_delta_jar
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
+from subscriber.sinks.spark.tables.lake_columns import ADDED
 from subscriber.sinks.spark.tables.table_errors import CommitConflict
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
@@ -128,6 +130,30 @@ class SparkEngine(Engine):
 
     def refuses(self, work: TableRound) -> str | None:
         return None if self._merges(work) else super().refuses(work)
+
+    def refuses_columns(self, work: TableRound) -> str | None:
+        new = set(work.task.schema.current.names) - set(work.delta.schema.names)
+        # Delta adds columns, but no SQL of it marks those that are there
+        added = self._merges(work) and set(work.task.added) - work.delta.added <= new
+        return None if added and work.delta.takes_columns_of_delta(work.task.schema.current) else super().refuses_columns(work)
+
+    def add_columns(self, work: TableRound) -> None:
+        if work.delta.unwritable(columns=True) is None:
+            super().add_columns(work)
+            return
+
+        def by_delta(columns: pa.Schema, note: str) -> None:
+            from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415 -- an extra
+            from pyspark.sql.types import StructField, StructType  # noqa: PLC0415
+
+            fields = [StructField(one.name, from_arrow_type(one.type, prefer_timestamp_ntz=True), metadata=dict(ADDED)) for one in columns]
+            try:
+                rows = self._spark.createDataFrame([], StructType(fields)).write.format("delta").mode("append")
+                rows.option("mergeSchema", "true").option("userMetadata", note).save(hadoop_uri(work.delta.uri))
+            except job_errors() as error:
+                raise job_failed(self._spark, error) from error
+
+        work.delta.add_columns(work.task.schema.current, by_delta)
 
     def divide(self, work: TableRound) -> Sequence[Unit]:
         if not self._merges(work):

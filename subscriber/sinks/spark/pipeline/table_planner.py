@@ -205,8 +205,7 @@ class TablePlanner:
         reason = self._engine.refuses(work)
         new = set(work.task.schema.current.names) - set(work.delta.schema.names) or set(work.task.added) - work.delta.added
         if reason is None and (new or work.overwrite is not None):
-            # delta-rs changes the columns for all engines
-            reason = work.delta.unwritable(columns=True)
+            reason = self._engine.refuses_columns(work)
         if reason is not None:
             raise TableStopped(
                 f"Delta table {work.delta.uri} has what engine {self._engine.name} cannot write: {reason}",
@@ -247,10 +246,9 @@ class TablePlanner:
         """
         if not work.delta.is_there:
             work.delta.create(work.task.schema.current, work.source.begins)
+            work.delta.mark_added(() if work.overwrite is not None else work.task.added)
         elif work.overwrite is None:
-            work.delta.add_columns(work.task.schema.current)
-        if work.overwrite is None:
-            work.delta.mark_added(work.task.added)
+            self._engine.add_columns(work)
         self._declarations.keep(work.delta.directory, work.application, *work.declared)
 
     def require_files(self, work: TableRound, error: TargetError) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
@@ -50,7 +50,8 @@ _PROPERTIES: Final[Mapping[str, str]] = {
 _RETENTION: Final = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 """How long the log has a version, and how long it names removed files."""
 _HOURS: Final = re.compile(r"interval (\d+) hours")
-_NEW_COLUMNS: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "new columns"})})
+_NEW_COLUMNS_NOTE: Final = json.dumps({"subscriber": "new columns"})
+_NEW_COLUMNS: Final = CommitProperties({"userMetadata": _NEW_COLUMNS_NOTE})
 _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "retention"})})
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LAST_COMMITS: Final = 10
@@ -137,13 +138,21 @@ class LakeDelta(DeltaReader):
         with self._translated():
             return violated(self._there, [(f"{self.uri}/{quote(file.path)}", file.size, file.stats) for file in added])
 
-    def add_columns(self, schema: pa.Schema) -> None:
-        """Add the missing columns of ``schema`` in a separate commit. They are in :attr:`added` from then on."""
+    def add_columns(self, schema: pa.Schema, by: Callable[[pa.Schema, str], None] | None = None) -> None:
+        """Add the missing columns of ``schema`` in a separate commit. They are in :attr:`added` from then on.
+
+        Args:
+            schema: columns of the table.
+            by: makes the commit, of these columns and with this ``userMetadata``. None: delta-rs.
+        """
         there = set(self.schema.names)
-        new = [field.with_metadata(ADDED) for field in schema if field.name not in there]
+        new = pa.schema([field.with_metadata(ADDED) for field in schema if field.name not in there])
         if new:
             with self._next_version():
-                self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields, commit_properties=_NEW_COLUMNS)
+                if by is None:
+                    self._there.alter.add_columns(Schema.from_arrow(new).fields, commit_properties=_NEW_COLUMNS)
+                else:
+                    by(new, _NEW_COLUMNS_NOTE)
             self.make_durable()
 
     def mark_added(self, fields: Iterable[str]) -> None:
@@ -152,6 +161,13 @@ class LakeDelta(DeltaReader):
             with self._next_version():
                 self._there.alter.set_column_metadata(field, dict(ADDED), commit_properties=_NEW_COLUMNS)
             self.make_durable()
+
+    def takes_columns_of_delta(self, schema: pa.Schema) -> bool:
+        """Whether Delta itself may add the missing columns: their names in files are theirs, and they need no new table feature."""
+        there = set(self.schema.names)
+        is_mapped = self._there.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+        without_zone = any(is_without_zone(field.type) for field in schema if field.name not in there)
+        return not is_mapped and (not without_zone or _WITHOUT_ZONE in (self._there.protocol().writer_features or ()))
 
     @property
     def takes_vectors(self) -> bool:
