@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from subscriber.errors import TargetError, TargetUnavailable, connection_hint
 
-__all__ = ["AccessDenied", "DamagedFile", "arrow_errors", "os_errors", "store_error"]
+__all__ = ["AccessDenied", "DamagedFile", "UnsupportedValues", "arrow_errors", "os_errors", "store_error"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ROOM: Final = "make room, or run the applier: it removes landed files"
@@ -84,21 +84,25 @@ def store_error(what: str, text: str) -> TargetError | None:
 
 @contextlib.contextmanager
 def arrow_errors(what: str) -> Iterator[None]:
-    """Translate an error of Arrow about values, not about a file, into a TargetError that names ``what``.
+    """Translate an error of Arrow about values, not about a file, into one that names ``what``.
 
     Arrow's text is left out, because it may contain values. So is the cause, because Spark shows causes.
 
     Raises:
-        TargetError: Arrow cannot convert, compare or store a type.
+        UnsupportedValues: Arrow cannot convert, compare or store a type.
     """
     try:
         yield
     except pa.ArrowException as error:
-        raise TargetError(f"{what}: Arrow cannot compute with its columns ({type(error).__name__})", hint="report this") from None
+        raise UnsupportedValues(f"{what}: Arrow cannot compute with its columns ({type(error).__name__})", hint="report this") from None
 
 
 class AccessDenied(TargetError):
     """This program lacks the permission for a file or an object. Its name is in the text."""
+
+
+class UnsupportedValues(TargetError):
+    """Arrow cannot convert, compare or store values of a table. Its directory is in the text."""
 
 
 class DamagedFile(TargetError):

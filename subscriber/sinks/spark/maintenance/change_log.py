@@ -47,7 +47,7 @@ from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
-from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_access, require_copy, require_files
+from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files, require_no_own_error
 from subscriber.sinks.spark.tables.table_errors import DamagedCopy, TableStopped
 
 __all__ = ["ChangeLog", "StoppedLog"]
@@ -316,7 +316,7 @@ class ChangeLog:
             except TargetError as error:
                 for append in appends:
                     apart(append.name, require_copy, self._storage, append.copies, error)
-                    apart(append.name, require_access, append.log, error)
+                    apart(append.name, require_no_own_error, append.log, error)
                     if append.name in reading:
                         apart(append.name, require_files, self._storage, append.log, error)
                 sound = [append for append in appends if append.name not in errors]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile
+from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile, UnsupportedValues
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
@@ -306,6 +306,10 @@ def is_merged(work: TableRound, large_unit: int, *, only_delta: bool = False) ->
     return bool(task.base) and not work.plan.cleared and (not large_unit or largest > task.target_rows * large_unit)
 
 
+_KINDS: Final = (TargetUnavailable, AccessDenied, UnsupportedValues, DamagedFile)
+"""Errors on executors that are distinguished from others."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Failure:
     """An error on an executor. Errors themselves cannot all be pickled."""
@@ -331,7 +335,10 @@ def _run_pack(
             try:
                 yield number, function(storage, item), None
             except SubscriberError as error:
-                kind = next((one for one in (TargetUnavailable, AccessDenied, DamagedFile) if isinstance(error, one)), TargetError)
+                kind = next(
+                    (one for one in (TargetUnavailable, AccessDenied, UnsupportedValues, DamagedFile) if isinstance(error, one)),
+                    TargetError,
+                )
                 yield number, None, _Failure(kind, str(error), error.hint, error.path if isinstance(error, DamagedFile) else "")
                 return
     finally:

@@ -31,7 +31,7 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
-from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_access, require_copy, require_files
+from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files
 from subscriber.sinks.spark.tables.foreign_commits import copy_application
 from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
@@ -260,9 +260,7 @@ class TablePlanner:
         delta = work.delta
         try:
             require_copy(self._storage, () if work.source.copy is None else (work.source.copy,), error)
-            require_access(delta, error)
-            if delta.is_there:
-                require_files(self._storage, delta, error)
+            require_files(self._storage, delta, error)
         except TableStopped as stop:
             stop.refused = delta.directory, work.application, delta.version if delta.load() else -1
             raise

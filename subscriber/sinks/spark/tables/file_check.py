@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from subscriber.errors import DataLossError, SubscriberError, TargetError
-from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile
+from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile, UnsupportedValues
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, DamagedTable, TableStopped
 
-__all__ = ["checking_files", "is_restored", "require_access", "require_copy", "require_files"]
+__all__ = ["checking_files", "is_restored", "require_copy", "require_files", "require_no_own_error"]
 
 
 _AGAIN_SECONDS: Final = 60.0
@@ -38,10 +38,7 @@ def checking_files(storage: Storage, *tables: DeltaReader, copies: Sequence[str]
     except (TargetError, DataLossError) as error:
         require_copy(storage, copies, error)
         for table in tables:
-            require_access(table, error)
-        for table in tables:
-            if table.is_there:
-                require_files(storage, table, error)
+            require_files(storage, table, error)
         raise
 
 
@@ -66,13 +63,13 @@ def require_copy(storage: Storage, copies: Sequence[str], error: SubscriberError
         raise stop from error
 
 
-def require_access(delta: DeltaReader, error: SubscriberError) -> None:
-    """Check whether an error is a missing permission for a table's directory.
+def require_no_own_error(delta: DeltaReader, error: SubscriberError) -> None:
+    """Check whether an error is a missing permission for a table's directory, or one of Arrow about its values.
 
     Raises:
-        TableStopped: it is. Nothing tells when the permission is given, so it is tried again after some time.
+        TableStopped: it is. Nothing tells when the reason has gone, so it is tried again after some time.
     """
-    if isinstance(error, AccessDenied) and re.search(rf"{re.escape(delta.uri)}[/:]", str(error)):
+    if isinstance(error, AccessDenied | UnsupportedValues) and re.search(rf"{re.escape(delta.uri)}[/:]", str(error)):
         stop = TableStopped(str(error), hint=error.hint)
         stop.again = time.monotonic() + _AGAIN_SECONDS
         raise stop from error
@@ -87,12 +84,14 @@ def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError |
         error: was raised when files were read. It may name a file of the table.
 
     Raises:
-        DamagedTable: a file is missing or damaged.
+        TableStopped: a file is missing or damaged, or the error is that of :func:`require_no_own_error`.
         TargetError: the file system cannot be read.
     """
+    if isinstance(error, AccessDenied):
+        require_no_own_error(delta, error)
     if isinstance(error, DamagedFile) and error.path.startswith(f"{delta.directory}/"):
         raise _damaged(storage, delta, error.path, "is damaged") from error
-    files = delta.table_files()
+    files = delta.table_files() if delta.is_there else {}
     vectors = {file.vector.file for file in files.values() if file.vector is not None} - {None}
     names = [f"{delta.directory}/{path}" for path in (*files, *vectors)]
     with storage.reading(delta.directory):
@@ -105,6 +104,9 @@ def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError |
                 pq.read_metadata(name, filesystem=storage.filesystem)
             except pa.ArrowInvalid:
                 raise _damaged(storage, delta, name, "is damaged") from None
+    # a damaged footer may look like this
+    if isinstance(error, UnsupportedValues):
+        require_no_own_error(delta, error)
 
 
 def _damaged(storage: Storage, delta: DeltaReader, path: str, problem: str) -> DamagedTable:

@@ -18,9 +18,12 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge import merge_unit as merge_unit_module
 from subscriber.sinks.spark.merge import parquet as parquet_module
+from subscriber.sinks.spark.merge.fold import MergedRows, merge_keyed_rows
 from subscriber.sinks.spark.opened import OpenedSparkSink
 from subscriber.sinks.spark.reading.table_files import PinnedTable
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.damage import rot, unwritable
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
@@ -260,6 +263,26 @@ async def test_table_that_may_not_be_read_stops_alone(tmp_path: Path, monkeypatc
     work.tidy(now=True)
     assert set(work.progress.stopped_logs) == {TABLE}
     assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 3
+
+
+async def test_values_that_arrow_cannot_compute_with_stop_their_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await damaged(tmp_path, "none")
+    await sink.close()
+    now = time.monotonic
+    work = applier(tmp_path)
+
+    def broken(base: pa.Table, changes: pa.Table, schema: TableSchema) -> MergedRows:
+        if schema.table == TABLE:
+            raise pa.ArrowInvalid("12345 is out of range")
+        return merge_keyed_rows(base, changes, schema)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(merge_unit_module, "merge_keyed_rows", broken)
+        assert "12345" not in stop_of(work, "Arrow cannot compute")
+        assert all_rounds(work).lsn == 400
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
+    assert not all_rounds(work).stopped
+    assert rows(tmp_path) == [(1, "c")]
 
 
 async def test_store_that_cannot_be_read_stops_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
