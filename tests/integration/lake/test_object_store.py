@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from subscriber import Subscription, SubscriptionOptions, TableName, Until
 from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
+from subscriber.sinks.spark.files.errors import AccessDenied
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
@@ -91,7 +92,7 @@ async def test_missing_permissions_are_named(publisher18_db: Database, lake: str
         for work in (subscription(db, lake).run(Until()), applied(lake), asyncio.to_thread(table.load)):
             with pytest.raises(TargetError, match=f"^cannot read or write .*{lake}.*: {said}") as error:
                 await work
-            assert type(error.value) is TargetError, "a retry does not help"
+            assert type(error.value) is AccessDenied, "a retry does not help"
             assert "credentials" in error.value.one_line()
     assert confirmed(db, f"lake_{db.name}") == acknowledged
     assert published(lake) == before
