@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.spark.catalog.definition import read_definition, write_definition
 from subscriber.sinks.spark.catalog.history import write_histories
-from subscriber.sinks.spark.catalog.lake import Lake, with_table, without_table
+from subscriber.sinks.spark.catalog.lake import Lake, LakeState, with_table, with_tables, without_table
 from subscriber.sinks.spark.catalog.requests import LakeRequests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import write_status
 from subscriber.sinks.spark.copy.table_group import SparkTableGroup
@@ -136,11 +136,11 @@ class OpenedSparkSink:
         return self._stream
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        await self._change(slot_name=slot_name, publications=tuple(publications), two_phase=two_phase)
+        await self._change(lambda state: replace(state, slot_name=slot_name, publications=tuple(publications), two_phase=two_phase))
 
-    async def _change(self, **changes: object) -> None:
+    async def _change(self, change: Callable[[LakeState], LakeState]) -> None:
         async with self._sessions.catalog:
-            await run_in_thread(lambda: self.lake.change(**changes))
+            await run_in_thread(lambda: self.lake.change(change))
 
     async def slot_names(self) -> frozenset[str]:
         """Slot names of the subscription and of tables that catch up."""
@@ -149,7 +149,7 @@ class OpenedSparkSink:
         return frozenset([*own, *(table.position.slot_name for table in lake.state.tables.values() if table.position is not None)])
 
     async def set_publications(self, publications: Sequence[str]) -> None:
-        await self._change(publications=tuple(publications))
+        await self._change(lambda state: replace(state, publications=tuple(publications)))
 
     async def refreshed(self) -> None:
         await self._define(pending_refresh=None)
@@ -157,8 +157,8 @@ class OpenedSparkSink:
     async def set_position(self, position: Position) -> None:
         await self._usable.set_position(position)
 
-    async def set_two_phase(self, state: TwoPhaseState) -> None:
-        await self._change(two_phase=state)
+    async def set_two_phase(self, two_phase: TwoPhaseState) -> None:
+        await self._change(lambda state: replace(state, two_phase=two_phase))
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
         return {name: table.entry for name, table in self.lake.state.tables.items()}
@@ -166,32 +166,30 @@ class OpenedSparkSink:
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
         """Add tables. They begin after what was landed. One that was removed before keeps its number, and its rows until it is copied."""
         position = self._usable.lander.position
-        async with self._sessions.catalog:
-            state = self.lake.state
+
+        def change(state: LakeState) -> LakeState:
             for table in tables:
                 state = with_table(state, table, entry, position)
-            await run_in_thread(lambda: self.lake.change(next_id=state.next_id, tables=state.tables, removed=state.removed))
+            return state
+
+        await self._change(change)
         return {}
 
     async def remove_table(self, table: TableName) -> None:
         """Remove a table. Its Delta tables remain, and still get what was landed for it until now."""
         opened = self._usable
         await opened.land()
-        async with self._sessions.catalog:
-            state = self.lake.state
-            found = without_table(state, table, opened.lander.position)
-            if found is state:
-                return
-            await run_in_thread(lambda: self.lake.change(tables=found.tables, removed=found.removed))
+        await self._change(lambda state: without_table(state, table, opened.lander.position))
 
     async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
         """Change the state from SYNCDONE to READY."""
-        async with self._sessions.catalog:
-            known = self.lake.state.tables
-            ready = {table: lsn for table, lsn in tables.items() if table in known and known[table].entry.state is TableState.SYNCDONE}
-            changed = {table: replace(known[table], entry=TableEntry(TableState.READY, lsn)) for table, lsn in ready.items()}
-            if changed:
-                await run_in_thread(lambda: self.lake.change(tables={**known, **changed}))
+
+        def change(state: LakeState) -> LakeState:
+            synchronized = {name: table for name, table in state.tables.items() if table.entry.state is TableState.SYNCDONE}
+            ready = {name: TableEntry(TableState.READY, lsn) for name, lsn in tables.items() if name in synchronized}
+            return with_tables(state, {name: replace(synchronized[name], entry=entry) for name, entry in ready.items()})
+
+        await self._change(change)
 
     async def _streaming(self) -> LandingStream:
         """The open stream. Stores the histories that the URL asks for, and starts the applier of this process if it asks for one."""

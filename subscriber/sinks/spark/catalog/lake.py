@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -28,7 +28,7 @@ from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 
-__all__ = ["IDENTITY", "LANDING", "Lake", "LakeState", "LakeTable", "copy_directory", "with_table", "without_table"]
+__all__ = ["IDENTITY", "LANDING", "Lake", "LakeState", "LakeTable", "copy_directory", "with_table", "with_tables", "without_table"]
 
 IDENTITY: Final = "subscriber.json"
 CATALOG: Final = "catalog.json"
@@ -113,9 +113,16 @@ class Lake:
         name, identifier, dropped = identity
         lake = cls(storage, name, identifier)
         lake.dropped = dropped
-        lake.state = parse_document(storage, CATALOG, _state) or LakeState()
         lake.position = parse_document(storage, POSITION, _position)
+        lake.state = lake._stored_state()
         return lake
+
+    def _stored_state(self) -> LakeState:
+        """Read the catalog. It was stored before the first position."""
+        state = parse_document(self.storage, CATALOG, _state)
+        if state is None and self.position is not None:
+            raise TargetError(f"{self.storage.what(CATALOG)} is gone", hint="restore it from a backup, or start over in a new directory")
+        return state or LakeState()
 
     @classmethod
     def make(cls, storage: Storage, name: str) -> Self:
@@ -132,9 +139,20 @@ class Lake:
         write_document(self.storage, IDENTITY, document)
         self.name, self.dropped = name, dropped
 
-    def change(self, **changes: Any) -> None:
-        """Store new values of :class:`LakeState`'s attributes, all or none."""
-        state = replace(self.state, **changes)
+    def change(self, change: Callable[[LakeState], LakeState]) -> None:
+        """Store a new state, which ``change`` makes of the stored one.
+
+        If the last call failed, the state is read again first: an error does not tell whether the state was stored, and the applier may
+        have acted on it.
+
+        Raises:
+            TargetError: it cannot be read or written.
+        """
+        if not self.is_certain:
+            self.state = self._stored_state()
+        state = change(self.state)
+        if self.is_certain and state == self.state:
+            return
         try:
             write_document(self.storage, CATALOG, _state_json(state))
         except BaseException:
@@ -143,19 +161,22 @@ class Lake:
         self.state, self.is_certain = state, True
 
     def settle(self) -> None:
-        """Store the catalog again if it is not certain."""
-        if not self.is_certain:
-            self.change()
+        """Find out which state is stored, if the last :meth:`change` failed. Durable on return.
 
-    def change_table(self, name: TableName, **changes: Any) -> LakeTable:
+        Raises:
+            TargetError: it cannot be read or written.
+        """
+        if not self.is_certain:
+            self.change(lambda state: state)
+
+    def change_table(self, name: TableName, **changes: Any) -> None:
         """Store new values of :class:`LakeTable`'s attributes.
 
         Raises:
             RelationError: the subscription does not have this table.
+            TargetError: they cannot be written.
         """
-        table = replace(self.table(name), **changes)
-        self.change(tables={**self.state.tables, name: table})
-        return table
+        self.change(lambda state: with_tables(state, {name: replace(_table_of(state, name), **changes)}))
 
     def table(self, name: TableName) -> LakeTable:
         """Return a table of the subscription.
@@ -163,12 +184,7 @@ class Lake:
         Raises:
             RelationError: the subscription does not have this table.
         """
-        found = self.state.tables.get(name)
-        if found is None:
-            raise RelationError(
-                f'table "{name}" is not part of the subscription', hint="it is no longer published, or was removed in the meantime"
-            )
-        return found
+        return _table_of(self.state, name)
 
     def table_id(self, relation: Relation) -> int | None:
         """The number of a relation's table. None: it is not of the subscription."""
@@ -218,6 +234,20 @@ def lake_of_another(lake: Lake, name: str) -> TargetError:
 def copy_directory(table: LakeTable) -> str:
     """The directory of a table's copy and its own batches."""
     return f"copy/{table.id}-{table.generation}"
+
+
+def with_tables(state: LakeState, tables: Mapping[TableName, LakeTable]) -> LakeState:
+    """Replace tables."""
+    return replace(state, tables={**state.tables, **tables})
+
+
+def _table_of(state: LakeState, name: TableName) -> LakeTable:
+    found = state.tables.get(name)
+    if found is None:
+        raise RelationError(
+            f'table "{name}" is not part of the subscription', hint="it is no longer published, or was removed in the meantime"
+        )
+    return found
 
 
 def without_table(state: LakeState, name: TableName, position: Lsn) -> LakeState:

@@ -34,7 +34,17 @@ from subscriber.sinks.spark.catalog.definition import (
     write_definition,
     write_generation,
 )
-from subscriber.sinks.spark.catalog.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake, lake_of_another, with_table, without_table
+from subscriber.sinks.spark.catalog.lake import (
+    CATALOG,
+    IDENTITY,
+    LANDING,
+    POSITION,
+    Lake,
+    LakeState,
+    lake_of_another,
+    with_table,
+    without_table,
+)
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.catalog.status_files import ERROR, RESET, STATUS, read_counters, write_error, write_reset
 from subscriber.sinks.spark.files.file_lock import FileLock, is_held
@@ -169,7 +179,8 @@ class LakeCatalog:
         stored = LakeDefinition(enabled=False, conninfo=definition.conninfo, made=False, options=definition.options)
         write_definition(self._storage, stored)
         lake = Lake.make(self._storage, definition.name)
-        lake.change(slot_name=definition.slot_name, publications=definition.publications, two_phase=definition.two_phase)
+        state = LakeState(slot_name=definition.slot_name, publications=definition.publications, two_phase=definition.two_phase)
+        lake.change(lambda _: state)
         return lake
 
     @contextlib.asynccontextmanager
@@ -237,8 +248,10 @@ class LakeCatalog:
             found = read_definition(self._storage) or LakeDefinition()
             write_definition(self._storage, replace(found, **own, options=replace(found.options, **options)))
         state = {name: value for name, value in changes.items() if name in {"slot_name", "publications", "two_phase"}}
+        if "publications" in state:
+            state["publications"] = tuple(state["publications"])
         if state:
-            lake.change(**{name: tuple(value) if name == "publications" else value for name, value in state.items()})
+            lake.change(lambda stored: replace(stored, **state))
         if "name" in changes:
             lake.identify(changes["name"])
 
@@ -266,10 +279,10 @@ class LakeCatalog:
             storage.delete([IDENTITY])
             storage.remove_directory(LANDING)
             storage.remove_directory("copy")
-            documents += [CATALOG, POSITION, GENERATION]
+            documents += [POSITION, CATALOG, GENERATION]
         else:
             lake.identify(lake.name, dropped=True)
-            lake.change(slot_name=None)
+            lake.change(lambda state: replace(state, slot_name=None))
         storage.delete(documents)
         storage.sync([""])
 
@@ -285,12 +298,15 @@ class LakeCatalog:
         position = lake.landed() if lake is not None else None
         if lake is None or position is None:
             raise TargetError("the subscription has no position yet", hint="run it first")
-        state = lake.state
-        for name in tables:
-            # a copy that has begun is not begun again
-            if lake.table(name).entry.state in {TableState.SYNCDONE, TableState.READY}:
+        # a copy that has begun is not begun again
+        finished = [name for name in tables if lake.table(name).entry.state in {TableState.SYNCDONE, TableState.READY}]
+
+        def change(state: LakeState) -> LakeState:
+            for name in finished:
                 state = with_table(without_table(state, name, position), name, TableEntry(TableState.INIT), position)
-        lake.change(next_id=state.next_id, tables=state.tables, removed=state.removed)
+            return state
+
+        lake.change(change)
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
         if await self._find() is not None:

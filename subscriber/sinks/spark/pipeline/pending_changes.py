@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LakeTable
+from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, read_manifests
@@ -71,8 +72,14 @@ class PendingChanges:
             self.schemas = [found[one] for one in self.schemas]
 
 
-def copied_changes(storage: Storage, directory: str, table: LakeTable) -> PendingChanges:
+def copied_changes(storage: Storage, directory: str, table: LakeTable, published: SnapshotTable | None) -> PendingChanges:
     """The changes that a table begins with: its copy and its own batches, up to the LSN of its handover. Empty without a copy.
+
+    Args:
+        storage: of the lake.
+        directory: of the copy.
+        table: the table.
+        published: the table in the last snapshot that had it. Once it is published, its copy is removed.
 
     Raises:
         TargetError, DataLossError: a file is missing or damaged.
@@ -80,7 +87,8 @@ def copied_changes(storage: Storage, directory: str, table: LakeTable) -> Pendin
     copied = read_copy(storage, directory) if table.generation else None
     if copied is None:
         if table.generation:
-            raise TableStopped(f"the copy in {storage.what(directory)} is gone", hint=f"restore it from a backup, or {COPY_AGAIN}")
+            lost = f"the copy in {storage.what(directory)}" if published is None else f"the Delta table in {storage.what(published.path)}"
+            raise TableStopped(f"{lost} is gone", hint=f"restore it from a backup, or {COPY_AGAIN}")
         return PendingChanges(table.added)
     source = PendingChanges(copied.lsn, copy=directory)
     source.describe(copied.schema)

@@ -90,7 +90,7 @@ class StopChecks:
         if snapshot is None or known is None or known.path != delta.directory:
             if applied is not None and delta.directory not in self.copied:
                 self.copied[delta.directory] = first_version(delta, app)
-            if delta.directory in self.copied:
+            if delta.is_there and delta.directory in self.copied:
                 self._require_ours_since(lake, table, delta, self.copied[delta.directory])
             return
         self.copied.pop(delta.directory, None)

@@ -118,7 +118,7 @@ class TablePlanner:
         if is_copied:
             self._prepare_copy(lake, name, table, published)
         replaced = is_copied and not self._registered(lake, table, delta)
-        source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
+        source = copied_changes(self._storage, copy_directory(table), table, published) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
         source.reached = max(source.reached, end)
         if not source.schemas:

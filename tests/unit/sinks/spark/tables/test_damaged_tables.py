@@ -364,3 +364,19 @@ async def test_change_log_continues_at_once_when_it_is_restored(tmp_path: Path) 
     work.tidy()
     assert not work.progress.stopped_logs
     assert max(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["_lsn"].to_pylist()) == 500
+
+
+async def test_a_copied_table_that_was_removed_is_named(tmp_path: Path) -> None:
+    """Its copy was removed when it was published. The message must not name the copy."""
+    sink = await begun(make(tmp_path), tables=(OTHER_NAME,))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n", 200)
+    work = applier(tmp_path)
+    all_rounds(work)
+    work.tidy(now=True)
+    shutil.rmtree(tmp_path / "tables/public/t")
+    await land(sink, 300, KEYED, Update(5, None, None, row("1", "b")))
+    await sink.close()
+    reason = stop_of(work, "is gone")
+    assert "tables/public/t" in reason
+    assert "copy/" not in reason
