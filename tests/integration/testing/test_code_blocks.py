@@ -447,6 +447,10 @@ def run_shell(block: Block, page_setup: PageSetup) -> None:
 def test_sql(block: Block, page_setup: PageSetup) -> None:
     if "CREATE PUBLICATION app" in block.text:
         page_setup.publisher.execute("DROP PUBLICATION app")
+    if "subscriber.fence" in block.text:
+        page_setup.target.execute("CREATE SCHEMA IF NOT EXISTS subscriber; CREATE TABLE subscriber.fence ()")
+        page_setup.target.execute(block.text.replace("DATABASE copy", f'DATABASE "{page_setup.target.name}"'))
+        return
     page_setup.publisher.execute(block.text)
 
 

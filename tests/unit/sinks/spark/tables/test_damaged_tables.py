@@ -371,11 +371,12 @@ async def test_a_copied_table_that_was_removed_is_named(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path), tables=(OTHER_NAME,))
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\ta\n", 200)
+    await land(sink, 250, KEYED, Insert(5, row("2", "a")))
     work = applier(tmp_path)
     all_rounds(work)
     work.tidy(now=True)
     shutil.rmtree(tmp_path / "tables/public/t")
-    await land(sink, 300, KEYED, Update(5, None, None, row("1", "b")))
+    await land(sink, 300, Update(5, None, None, row("1", "b")))
     await sink.close()
     reason = stop_of(work, "is gone")
     assert "tables/public/t" in reason
