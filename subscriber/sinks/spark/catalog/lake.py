@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,11 +29,24 @@ from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 
-__all__ = ["IDENTITY", "LANDING", "Lake", "LakeState", "LakeTable", "copy_directory", "with_table", "with_tables", "without_table"]
+__all__ = [
+    "IDENTITY",
+    "LANDING",
+    "Lake",
+    "LakeState",
+    "LakeTable",
+    "abandoned_copies",
+    "copy_directory",
+    "newest_generations",
+    "with_table",
+    "with_tables",
+    "without_table",
+]
 
 IDENTITY: Final = "subscriber.json"
 CATALOG: Final = "catalog.json"
 POSITION: Final = "position.json"
+_COPY: Final = re.compile(r"(\d+)-(\d+)")
 LANDING: Final = "landing"
 
 _FIRST_ID: Final = 1
@@ -178,6 +192,11 @@ class Lake:
         """
         self.change(lambda state: with_tables(state, {name: replace(_table_of(state, name), **changes)}))
 
+    def remove_abandoned_copies(self) -> None:
+        """Remove what copies left that were started again."""
+        for directory in abandoned_copies(self.storage, [*self.state.tables.values(), *self.state.removed.values()]):
+            self.storage.remove_directory(directory)
+
     def table(self, name: TableName) -> LakeTable:
         """Return a table of the subscription.
 
@@ -234,6 +253,30 @@ def lake_of_another(lake: Lake, name: str) -> TargetError:
 def copy_directory(table: LakeTable) -> str:
     """The directory of a table's copy and its own batches."""
     return f"copy/{table.id}-{table.generation}"
+
+
+def newest_generations(known: Sequence[LakeTable]) -> dict[str, int]:
+    """The newest known generation of each table, by the table's number."""
+    newest: dict[str, int] = {}
+    for table in known:
+        newest[str(table.id)] = max(table.generation, newest.get(str(table.id), 0))
+    return newest
+
+
+def abandoned_copies(storage: Storage, known: Sequence[LakeTable]) -> list[str]:
+    """The directories of copies that were started again. An unknown copy may be of a table that was just added.
+
+    Args:
+        storage: of the lake.
+        known: all tables of the lake, even removed ones.
+    """
+    kept = {copy_directory(table) for table in known}
+    newest = newest_generations(known)
+    return [
+        f"copy/{name}"
+        for name in storage.entries("copy")
+        if (match := _COPY.fullmatch(name)) and f"copy/{name}" not in kept and int(match[2]) < newest.get(match[1], 0)
+    ]
 
 
 def with_tables(state: LakeState, tables: Mapping[TableName, LakeTable]) -> LakeState:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, abandoned_copies, copy_directory, newest_generations
 from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
@@ -26,7 +26,6 @@ from subscriber.sinks.spark.tables.table_errors import CommitConflict
 __all__ = ["apart", "remove_unneeded_files"]
 
 _UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
-_DIRECTORY: Final = re.compile(r"(\d+)-(\d+)")
 _COPIED: Final = re.compile(r"copy-(\d+)-(\d+)-")
 
 
@@ -48,7 +47,7 @@ def remove_unneeded_files(
     known = [*lake.state.tables.values(), *lake.state.removed.values()]
     # base files that executors wrote: no commit names them before the handover of the table, and the change log must still read them
     copying = tuple(f"copy-{table.id}-{table.generation}-" for table in known if storage.entries(copy_directory(table)))
-    newest = _newest(known)
+    newest = newest_generations(known)
     count = 0
     for table in tables:
         with apart(storage, table.directory, errors):
@@ -75,14 +74,6 @@ def apart(storage: Storage, directory: str, errors: dict[str, TargetError]) -> I
     except TargetError as error:
         Lake.find(storage)
         errors[directory] = error
-
-
-def _newest(known: Sequence[LakeTable]) -> dict[str, int]:
-    """The newest known generation of each table."""
-    newest: dict[str, int] = {}
-    for table in known:
-        newest[str(table.id)] = max(table.generation, newest.get(str(table.id), 0))
-    return newest
 
 
 def _is_newer(path: str, newest: Mapping[str, int]) -> bool:
@@ -113,15 +104,8 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], re
 
 
 def _sweep_copies(storage: Storage, known: Sequence[LakeTable], errors: dict[str, TargetError]) -> int:
-    """Remove copies of earlier generations, which were started again. An unknown copy may be of a table that was just added."""
-    kept = {copy_directory(table) for table in known}
-    newest = _newest(known)
-    old = [
-        name
-        for name in storage.entries("copy")
-        if (match := _DIRECTORY.fullmatch(name)) and f"copy/{name}" not in kept and int(match[2]) < newest.get(match[1], 0)
-    ]
-    for name in old:
-        with apart(storage, f"copy/{name}", errors):
-            storage.remove_directory(f"copy/{name}")
+    old = abandoned_copies(storage, known)
+    for directory in old:
+        with apart(storage, directory, errors):
+            storage.remove_directory(directory)
     return len(old)
