@@ -128,15 +128,15 @@ class Lake:
         lake = cls(storage, name, identifier)
         lake.dropped = dropped
         lake.position = parse_document(storage, POSITION, _position)
-        lake.state = lake._stored_state()
+        lake._read_state()
         return lake
 
-    def _stored_state(self) -> LakeState:
+    def _read_state(self) -> None:
         """Read the catalog. It was stored before the first position."""
         state = parse_document(self.storage, CATALOG, _state)
         if state is None and self.position is not None:
             raise TargetError(f"{self.storage.what(CATALOG)} is gone", hint="restore it from a backup, or start over in a new directory")
-        return state or LakeState()
+        self.state, self.is_certain = state or LakeState(), self.is_certain and state is not None
 
     @classmethod
     def make(cls, storage: Storage, name: str) -> Self:
@@ -145,6 +145,7 @@ class Lake:
         # slot names contain this number; they have 63 characters for it and two oids
         lake = cls(storage, name, str(secrets.randbits(63)))
         write_document(storage, IDENTITY, {"subscription": name, "target_identifier": lake.target_identifier, "dropped": False})
+        lake.is_certain = False  # nothing is stored
         return lake
 
     def identify(self, name: str, *, dropped: bool = False) -> None:
@@ -163,7 +164,7 @@ class Lake:
             TargetError: it cannot be read or written.
         """
         if not self.is_certain:
-            self.state = self._stored_state()
+            self._read_state()
         state = change(self.state)
         if self.is_certain and state == self.state:
             return
@@ -238,6 +239,8 @@ class Lake:
         return Lsn(max([*ends, int(self.position.lsn)]))
 
     def set_position(self, position: Position) -> None:
+        if self.position is None:
+            self.settle()  # from now on, a missing catalog is an error
         write_document(self.storage, POSITION, _position_json(position))
         self.position = position
 
