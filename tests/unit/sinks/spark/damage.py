@@ -26,7 +26,7 @@ def rot(directory: Path, pattern: str = "*.parquet", column: int = 0) -> list[tu
 
 @contextlib.contextmanager
 def unwritable(directory: Path) -> Iterator[None]:
-    """A directory in which nobody may create files. For root, who needs no rights, it is made immutable."""
+    """A directory in which no file can be created. It is made immutable, because permissions do not restrict root."""
     if os.geteuid():
         directory.chmod(0o555)
     else:

@@ -234,7 +234,7 @@ async def test_what_was_being_written_when_a_process_was_killed_goes_after_the_r
             (f".tmp-{random}-part-young.parquet", time.time(), True),
             (f".tmp-{random}-copy-{number}-1-{random}.parquet", hours_ago, True),
             (f".tmp-{random}-copy-{number}-0-{random}.parquet", hours_ago, False),
-            (".tmp-of-somebody-else", hours_ago, True),
+            (".tmp-of-another-program", hours_ago, True),
         ]:
             file = tmp_path / directory / name
             file.write_bytes(b"half")
