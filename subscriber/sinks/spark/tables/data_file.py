@@ -73,9 +73,10 @@ def write_data_file(
         dictionary: the columns that are encoded with a dictionary; True: all, False: none.
         row_group_size: in rows. None: pyarrow's default.
     """
-    pending = storage.create(f"{directory}/{path}")
+    name = f"{directory}/{path}"
+    pending = storage.create(name)
     try:
-        with storage.reading(path):
+        with storage.reading(name):
             pq.write_table(
                 rows,
                 pending.stream,
