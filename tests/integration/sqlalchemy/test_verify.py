@@ -78,7 +78,8 @@ async def test_finds_and_repairs_what_differs(publisher_db: Database, other_targ
             "UPDATE words SET u = 1000 + u",
             "UPDATE words SET u = 1021 - u",
         ):
-            other_target.execute(statement)
+            # in a thread: the subscription runs in this loop, and may hold SQLite's lock
+            await asyncio.to_thread(other_target.execute, statement)
         report = await verified(found, publisher_db, other_target)
         bag, t, words = report.tables
         assert sorted((each.kind.value, each.count) for each in bag.differences) == [("extra", 1), ("missing", 1)]
@@ -101,7 +102,7 @@ async def test_finds_and_repairs_what_differs(publisher_db: Database, other_targ
 async def test_repair_does_not_wait_for_a_locked_row(publisher_db: Database, other_target: OtherTarget) -> None:
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t")
     async with running(publisher_db, other_target) as found:
-        other_target.execute("UPDATE t SET v = 2")
+        await asyncio.to_thread(other_target.execute, "UPDATE t SET v = 2")
         report = await verified(found, publisher_db, other_target)
         async with SnapshotSessions.open(other_target.url, 1) as sessions, sessions.connection() as connection:
             await connection.exec_driver_sql("SELECT * FROM t FOR UPDATE")
@@ -163,9 +164,9 @@ async def test_a_target_without_snapshots_and_locks_is_compared_in_two_passes(
         assert report.equal, str(report.to_json())
         assert report.lsn is None
         assert reads > 2, "each read has made a difference"
-        other_target.execute("UPDATE t SET v = -1 WHERE id = 50")
-        other_target.execute("DELETE FROM t WHERE id = 51")
-        other_target.execute("DELETE FROM bag WHERE v = -2")
+        await asyncio.to_thread(other_target.execute, "UPDATE t SET v = -1 WHERE id = 50")
+        await asyncio.to_thread(other_target.execute, "DELETE FROM t WHERE id = 51")
+        await asyncio.to_thread(other_target.execute, "DELETE FROM bag WHERE v = -2")
         bag, table = (await verified(found, publisher_db, other_target)).tables
         assert [(each.kind.value, each.count, each.publisher) for each in bag.differences] == [("missing", 1, {"v": "-2"})]
         assert [(each.kind.value, each.key, each.target) for each in table.differences] == [
@@ -183,8 +184,8 @@ async def test_compares_large_tables_by_ranges(publisher_db: Database, other_tar
         ANALYZE in_order, shuffled; CREATE PUBLICATION pub FOR ALL TABLES
     """)
     async with running(publisher_db, other_target) as found:
-        other_target.execute("UPDATE in_order SET v = 'x' WHERE id = 77777")
-        other_target.execute("DELETE FROM shuffled WHERE v = (SELECT min(v) FROM shuffled)")
+        await asyncio.to_thread(other_target.execute, "UPDATE in_order SET v = 'x' WHERE id = 77777")
+        await asyncio.to_thread(other_target.execute, "DELETE FROM shuffled WHERE v = (SELECT min(v) FROM shuffled)")
         in_order, shuffled = (await verified(found, publisher_db, other_target)).tables
         assert in_order.ranges > 1
         assert [(each.key, each.columns) for each in in_order.differences] == [({"id": "77777"}, ("v",))]
