@@ -239,7 +239,7 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
 def tidy(lake: Place) -> None:
     """All that is applied becomes change log."""
     from subscriber.sinks.spark.pipeline.applier import Applier
-    from subscriber.sinks.spark.pipeline.engines import LocalEngine
+    from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 
     Applier(storage(lake), LocalEngine(storage(lake))).tidy(now=True)
 

@@ -18,7 +18,7 @@ from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransa
 from subscriber.sinks.spark.files.storage import PendingFile
 from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.pipeline.applier import Applier as LakeApplier
-from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound
 from subscriber.sinks.sqlalchemy.apply.applier import Applier
 from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
 from subscriber.subscription.setup import setup

@@ -16,7 +16,7 @@ from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.spark.files.storage import TEMPORARY
 from subscriber.sinks.spark.pipeline import program
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import Table

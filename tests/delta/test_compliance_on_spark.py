@@ -8,7 +8,7 @@ import pytest
 
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.pipeline.engines import Engine
+from subscriber.sinks.spark.pipeline.engines.engine import Engine
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.sinks.lakes import LakeTarget
 
@@ -20,7 +20,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTarget:
     spark = request.getfixturevalue("spark" if request.param == "units" else "delta")
 
     def engine(_: Storage) -> Engine:
-        from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+        from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 
         return SparkEngine(spark, Location(path=str(path)), large_unit=8 if request.param == "units" else 0)
 

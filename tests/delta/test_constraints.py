@@ -11,7 +11,7 @@ from subscriber.abc import TableName
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, rows
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row

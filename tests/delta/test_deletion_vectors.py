@@ -11,10 +11,11 @@ from deltalake import DeltaTable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Message, Update
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.pipeline import plan as plan_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
-from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+from subscriber.sinks.spark.pipeline.engines.engine import Engine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
+from subscriber.sinks.spark.pipeline.planning import plan as plan_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.delta.test_engines_on_one_lake import by_delta_rs, by_the_jar, engine_of
 from tests.unit.sinks.spark.model import NAMES, Publisher, read

@@ -17,7 +17,8 @@ from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
+from subscriber.sinks.spark.pipeline.engines.engine import Engine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from tests.support.delta_tables import delta_rows
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 def engine_of(name: str, spark: SparkSession, path: Path) -> Engine:
     """Engine ``local``; or ``spark``, whose units rewrite files, or which merges all tables."""
-    from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+    from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 
     if name == "local":
         return LocalEngine(storage(path))

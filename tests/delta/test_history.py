@@ -14,8 +14,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
-from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, RELATIONS, Publisher, Values
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, storage

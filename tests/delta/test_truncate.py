@@ -10,8 +10,8 @@ import pytest
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Message, Truncate, TruncateOption, Update
-from subscriber.sinks.spark.pipeline import plan as plan_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.planning import plan as plan_module
 from tests.delta.test_engines_on_one_lake import by_delta_rs, by_the_jar, engine_of
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction

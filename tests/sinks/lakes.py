@@ -17,7 +17,7 @@ from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.files.location import Location, table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import Engine
+from subscriber.sinks.spark.pipeline.engines.engine import Engine
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields

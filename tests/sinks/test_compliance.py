@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.testing.compliance import SCENARIOS, ComplianceTarget, Scenario
 from tests.sinks.lakes import LakeTarget
 from tests.sinks.targets import MariaDBTarget, MemoryAdapter, PostgresTarget, SqliteTarget

@@ -12,7 +12,7 @@ import pytest
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.spark import register
 from tests.unit.sinks.spark.model import NAMES, Publisher
 from tests.unit.sinks.spark.pipeline.test_applier import SMALL, all_rounds, storage

@@ -22,7 +22,7 @@ Each step is recorded in the target's catalog, in table ``cutover``, before it b
 left the rows: the next one continues with the first step that was not made. Every step may be made twice. If the source's fence is gone,
 or time is up, everything is undone instead. ``close_destination`` comes first and ``open`` last, so writers are never in both databases.
 Before ``open``, the source's fence notes that writers leave it: a process that has lost its session with the target cannot undo what
-another one continues (:mod:`subscriber.walreceiver.fence`).
+another one continues (:mod:`subscriber.walreceiver.fences.fence`).
 
 The *way back* is made while both databases are closed and hold the same rows. Its slot begins there: nothing is copied, and no change of
 the forward direction comes back. A cutover makes a new subscription, whose catalog is in the old database. After it, the old slot is

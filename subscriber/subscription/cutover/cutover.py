@@ -19,7 +19,7 @@ from subscriber.subscription.cutover.preflight import find_cutover_problems, lag
 from subscriber.subscription.cutover.record import Record
 from subscriber.subscription.management.drop import drop_subscription
 from subscriber.subscription.targets import is_lake, observe_target, uses_sqlalchemy
-from subscriber.walreceiver.fence import Fence
+from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.session import Session
 
 __all__ = ["abort_cutover", "complete_cutover", "cutover", "open_target", "plan_cutover", "roll_back"]

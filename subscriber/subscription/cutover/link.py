@@ -23,7 +23,7 @@ from subscriber.subscription.management.drop import drop_subscription
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import observe_target, open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.fence import SCHEMA_IS_EMPTY
+from subscriber.walreceiver.fences.fence import SCHEMA_IS_EMPTY
 from subscriber.walreceiver.session import Session
 
 __all__ = ["BackLink", "ForwardLink", "Link", "drop_unused_catalog", "opened_catalog"]

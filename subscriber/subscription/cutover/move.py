@@ -19,7 +19,7 @@ from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.cutover.record import Record
 from subscriber.subscription.management.sequences import sync_sequences
 from subscriber.subscription.management.verify import verify
-from subscriber.walreceiver.fence import Fence
+from subscriber.walreceiver.fences.fence import Fence
 
 __all__ = ["BACKWARD", "FORWARD", "Move", "Place", "Tell", "sequence_left"]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from subscriber.errors import ConfigurationError
-from subscriber.walreceiver.fence_kinds import FenceKind
+from subscriber.walreceiver.fences.fence_kinds import FenceKind
 
 __all__ = ["CutoverOptions"]
 

@@ -21,10 +21,10 @@ from subscriber.subscription.cutover.move import Place, sequence_left
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.management.sequences import sync_sequences
 from subscriber.subscription.targets import open_target
-from subscriber.walreceiver.fence import Fence
+from subscriber.walreceiver.fences.fence import Fence
+from subscriber.walreceiver.fences.unfenced import background_workers, writing_subscriptions
 from subscriber.walreceiver.publication import not_replicated, published_tables
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.unfenced import background_workers, writing_subscriptions
 
 __all__ = ["find_cutover_problems", "lag", "unfenced"]
 

@@ -20,7 +20,7 @@ from subscriber.catalog.snapshot_requests import (
 )
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.walreceiver.snapshot import SnapshotReader
+from subscriber.walreceiver.copying.snapshot import SnapshotReader
 
 __all__ = ["Asker", "PublisherSide", "Waiting", "publisher_sessions"]
 

@@ -10,9 +10,9 @@ from subscriber.abc import CopyFormat, PublishedTable, SnapshotOrder, TableName
 from subscriber.apply.table_sync import CopyPart
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
-from subscriber.walreceiver import table_copy
+from subscriber.walreceiver.copying import table_copy
+from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
 from subscriber.walreceiver.session import SETUP
-from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
 
 __all__ = ["PublishedGroup", "PublishedSnapshot"]
 

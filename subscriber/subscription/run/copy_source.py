@@ -14,9 +14,9 @@ from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.copy_snapshots import PublishedGroup, PublishedSnapshot
 from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.copying.snapshot import ExportedSnapshot
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
-from subscriber.walreceiver.snapshot import ExportedSnapshot
 
 __all__ = ["PublisherSource", "copy_format"]
 

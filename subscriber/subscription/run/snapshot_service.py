@@ -25,9 +25,9 @@ from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.target_session import TargetSession
 from subscriber.verification.tables import was_rewritten_query
-from subscriber.walreceiver.exported_snapshots import SnapshotExporter, TakenSnapshot
+from subscriber.walreceiver.copying.exported_snapshots import SnapshotExporter, TakenSnapshot
+from subscriber.walreceiver.copying.rows_by_key import rows_by_key
 from subscriber.walreceiver.publication import published_tables
-from subscriber.walreceiver.rows_by_key import rows_by_key
 
 __all__ = ["SnapshotService"]
 

@@ -18,7 +18,7 @@ from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.targets import is_lake
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.large_rows import find_large_rows
+from subscriber.walreceiver.copying.large_rows import find_large_rows
 from subscriber.walreceiver.publication import missing_publications, published_tables
 
 __all__ = ["check", "find_problems", "tell"]

@@ -24,7 +24,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
-from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 from subscriber.sinks.spark.reading.snapshot import LakeSnapshot
 from subscriber.sinks.spark.reading.table_files import with_held_values
 from subscriber.sinks.spark.schema.table_schema import SPECIAL

@@ -13,7 +13,7 @@ import pytest
 from subscriber import TableName, Until
 from subscriber.abc import PublishedTable
 from subscriber.subscription.run.copy_source import PublisherSource
-from subscriber.walreceiver.snapshot import SnapshotReader
+from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from tests.support.database import Database
 from tests.support.observation import eventually
 from tests.support.replica import QUICK, replica, subscription_of

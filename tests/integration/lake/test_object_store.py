@@ -18,7 +18,7 @@ from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
 from subscriber.sinks.spark.files.errors import AccessDenied
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.testing.load.mixed_load import MixedLoad

@@ -12,7 +12,7 @@ import pytest
 from subscriber import Lsn, Settings, Subscription, SubscriptionOptions, TableName, TargetError, Until
 from subscriber.errors import SubscriptionInUse
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream

@@ -11,7 +11,7 @@ import pytest
 from subscriber import TableName, Until
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.schema.arrow_types import arrow_type, widened
 from subscriber.sinks.spark.schema.table_schema import LakeColumn
 from subscriber.sinks.spark.schema.type_changes import keeps_values

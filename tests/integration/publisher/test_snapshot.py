@@ -11,10 +11,18 @@ from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.errors import PublisherError
 from subscriber.protocol.messages import Insert
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
+from subscriber.walreceiver.copying.table_copy import (
+    CopyPart,
+    copy_parts,
+    copy_query,
+    is_intact,
+    is_renamed,
+    is_rewritten,
+    parallel_range_size,
+)
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
-from subscriber.walreceiver.table_copy import CopyPart, copy_parts, copy_query, is_intact, is_renamed, is_rewritten, parallel_range_size
 from tests.support.database import Database
 from tests.support.roles import role
 from tests.support.streams import streaming, transactions

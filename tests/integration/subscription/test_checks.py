@@ -12,7 +12,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.large_rows import find_large_rows
+from subscriber.walreceiver.copying.large_rows import find_large_rows
 from subscriber.walreceiver.publication import published_tables
 from tests.support.database import Database, fresh_database
 from tests.support.roles import role

@@ -16,7 +16,7 @@ from subscriber import ConfigurationError, Launcher, SubscriberError, Subscripti
 from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
 from subscriber.subscription.cutover.link import opened_catalog
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.walreceiver import fence
+from subscriber.walreceiver.fences import fence
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, at_work, catch_up, create, launched
 from tests.support.program import subscriber

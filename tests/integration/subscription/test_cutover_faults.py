@@ -16,7 +16,7 @@ from subscriber import ConfigurationError, SubscriberError, SubscriptionInUse, c
 from subscriber.subscription.cutover import link, record
 from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.walreceiver import fence
+from subscriber.walreceiver.fences import fence
 from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, writes
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.frozen_proxy import frozen_proxy

@@ -15,8 +15,8 @@ from subscriber import ConfigurationError, SubscriberError, create_subscription
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.cutover.cutover import complete_cutover, cutover, open_target, plan_cutover
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.walreceiver import fence
-from subscriber.walreceiver.foreign_sessions import ForeignSessions
+from subscriber.walreceiver.fences import fence
+from subscriber.walreceiver.fences.foreign_sessions import ForeignSessions
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
 from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, writes

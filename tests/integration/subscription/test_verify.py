@@ -20,7 +20,7 @@ from subscriber.subscription.run import snapshot_service
 from subscriber.subscription.targets import open_store
 from subscriber.verification.model import RowKind, TableReport, VerificationLimits, VerificationReport
 from subscriber.verification.row_sql import column_sql
-from subscriber.walreceiver.rows_by_key import rows_by_key
+from subscriber.walreceiver.copying.rows_by_key import rows_by_key
 from tests.support.database import Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
 from tests.support.managed import catch_up, create, launched

@@ -27,7 +27,7 @@ from subscriber.waits import awaiting
 
 __all__ = ["Target", "asyncpg_arguments"]
 
-# a cutover keeps writers out of the database, and leaves this table there (subscriber/walreceiver/fence.py). Our sessions still write
+# a cutover keeps writers out of the database, and leaves this table there (walreceiver/fences/fence.py). Our sessions still write
 _EXEMPT: Final = """
 SELECT pg_catalog.set_config('default_transaction_read_only', 'off', false)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

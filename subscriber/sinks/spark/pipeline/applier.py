@@ -1,7 +1,7 @@
 """The applier: turns what was landed into Delta tables, in rounds.
 
 A round takes the waiting manifests and plans the work of each table, in units (``table_planner.py``). An engine does the work
-(``engines.py``). The round commits each table, and publishes one snapshot of all of them (``publisher.py``). These rules make the result
+(``engines/``). The round commits each table, and publishes one snapshot of all of them (``publisher.py``). These rules make the result
 exact after any crash:
 
 * A table's commit contains its LSN (``delta.py``). If a table was committed in a round that crashed, the next round applies only what is
@@ -44,7 +44,7 @@ from subscriber.sinks.spark.maintenance.retention import apart, remove_unneeded_
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
-from subscriber.sinks.spark.pipeline.engines import Engine, TableRound
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableRound
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, is_readable
 from subscriber.sinks.spark.pipeline.pace import Waiting

@@ -34,10 +34,10 @@ from subscriber.sinks.spark.merge.history_unit import HistoryUnit, changes_betwe
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.versions import history_schema
-from subscriber.sinks.spark.pipeline.engines import Engine
-from subscriber.sinks.spark.pipeline.plan import plan_table
+from subscriber.sinks.spark.pipeline.engines.engine import Engine
+from subscriber.sinks.spark.pipeline.planning.plan import plan_table
+from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork, plan_columns
 from subscriber.sinks.spark.pipeline.stopped_tables import stopping
-from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork, plan_columns
 from subscriber.sinks.spark.schema.arrow_columns import nullable
 from subscriber.sinks.spark.schema.evolution import Stretch, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema, folded_name, own_columns

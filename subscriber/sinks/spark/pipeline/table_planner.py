@@ -17,13 +17,13 @@ from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.merge.key_ranges import read_range
-from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, lacks_published
-from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges, copied_changes, read_work
-from subscriber.sinks.spark.pipeline.plan import Plan, plan_table
-from subscriber.sinks.spark.pipeline.row_identity import RowIdentityCheck, TableBefore, columns_before
+from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges, copied_changes, read_work
+from subscriber.sinks.spark.pipeline.planning.plan import Plan, plan_table
+from subscriber.sinks.spark.pipeline.planning.row_identity import RowIdentityCheck, TableBefore, columns_before
+from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks
-from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns

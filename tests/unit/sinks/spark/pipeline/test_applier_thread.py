@@ -17,7 +17,7 @@ from subscriber.sinks.spark.pipeline import applier_thread as beside_module
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from tests.unit.sinks.spark.pipeline.test_applier import current, storage
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 

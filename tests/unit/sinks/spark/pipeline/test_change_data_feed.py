@@ -19,9 +19,10 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import merge_unit as merge_unit_module
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
-from subscriber.sinks.spark.pipeline import plan as plan_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
+from subscriber.sinks.spark.pipeline.engines.engine import Engine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.planning import plan as plan_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, text_of
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, storage

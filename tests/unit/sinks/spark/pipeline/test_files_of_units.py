@@ -9,8 +9,8 @@ import pytest
 
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.merge.keys import rank
-from subscriber.sinks.spark.pipeline.plan import plan_table
-from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork
+from subscriber.sinks.spark.pipeline.planning.plan import plan_table
+from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 

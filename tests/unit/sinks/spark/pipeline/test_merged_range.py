@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.spark.pipeline.merge_sql import key_limits
+from subscriber.sinks.spark.pipeline.engines.merge_sql import key_limits
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 INT2, INT4, INT8, DATE = 21, 23, 20, 1082

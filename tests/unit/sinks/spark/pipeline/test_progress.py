@@ -16,7 +16,7 @@ from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
 from subscriber.sinks.spark.landing.manifest import EPOCH_OFFSET
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.transaction.model import Transaction
 from tests.support.delta_tables import delta_bytes
 from tests.unit.sinks.spark.pipeline.test_applier import applier, storage

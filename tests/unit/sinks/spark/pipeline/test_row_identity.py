@@ -14,7 +14,7 @@ from subscriber.protocol.messages import Column, Delete, Insert, Message, Relati
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, widened
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values

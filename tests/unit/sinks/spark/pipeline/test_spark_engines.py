@@ -46,7 +46,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
 async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(tmp_path: Path, spark: SparkSession) -> None:
-    from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+    from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
     from subscriber.spark import snapshot as spark_snapshot
 
     publisher = Publisher(3)
@@ -83,7 +83,7 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(t
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b"])
 async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
-    from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+    from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
     from subscriber.spark import snapshot as spark_snapshot
 
     publisher, lake = Publisher(4), tmp_path / name
@@ -119,7 +119,7 @@ def test_error_on_an_executor_keeps_its_kind_and_its_hint(
     tmp_path: Path, spark: SparkSession, number: int, kind: type[TargetError], line: str
 ) -> None:
     """The bug was a second hint, which was wrong after the round was published."""
-    from subscriber.sinks.spark.pipeline.spark_engine import SparkEngine
+    from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 
     def fails(storage: Storage, item: str) -> None:
         if not number:

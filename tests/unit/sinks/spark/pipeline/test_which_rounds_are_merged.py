@@ -10,10 +10,10 @@ import pytest
 from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.merge.keys import rank
-from subscriber.sinks.spark.pipeline.engines import TableRound
-from subscriber.sinks.spark.pipeline.plan import plan_table
-from subscriber.sinks.spark.pipeline.spark_engine import is_merged, packed, task_count
-from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork
+from subscriber.sinks.spark.pipeline.engines.engine import TableRound
+from subscriber.sinks.spark.pipeline.engines.spark_engine import is_merged, packed, task_count
+from subscriber.sinks.spark.pipeline.planning.plan import plan_table
+from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from tests.unit.sinks.spark.pipeline.test_applier import storage
 
 OTHER = Relation(6, "public", "other", "d", (Column("id", 23, -1, True), Column("note", 25, -1, False)))

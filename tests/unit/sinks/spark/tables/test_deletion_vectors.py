@@ -15,9 +15,9 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Message, Truncate, TruncateOption, Update
 from subscriber.sinks.spark.opened import OpenedSparkSink
-from subscriber.sinks.spark.pipeline import plan as plan_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.planning import plan as plan_module
 from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, live_rows, read_vector, write_vectors
 from subscriber.sinks.spark.tables.delta import LakeDelta

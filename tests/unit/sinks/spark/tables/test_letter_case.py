@@ -14,7 +14,7 @@ from subscriber.abc import TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.reading.change_feed import Changes
 from subscriber.sinks.spark.schema.table_schema import TableSchema, altered_name
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields

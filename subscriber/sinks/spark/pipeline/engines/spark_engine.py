@@ -32,8 +32,8 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
 from subscriber.sinks.spark.merge.parquet import read_table_files
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
-from subscriber.sinks.spark.pipeline.engines import Engine, TableResult, TableRound
-from subscriber.sinks.spark.pipeline.merge_sql import delete_statement, key_limits, merge_statement
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound
+from subscriber.sinks.spark.pipeline.engines.merge_sql import delete_statement, key_limits, merge_statement
 from subscriber.sinks.spark.schema.table_schema import folded_name
 from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed

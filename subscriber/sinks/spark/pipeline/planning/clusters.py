@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.merge.keys import rank
-from subscriber.sinks.spark.pipeline.table_work import BaseFile
+from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile
 from subscriber.sinks.spark.tables.data_file import Bound
 
 __all__ = ["SMALL", "Cluster", "OrderedKeys", "cluster_of", "clusters_of", "count_changes", "divided_keys", "grouped", "moved_rows"]

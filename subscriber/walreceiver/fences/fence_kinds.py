@@ -1,4 +1,4 @@
-"""The kinds of fences: what closes a database, and what opens it again. See :mod:`subscriber.walreceiver.fence`."""
+"""The kinds of fences: what closes a database, and what opens it again. See :mod:`subscriber.walreceiver.fences.fence`."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_name import session_name
-from subscriber.walreceiver.fence_kinds import OWN_DEFAULT, FenceKind, closing, opening
-from subscriber.walreceiver.foreign_sessions import ForeignSessions
+from subscriber.walreceiver.fences.fence_kinds import OWN_DEFAULT, FenceKind, closing, opening
+from subscriber.walreceiver.fences.foreign_sessions import ForeignSessions
 from subscriber.walreceiver.session import Session
 
 __all__ = ["SCHEMA_IS_EMPTY", "Fence"]

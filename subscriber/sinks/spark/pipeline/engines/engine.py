@@ -3,7 +3,7 @@
 A round's work is divided into units (``plan.py``): some files of a table, and the changes of their range of keys. An engine runs the units
 of all tables together, then commits the tables in parallel. The driver plans and commits; only units touch rows.
 
-* ``local`` runs units in threads of this process, with pyarrow. delta-rs commits. It needs neither Spark nor Java.
+* ``local`` runs units in threads of this process (``local_engine.py``).
 * ``spark`` runs them on executors (``spark_engine.py``).
 """
 
@@ -26,16 +26,16 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
-from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges
-from subscriber.sinks.spark.pipeline.plan import Plan
-from subscriber.sinks.spark.pipeline.table_work import TableWork
+from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges
+from subscriber.sinks.spark.pipeline.planning.plan import Plan
+from subscriber.sinks.spark.pipeline.planning.table_work import TableWork
 from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.table_errors import TableStopped
 
-__all__ = ["Engine", "LocalEngine", "TableResult", "TableRound"]
+__all__ = ["Engine", "TableResult", "TableRound"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -189,26 +189,3 @@ class Engine(ABC):
                 deleted[path] = deleted.get(path, BitMap()) | BitMap.deserialize(rows)
         work.commit(found.files, deleted, [file for result in results for file in result.feed])
         return found
-
-
-class LocalEngine(Engine):
-    """Runs units in threads of this process.
-
-    Args:
-        storage: of the lake.
-        threads: number of units that run at once.
-    """
-
-    name = "local"
-
-    def __init__(self, storage: Storage, threads: int = 2) -> None:
-        self._storage = storage
-        self._threads = threads
-
-    def each(
-        self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
-    ) -> list[_Result]:
-        if len(items) <= 1:
-            return [function(self._storage, item) for item in items]
-        with ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(lambda item: function(self._storage, item), items))

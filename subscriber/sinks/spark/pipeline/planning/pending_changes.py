@@ -16,7 +16,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, read_manifests
 from subscriber.sinks.spark.landing.zone import unique_path, write_file
 from subscriber.sinks.spark.merge.parquet import read_changes
-from subscriber.sinks.spark.pipeline.table_work import TableWork, plan_columns
+from subscriber.sinks.spark.pipeline.planning.table_work import TableWork, plan_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped

@@ -27,7 +27,7 @@ from subscriber.sinks.spark.merge.fold import since_truncate
 from subscriber.sinks.spark.merge.key_ranges import KeyRange
 from subscriber.sinks.spark.merge.keys import is_orderable
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitFile
-from subscriber.sinks.spark.pipeline.clusters import (
+from subscriber.sinks.spark.pipeline.planning.clusters import (
     SMALL,
     OrderedKeys,
     cluster_of,
@@ -37,7 +37,7 @@ from subscriber.sinks.spark.pipeline.clusters import (
     grouped,
     moved_rows,
 )
-from subscriber.sinks.spark.pipeline.table_work import BaseFile, TableWork
+from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.tables.data_file import Bound
 
 __all__ = ["Plan", "plan_table"]

@@ -1,0 +1,1 @@
+"""Fences: what keeps applications from writing to the old database during a cutover."""
