@@ -32,6 +32,11 @@ class TableObservation:
     retry: Retry | None = None
     stopped: str | None = None
 
+    @property
+    def state(self) -> str:
+        """Its state, or ``stopped``."""
+        return self.entry.state.value if self.stopped is None else "stopped"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplierObservation:

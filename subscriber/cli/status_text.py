@@ -19,6 +19,7 @@ _STATES = {
     TableState.FINISHEDCOPY: "catching up",
     TableState.SYNCDONE: "synchronized",
     TableState.READY: "ready",
+    "stopped": "stopped",
 }
 
 
@@ -96,7 +97,7 @@ def _freshness(applier: ApplierObservation) -> str:
 
 def _tables(status: SubscriptionStatus) -> list[str]:
     tables = status.observation.tables
-    counts = [(word, sum(table.entry.state is state for table in tables)) for state, word in _STATES.items()]
+    counts = [(word, sum(table.state == state for table in tables)) for state, word in _STATES.items()]
     counts.append(("left out", len(status.observation.left_out)))
     lines = ["  tables        " + (", ".join(f"{count} {word}" for word, count in counts if count) or "none")]
     for table in tables:

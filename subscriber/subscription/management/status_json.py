@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -60,7 +60,7 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "counters": dict(found.counters),
         "stats_reset": _time(found.stats_reset),
         "tables": [_table(table) for table in found.tables],
-        "tables_by_state": _by_state(found.tables),
+        "tables_by_state": Counter(table.state for table in found.tables),
         "tables_left_out": [
             {"schema": _text(table.namespace), "name": _text(table.name), "reason": _text(reason)}
             for table, reason in found.left_out.items()
@@ -92,7 +92,7 @@ def _table(table: TableObservation) -> dict[str, Any]:
     return {
         "schema": _text(table.table.namespace),
         "name": _text(table.table.name),
-        "state": table.entry.state.value,
+        "state": table.state,
         "lsn": _lsn(table.entry.lsn),
         "copied_rows": table.worker and table.worker.copied_rows,
         "estimated_rows": table.worker and table.worker.estimated_rows,
@@ -105,13 +105,6 @@ def _retry(retry: Retry | None) -> dict[str, Any] | None:
     if retry is None:
         return None
     return {"error": _text(retry.error), "attempt": retry.attempt, "next_attempt": _seconds(retry.next_attempt)}
-
-
-def _by_state(tables: tuple[TableObservation, ...]) -> Mapping[str, int]:
-    counted: dict[str, int] = {}
-    for table in tables:
-        counted[table.entry.state.value] = counted.get(table.entry.state.value, 0) + 1
-    return counted
 
 
 def _lsn(lsn: Lsn | WorkerActivity | None) -> str | None:

@@ -273,6 +273,9 @@ async def test_table_changed_by_another_writer_is_copied_again(publisher18_db: D
         found = await until(lake, lambda _: True)
         assert {item["name"]: bool(item["stopped"]) for item in found["tables"]} == {"t": True, "u": False}
         text = await asyncio.to_thread(subscriber, "status", f"--target=spark://{lake}")
+        assert found["tables_by_state"]["stopped"] == 1
+        assert [item["state"] for item in found["tables"]] in (["stopped", "r"], ["stopped", "s"])
+        assert re.search(r"^  tables        1 (ready|synchronized), 1 stopped$", text.output, re.MULTILINE)
         assert f"    public.t: stopped: Delta table {lake}/tables/public/t was changed by another writer, in version 2 " in text.output
         checked = await asyncio.to_thread(subscriber, "status", f"--target=spark://{lake}", "--check")
         assert checked.status == 1, checked.output
