@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
 __all__ = ["SubscriptionCollector", "served"]
+
+_log = logging.getLogger(__name__)
 
 Subscriptions = Callable[[], Mapping[str, Subscription]]
 
@@ -50,6 +53,7 @@ def served(address: str | None, collector: Collector) -> Iterator[None]:
         raise ConfigurationError(
             f"cannot serve metrics at {address}: {error.strerror or error}", hint="choose another HOST:PORT"
         ) from error
+    _log.info("serving metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, server.server_port)
     try:
         yield
     finally:

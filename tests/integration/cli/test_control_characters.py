@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_metrics import free_port
+from tests.integration.cli.test_metrics import told_port
 from tests.support.database import Database
 from tests.support.program import PROGRAM, environment, running, subscriber
 
@@ -40,8 +40,8 @@ def test_names(source: Database, target_db: Database) -> None:
     assert ESCAPED in harmless(subscriber("run", *arguments, "-o", f"bad{EVIL}=1").errors)
     assert ESCAPED in harmless(subscriber("status", f"--bad={EVIL}", f"--target={target_db.dsn}").errors)
     target_db.execute(f"CREATE TABLE {QUOTED} ({QUOTED} int PRIMARY KEY, v text)")
-    port = free_port()
-    with running("-vv", "run", *arguments, f"--metrics=127.0.0.1:{port}") as program:
+    with running("-vv", "run", *arguments, "--metrics=127.0.0.1:0") as program:
+        port = told_port(program)
         target_db.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True)
         target_db.wait("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import time
 import urllib.request
 from collections.abc import Callable
@@ -18,15 +17,16 @@ from subscriber import Settings, SubscriptionOptions, alter_subscription, drop_s
 from subscriber.sinks.spark.sink import SparkSink
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import catch_up, create
-from tests.support.program import running, subscriber
+from tests.support.program import Program, running, subscriber
 from tests.unit.sinks.spark.stream import begun
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def told_port(program: Program) -> int:
+    """The port of a program that was started with ``-v --metrics 127.0.0.1:0``."""
+    program.says("/metrics\n")
+    found = re.search(r"serving metrics at http://127\.0\.0\.1:(\d+)/metrics$", program.errors, re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 Scraped = dict[tuple[str, tuple[str, ...]], float]
@@ -56,8 +56,9 @@ async def test_a_launcher_and_its_metrics(publisher18_db: Database, target_db: D
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     name = await create(publisher18_db, target_db, options=SubscriptionOptions(synchronous_commit="on"))
-    port = free_port()
-    with running("run", "--target", target_db.dsn, "--metrics", f"127.0.0.1:{port}", "-c", "wal_retrieve_retry_interval=200ms") as program:
+    arguments = ("-v", "--metrics", "127.0.0.1:0", "-c", "wal_retrieve_retry_interval=200ms")
+    with running("run", "--target", target_db.dsn, *arguments) as program:
+        port = told_port(program)
         catch_up(publisher18_db, target_db, name)
         publisher18_db.execute("INSERT INTO t VALUES (2, 'b'), (3, 'c'); UPDATE t SET v = 'd' WHERE id = 1")
         target_db.execute("DELETE FROM t WHERE id = 1")
@@ -83,24 +84,12 @@ async def test_a_launcher_and_its_metrics(publisher18_db: Database, target_db: D
     await drop_subscription(name, target=target_db.dsn)
 
 
-def wait_until_served(port: int) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-
 def test_metrics_of_an_applier(tmp_path: Path) -> None:
     asyncio.run(_make_lake(tmp_path))
-    port = free_port()
-    arguments = ("--metrics", f"127.0.0.1:{port}", "--freshness", "1min", "--max-write-rate", "10MB/s", "--retain-hours", "48")
+    arguments = ("-v", "--metrics", "127.0.0.1:0", "--freshness", "1min", "--max-write-rate", "10MB/s", "--retain-hours", "48")
     events = tmp_path / "events"
     with running("spark-apply", str(tmp_path / "lake"), *arguments, "--progress", str(events)) as program:
-        wait_until_served(port)
+        port = told_port(program)
         found = scrape_until(port, lambda found: found.get(("subscriber_applier_rounds_total", ()), 0.0) >= 1)
         assert found["subscriber_applier_freshness_target_seconds", ()] == 60
         program.send(signal.SIGTERM)

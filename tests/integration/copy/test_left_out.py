@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from subscriber import TableName, alter_subscription
 from subscriber.errors import RelationError
 from subscriber.subscription.run_status import Until
-from tests.integration.cli.test_metrics import free_port, scrape, scrape_until
+from tests.integration.cli.test_metrics import scrape_until, told_port
 from tests.support.database import Database
 from tests.support.managed import catch_up, create, launched
 from tests.support.observation import until
@@ -21,13 +20,6 @@ from tests.support.replica import replica, subscription_of
 from tests.support.sqlalchemy_targets import OtherTarget, Replica
 
 LATER = TableName("public", "later")
-
-
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        scrape(port)
-        return True
-    return False
 
 
 def left_out(target: str) -> dict[str, str]:
@@ -154,14 +146,12 @@ async def test_created_subscription_before_refresh(publisher18_db: Database, tar
     target_db.execute("CREATE TABLE later (id int PRIMARY KEY)")
     name = await create(publisher18_db, target_db)
     publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE later")
-    port = free_port()
 
     def shown() -> Any:
         return left_out(target_db.dsn)
 
-    with running("run", "--target", target_db.dsn, "--metrics", f"127.0.0.1:{port}") as program:
-        await until(lambda: _answers(port), "metrics are served")
-        scrape_until(port, lambda found: found.get(("subscriber_tables_left_out", ())) == 1)
+    with running("run", "--target", target_db.dsn, "-v", "--metrics", "127.0.0.1:0") as program:
+        scrape_until(told_port(program), lambda found: found.get(("subscriber_tables_left_out", ())) == 1)
         program.says('published tables are not replicated: "public.later"')
         await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
     await until(lambda: list(shown()) == ["public.later"], "status shows it")

@@ -33,8 +33,8 @@ from subscriber import Subscription, Until
 from subscriber.cli.main import _parser, main
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.compliance import SCENARIOS
+from subscriber.testing.ports import free_port
 from tests.benchmark.pytest_fixtures import plugin_arguments
-from tests.integration.cli.test_metrics import free_port
 from tests.sinks.test_own_sink import own_sink
 from tests.support.code_blocks import ROOT, Block, blocks
 from tests.support.database import WAIT_SECONDS, Database
