@@ -41,7 +41,7 @@ class ApplierCollector:
 
         lag = gauge("lag_seconds", "Of the oldest commit of the last round: its age when it was received, landed and applied.", "phase")
         target = gauge("freshness_target_seconds", "The value of --freshness.")
-        waiting = gauge("waiting_seconds", "Age of the oldest landed commit that is not applied.")
+        waiting = gauge("waiting_seconds", "Seconds since the oldest landed commit that is not applied was received.")
         waiting_bytes = gauge("waiting_bytes", "Size of the landed files that are not applied.")
         held = gauge("held_by_write_rate", "1 while --max-write-rate makes a round wait beyond the target, else 0.")
         lsn = gauge("lsn_bytes", "Positions in the publisher's WAL: landed, applied (published).", "position")

@@ -109,6 +109,13 @@ class Manifest(BatchTransactions):
         return min(times) / 1e6 + EPOCH_OFFSET if times else None
 
     @property
+    def gathering(self) -> float:
+        """Seconds from the receipt of its first transaction until it was landed. 0 if unknown."""
+        if self.received_time is None or self.landed_time is None:
+            return 0.0
+        return max(self.landed_time - self.received_time, 0) / 1e6
+
+    @property
     def until(self) -> float | None:
         """When its last transaction was committed, in seconds since 1970."""
         return self.commit_time / 1e6 + EPOCH_OFFSET if self.commit_time else None

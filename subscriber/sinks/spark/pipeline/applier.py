@@ -98,7 +98,7 @@ class Applier:
         self._seen: SynchronizedTables | None = None
         self._next_look = 0.0
         self._published: Snapshot | None = None
-        self._noticed: float | None = None
+        self._looked = 0.0  # what waits was landed after this
         self._logged = INVALID_LSN
         self._unswept: dict[str, str] = {}
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
@@ -145,15 +145,11 @@ class Applier:
         found = read_manifests(self._storage, LANDING, snapshot.landed, anchor=snapshot.landed, read=self._read)
         known = lake.position.lsn if lake.position is not None else INVALID_LSN
         if not found and known <= snapshot.lsn and synchronized_tables(lake) == self._seen:
-            self._noticed = None
+            self._looked = now
             return Waiting(-math.inf) if now >= self._next_look else None
         if found and has_end(found, read_boundary(self._storage)):
             return Waiting(-math.inf)  # a verification waits for the snapshot there
-        self._noticed = now if self._noticed is None else self._noticed
-        committed = found[0].since if found else None
-        # the clock of the publisher or of the subscriber may be ahead, and this one may be set
-        since = self._noticed if committed is None else min(now - (time.time() - committed), self._noticed)
-        return Waiting(since, sum(manifest.size for manifest in found))
+        return Waiting(self._looked - (found[0].gathering if found else 0.0), sum(manifest.size for manifest in found))
 
     def run_round(self) -> Snapshot | None:
         """Run one round, a micro-batch: apply what is waiting.
@@ -181,7 +177,7 @@ class Applier:
                     raise
 
     def _round(self) -> Snapshot | None:
-        done = self.progress.start()
+        done, looked = self.progress.start(), time.monotonic()
         with done.phase("latestOffset"):
             # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a
             # table is in the catalog before anything is landed for it, so this round knows every table that has rows among them
@@ -191,10 +187,11 @@ class Applier:
             # after the manifests, see requests.py
             boundary = read_boundary(self._storage) if manifests else INVALID_LSN
             lake = self._lake()
-        self._published, self._noticed = snapshot, None
+        self._published = snapshot
         known = position.lsn if position is not None else INVALID_LSN
         tables, left = seen = synchronized_tables(lake)
         if snapshot is not None and not manifests and known <= snapshot.lsn and seen == self._seen and time.monotonic() < self._next_look:
+            self._looked = looked
             return None
         self._next_look = time.monotonic() + _LOOK_SECONDS
         with done.phase("queryPlanning"):
@@ -243,7 +240,7 @@ class Applier:
                 crash_points.reached("publishing.committed")
                 published = self._publisher.publish(published)
                 crash_points.reached("publishing.published")
-        self._published = published
+        self._published, self._looked = published, looked
         self._seen = seen if len(taken) == len(manifests) else None
         changed = bool(waiting or taken) or snapshot is None or published.tables != snapshot.tables or published.stopped != snapshot.stopped
         self.progress.stopped = {name: stop.error for name, stop in published.stopped.items()}

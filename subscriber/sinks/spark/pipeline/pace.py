@@ -2,13 +2,16 @@
 
 A round rewrites files. The bytes that it writes depend on how many files hold a changed key, and hardly on how many changes there are. So
 ten rounds of 1,000 changes write much more than one round of 10,000. The target says how old the oldest change may be when it can be read.
-The next round begins when the age of the oldest waiting commit, and the time that the round will probably take, together reach the target.
+The next round begins when the time since the oldest waiting commit was received, and the time that the round will probably take, together
+reach the target.
 
 * The time that a round takes is learned from the last rounds. It is that of the slower ones among those that took at most four times the
   bytes that are waiting now: a large round says little about a small one. Nothing is learned from rounds that failed.
-* If the target is already missed, as with a backlog, the round begins at once, and takes as much as a round may.
+* If the target is already missed, or more is waiting than a round may take, the round begins at once.
 * With a maximum write rate, a round begins only when the bytes of the rounds before it, divided by the time since, are at most that rate.
   Then the target may be missed.
+
+Commit times are not used, because the publisher's clock may differ from this one.
 
 This module is pure: times are arguments, in seconds of one clock that is never set (``time.monotonic``).
 """
@@ -33,9 +36,9 @@ _MARGIN: Final = (0.5, 0.05, 0.3)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for the next round: when its oldest commit was made, and the size of its landed files in bytes.
+    """What waits for the next round: when its oldest commit was received, and the size of its landed files in bytes.
 
-    The time is that of the monotonic clock. It is minus infinity if a round is due for another reason.
+    The time is that of the monotonic clock, and may be a little too early. It is minus infinity if a round is due for another reason.
     """
 
     since: float

@@ -17,17 +17,18 @@ from subscriber.abc import TableName
 from subscriber.errors import SubscriberError
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
-from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.pipeline import registration as registration_module
+from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.pace import Pace, Waiting
 from subscriber.sinks.spark.pipeline.registration import CatalogRegistration
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land
 from tests.unit.sinks.spark.stream import begun, make, row
+from tests.unit.sinks.spark.tables.foreign_writer import Maintained
 
 
-async def test_look_for_other_writers_does_not_bring_forward_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_look_for_other_writers_does_not_bring_forward_a_round(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path))
     await land(sink, 200, KEYED, Insert(5, row("1", "a")))
     work = applier(tmp_path)
@@ -35,20 +36,32 @@ async def test_look_for_other_writers_does_not_bring_forward_a_round(tmp_path: P
     assert work.waiting() is None
     work._next_look = 0.0
     assert work.waiting() == Waiting(-math.inf)
-    moment = time.time() - 5
-    monkeypatch.setattr(Manifest, "since", property(lambda _: moment))
+    looked = work._looked
     await land(sink, 300, Insert(5, row("2", "a")))
     found = work.waiting()
     assert found is not None
-    assert found.since == pytest.approx(time.monotonic() - 5, abs=1)
+    # the publisher's clock is decades behind
+    assert looked - 1 <= found.since <= looked
     assert found.size > 0
-    # the publisher's clock is ahead, or this one is set back by an hour after the look
-    noticed = time.monotonic()
-    monkeypatch.setattr(Manifest, "since", property(lambda _: moment + 3600))
-    found = work.waiting()
-    assert found is not None
-    assert found.since <= noticed
+    assert work.waiting() == found
     await sink.close()
+
+
+async def test_what_is_landed_during_a_round_waits_since_its_begin(tmp_path: Path) -> None:
+    sink, loop, landing = await begun(make(tmp_path)), asyncio.get_running_loop(), list[float]()
+
+    def between() -> None:
+        landing.append(time.monotonic())
+        asyncio.run_coroutine_threadsafe(land(sink, 300, Insert(5, row("2", "b"))), loop).result(30)
+
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")))
+    work = Applier(storage(tmp_path), Maintained(tmp_path, between))
+    began = time.monotonic()
+    await asyncio.to_thread(work.run_round)
+    found = work.waiting()
+    await sink.close()
+    assert found is not None
+    assert began - 1 <= found.since <= landing[0]
 
 
 def test_registration_ends_if_it_is_stopped_at_any_moment(tmp_path: Path) -> None:
