@@ -11,7 +11,8 @@ exact after any crash:
 * A table that is still being synchronized is not part of it. Its first commit takes its copy, its own batches, and what the apply worker
   landed since. The table is not published until the snapshot has reached the LSN at which it was handed over.
 * Landed files are removed once the snapshot is published and the change log has them (``change_log.py``).
-* A table that cannot be continued leaves the snapshot, and the others continue (``stopped_tables.py``).
+* A table that cannot be continued leaves the snapshot, and the others continue (``stopped_tables.py``). So does, for one round, a table
+  to which another writer commits faster than the round can be planned.
 
 A lake has only one applier. It has its own lock, besides the subscriber's.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -62,7 +64,7 @@ __all__ = ["Applier", "ApplierSettings"]
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
-"""How often a round is planned before it fails, if other writers commit to its tables in the meantime."""
+"""How often a table is planned in a round before it is left out, if other writers commit to it in the meantime."""
 _LOOK_SECONDS: Final = 10.0
 """Interval of looking for commits of other writers while nothing is landed."""
 _FIRST_SWEEP_SECONDS: Final = 60.0
@@ -160,15 +162,18 @@ class Applier:
         Raises:
             TargetError, DataLossError: nothing of this round is published.
         """
-        attempts = 0
+        conflicts = Counter[str]()
+        left_out: dict[str, TableStopped] = {}
         while True:
             try:
-                return self._round()
-            except CommitConflict:
-                attempts += 1
-                if attempts == _ATTEMPTS:
+                return self._round(left_out)
+            except CommitConflict as error:
+                conflicts[error.directory] += 1
+                if conflicts[error.directory] == _ATTEMPTS:
+                    left_out[error.directory] = TableStopped(f"{error} ({_ATTEMPTS} times)", hint=error.hint)
+                elif conflicts[error.directory] > _ATTEMPTS:
                     raise
-                _log.info("another writer committed to a table in the meantime: the round is planned again")
+                _log.info("the round is planned again: %s", error)
             except DataLossError:
                 self._publisher.read()  # another applier may have published, and removed landed files
                 raise
@@ -176,7 +181,7 @@ class Applier:
                 if not self._planner.refuse(error):
                     raise
 
-    def _round(self) -> Snapshot | None:
+    def _round(self, left_out: Mapping[str, TableStopped]) -> Snapshot | None:
         done, looked = self.progress.start(), time.monotonic()
         with done.phase("latestOffset"):
             # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a
@@ -200,6 +205,8 @@ class Applier:
             all_of = tables | {name: table for name, table, _ in left}
             for name, table in all_of.items():
                 with stopping(name, stopped):
+                    if (error := left_out.get(self._tables.of(name, table).directory)) is not None:
+                        raise error
                     self._tables.load(name, table, last_published(snapshot, name))
             loaded = {name: table for name, table in all_of.items() if name not in stopped}
             first = kept[0].previous if kept else None
@@ -231,7 +238,7 @@ class Applier:
         with done.phase("commitOffsets"):
             continued = self._snapshot(lake, {name: table for name, table in tables.items() if name not in stopped}, end, landed)
         with done.phase("addBatch"):
-            histories, stopped_histories = self._histories(lake, continued, done)
+            histories, stopped_histories = self._histories(lake, continued, done, left_out)
         with done.phase("commitOffsets"):
             documents = stopped_documents(self._tables, all_of, stopped, snapshot, self._settings.retain_hours)
             documents |= history_documents(stopped_histories, snapshot, landed)
@@ -321,10 +328,10 @@ class Applier:
         )
 
     def _histories(
-        self, lake: Lake, snapshot: Snapshot, progress: RoundProgress
+        self, lake: Lake, snapshot: Snapshot, progress: RoundProgress, left_out: Mapping[str, TableStopped]
     ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
         log = self._change_log(lake)
-        found = self._history.apply(lake, log, read_histories(self._storage), snapshot)
+        found = self._history.apply(lake, log, read_histories(self._storage), snapshot, left_out)
         self.progress.totals.written["log"] += log.written
         for name, files in self._history.files.items():
             table = progress.of(name)

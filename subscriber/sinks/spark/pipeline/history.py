@@ -128,9 +128,16 @@ class HistoryTables:
         self.files: dict[TableName, list[int]] = {}
 
     def apply(
-        self, lake: Lake, log: ChangeLog, kinds: Mapping[TableName, HistoryKind], snapshot: Snapshot
+        self,
+        lake: Lake,
+        log: ChangeLog,
+        kinds: Mapping[TableName, HistoryKind],
+        snapshot: Snapshot,
+        left_out: Mapping[str, TableStopped],
     ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
         """Bring the histories of the tables in a snapshot that is not published yet to its LSN.
+
+        Those in the directories ``left_out`` are not continued in this round.
 
         Returns:
             The history tables for the snapshot, by their names; and the errors of those that cannot be continued.
@@ -149,6 +156,8 @@ class HistoryTables:
             with stopping(as_name, stopped):
                 if name in errors:
                     raise errors[name]
+                if (error := left_out.get(table_directory("history", name, table.id))) is not None:
+                    raise error
                 reached = log.reached(name, table)
                 if reached is not None:
                     found[as_name] = self._continued(lake, (name, as_name), kinds[name], *reached)

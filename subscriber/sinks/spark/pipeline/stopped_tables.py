@@ -1,7 +1,8 @@
 """Stopped tables: those that the applier cannot continue, while it continues the others.
 
 A stopped table leaves the snapshot. Its landed changes are kept for the retention time. Within it, the table continues once the reason is
-gone; later it must be copied again. This also applies to a removed table with landed changes, because it may be added again without a copy.
+gone; later it must be copied again. A table that a round leaves out, because another writer commits to it all the time, is stopped until
+the next round. All this also applies to a removed table with landed changes, because it may be added again without a copy.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class LakeDelta(DeltaReader):
             self._durable, self._log = -1, TableLog(self._storage, self.directory)
             self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration={**_PROPERTIES, **self._retention()})
         if self.version:
-            raise CommitConflict(self.uri)
+            raise CommitConflict(self.uri, self.directory)
         self._storage.sync([self.directory])
         self._sync_log()
 
@@ -209,7 +209,7 @@ class LakeDelta(DeltaReader):
         self._storage.sync([self.directory])
         taken = {path: self.table_files().get(path) for path in (*removed, *(deleted or ()))}
         if None in taken.values():
-            raise CommitConflict(self.uri)
+            raise CommitConflict(self.uri, self.directory)
         change = TableChange(
             added=added,
             removed=removed,
@@ -243,7 +243,7 @@ class LakeDelta(DeltaReader):
         written = self._storage.write_new(f"{self.directory}/{LOG}/{version:020d}.json", content.encode())
         self.load()
         if not written:
-            raise CommitConflict(self.uri)
+            raise CommitConflict(self.uri, self.directory)
         if version % _CHECKPOINT_VERSIONS == 0:
             self._there.create_checkpoint()
 
@@ -267,11 +267,11 @@ class LakeDelta(DeltaReader):
                 yield
         except TargetError as error:
             if isinstance(error.__cause__, CommitFailedError) and self.load() and self.version > before:
-                raise CommitConflict(self.uri) from error
+                raise CommitConflict(self.uri, self.directory) from error
             raise
         self.load()
         if self.version != before + 1:
-            raise CommitConflict(self.uri)
+            raise CommitConflict(self.uri, self.directory)
 
     def _take_types(self, schema: pa.Schema) -> None:
         """Enable the table features that these columns need, in a separate commit."""

@@ -37,10 +37,16 @@ _PATH: Final = re.compile(r"\S*/\S*")
 
 
 class CommitConflict(TargetError):
-    """Another writer changed the table after it was loaded. The work must be planned again."""
+    """Another writer changed the table after it was loaded. The work must be planned again.
 
-    def __init__(self, uri: str) -> None:
+    Args:
+        uri: of the table.
+        directory: of the table, relative to the lake.
+    """
+
+    def __init__(self, uri: str, directory: str) -> None:
         super().__init__(f"Delta table {uri} was changed by another writer at the same time", hint="let other writers commit less often")
+        self.directory = directory
 
 
 class TableStopped(TargetError):

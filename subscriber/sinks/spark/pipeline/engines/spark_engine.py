@@ -230,7 +230,7 @@ class SparkEngine(Engine):
         except job_errors() as error:
             text = str(error)
             if "DELTA_CONCURRENT" in text or "ConcurrentModification" in text:
-                raise CommitConflict(work.delta.uri) from error
+                raise CommitConflict(work.delta.uri, work.delta.directory) from error
             if _VIOLATION.search(text):
                 raise work.refused("rows violate a constraint") from None
             for path in work.delta.table_files():

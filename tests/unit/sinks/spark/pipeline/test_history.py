@@ -23,6 +23,7 @@ from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge.history_unit import write_history_unit
 from subscriber.sinks.spark.pipeline import history as history_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
@@ -433,6 +434,30 @@ async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tm
     # another form is not mixed with this one
     await landed(tmp_path, "soft_delete" if kind == "scd2" else "scd2", transaction(500, RELATION, Insert(5, row("3", "c", None))))
     assert "is not of the form" in all_rounds(work).stopped[name].error
+
+
+async def test_history_that_others_change_every_time_is_left_out_of_the_round(tmp_path: Path) -> None:
+    busy = True
+
+    class Disturbed(LocalEngine):
+        def each(self, function: Callable[..., Any], items: Sequence[Any], weights: Sequence[int], what: str) -> list[Any]:
+            found = super().each(function, items, weights, what)
+            if busy and function is write_history_unit:
+                table = DeltaTable(str(tmp_path / "history/public/t"))
+                table.alter.set_table_properties({"delta.dataSkippingNumIndexedCols": str(table.version())})
+            return found
+
+    name = history_name(TABLE, ())
+    await landed(tmp_path, "scd2", transaction(200, RELATION, Insert(5, row("1", "a", None))))
+    work = Applier(storage(tmp_path), Disturbed(storage(tmp_path)))
+    snapshot = all_rounds(work)
+    assert (snapshot.lsn, set(snapshot.tables), set(snapshot.stopped)) == (200, {TABLE}, {name})
+    assert "history/public/t was changed by another writer at the same time (5 times)" in snapshot.stopped[name].error
+    busy = False
+    await landed(tmp_path, "scd2", transaction(300, RELATION, Insert(5, row("2", "b", None))))
+    snapshot = all_rounds(work)
+    assert not snapshot.stopped
+    assert versions(tmp_path, snapshot, "id") == [(1, 200, None), (2, 300, None)]
 
 
 @pytest.mark.slow

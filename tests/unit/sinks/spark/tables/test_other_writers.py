@@ -12,18 +12,20 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from subscriber.abc import TableEntry, TableState
+from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.pipeline import applier as applier_module
 from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.table_errors import CommitConflict
 from tests.unit.sinks.spark.model import NAMES, RELATIONS, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows, start
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row
-from tests.unit.sinks.spark.tables.foreign_writer import Maintained, commit
+from tests.unit.sinks.spark.tables.foreign_writer import OTHER, OTHER_NAME, Maintained, commit
 
 
 def maintain(path: Path, dice: random.Random) -> None:
@@ -108,22 +110,55 @@ async def test_commit_follows_maintenance_that_left_its_files(tmp_path: Path) ->
     assert rows(tmp_path) == [(1, "b")]
 
 
-async def test_round_fails_if_others_rewrite_its_files_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
-    await land(sink, 300, Update(5, None, None, row("1", "b")))
-    await sink.close()
-    numbers = iter(range(100))
+async def test_table_that_others_change_every_time_is_left_out_of_the_round(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    all_rounds(applier(tmp_path))
+    numbers, uri = iter(range(100)), str(tmp_path / "tables/public/t")
 
     def between() -> None:
-        DeltaTable(str(tmp_path / "tables/public/t")).alter.set_table_properties({"delta.dataSkippingNumIndexedCols": str(next(numbers))})
+        if (number := next(numbers)) < 5:
+            DeltaTable(uri).alter.set_table_properties({"delta.dataSkippingNumIndexedCols": str(number)})
+
+    def ids(snapshot: Snapshot, name: TableName) -> list[int]:
+        table = snapshot.tables[name]
+        return sorted(DeltaTable(str(tmp_path / table.path), version=table.version).to_pyarrow_table()["id"].to_pylist())
 
     work = Applier(storage(tmp_path), Maintained(tmp_path, between), SMALL)
-    with pytest.raises(CommitConflict, match="changed by another writer at the same time"):
-        work.run_round()
-    assert next(numbers) == 5
-    all_rounds(applier(tmp_path))
-    assert rows(tmp_path) == [(1, "b")]
-    assert DeltaTable(str(tmp_path / "tables/public/t")).metadata().configuration["delta.dataSkippingNumIndexedCols"] == "4"
+    await land(sink, 300, Insert(5, row("2", "b")), Update(5, None, None, row("1", "c")), Insert(6, row("2", "b")))
+    snapshot = work.run_round()
+    assert snapshot is not None
+    assert snapshot.lsn == 300
+    assert ids(snapshot, OTHER_NAME) == [1, 2]
+    assert snapshot.stopped.keys() == {TABLE}
+    assert "was changed by another writer at the same time (5 times) (hint: let other" in snapshot.stopped[TABLE].error
+    work.tidy(now=True)
+    await land(sink, 400, Insert(6, row("3", "c")))
+    await sink.close()
+    snapshot = work.run_round()
+    assert snapshot is not None
+    assert not snapshot.stopped
+    assert (snapshot.lsn, ids(snapshot, TABLE), ids(snapshot, OTHER_NAME)) == (400, [1, 2], [1, 2, 3])
+    assert rows(tmp_path) == [(1, "c"), (2, "b")]
+    assert DeltaTable(uri).metadata().configuration["delta.dataSkippingNumIndexedCols"] == "4"
+
+
+async def test_round_fails_if_others_change_the_table_of_snapshots_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")))
+    await sink.close()
+    numbers, real = iter(range(100)), SnapshotPublisher.publish
+
+    def publish(self: SnapshotPublisher, snapshot: Snapshot) -> Snapshot:
+        DeltaTable(self.delta.uri).alter.set_table_properties({"delta.dataSkippingNumIndexedCols": str(next(numbers))})
+        return real(self, snapshot)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotPublisher, "publish", publish)
+        with pytest.raises(CommitConflict, match="snapshots was changed by another writer at the same time"):
+            work.run_round()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
 
 
 async def test_commit_of_another_writer_right_after_ours_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
