@@ -54,7 +54,6 @@ class PostgresSink:
         self._target = self._shared.applying
         self._watcher: Watcher | None = None
         self._options = options
-        self._settings = settings
         self._defined = defined
         # true after this process has seen the subscription: if it is missing later, it was dropped, and must not be created again
         self._known = defined

@@ -45,7 +45,6 @@ _ALIASES: Final = {
     "timestamp without time zone": "timestamp",
 }
 _TYPE: Final = re.compile(r"\s*(?P<name>[^(\[]+?)\s*(?:\((?P<first>\d+)(?:,\s*(?P<second>-?\d+))?\))?\s*(?P<array>(?:\[\d*\])+)?\s*")
-_FIRST_OID: Final = 16384
 _BYTEA: Final = 17
 
 

@@ -55,14 +55,10 @@ _log = logging.getLogger(__name__)
 
 _POSITION_DOCUMENT: Final = "position.json"
 
-_ROWS: Final = 50_000
-"""Number of rows in a row group."""
 _LOOK_SECONDS: Final = 0.1
 """Interval of checking which parts are done."""
 _PATIENCE_SECONDS: Final = 30.0
 """If no part is finished for this time, a warning is logged."""
-_BYTES: Final = 16 * 1024**2
-"""Maximum bytes of COPY data in a row group, for long rows."""
 
 
 @dataclass(frozen=True, slots=True)

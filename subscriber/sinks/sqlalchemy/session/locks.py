@@ -226,7 +226,3 @@ class _NoLocks:
 
     async def close(self) -> None:
         pass
-
-
-def _number(key: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"pg-subscriber sqlalchemy\0{key}".encode(), digest_size=8).digest(), "big", signed=True)

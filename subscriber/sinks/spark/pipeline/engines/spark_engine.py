@@ -335,10 +335,7 @@ def _run_pack(
             try:
                 yield number, function(storage, item), None
             except SubscriberError as error:
-                kind = next(
-                    (one for one in (TargetUnavailable, AccessDenied, UnsupportedValues, DamagedFile) if isinstance(error, one)),
-                    TargetError,
-                )
+                kind = next((one for one in _KINDS if isinstance(error, one)), TargetError)
                 yield number, None, _Failure(kind, str(error), error.hint, error.path if isinstance(error, DamagedFile) else "")
                 return
     finally:
