@@ -28,6 +28,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.landing.manifest import manifest_ends
 
 __all__ = [
     "IDENTITY",
@@ -232,10 +233,9 @@ class Lake:
         if self.position is None:
             return None
         try:
-            files = self.storage.files(LANDING)
+            ends = manifest_ends(self.storage, LANDING)
         except TargetError:
             return self.position.lsn
-        ends = [int(file.name[:-5]) for file in files if file.name.endswith(".json") and file.name[:-5].isdecimal()]
         return Lsn(max([*ends, int(self.position.lsn)]))
 
     def set_position(self, position: Position) -> None:
