@@ -25,6 +25,7 @@ import psycopg
 from psycopg import sql
 
 from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.testing.fixtures.postgres import drop_database
 
 __all__ = ["ContainerError", "ContainerServer", "EngineUnavailable", "PostgresContainers", "postgres_container"]
 
@@ -88,23 +89,18 @@ class ContainerServer:
 
     @contextlib.contextmanager
     def database(self, prefix: str = "test") -> Iterator[str]:
-        """A new database for one test. It is dropped at the end, with its replication slots and sessions. The value is its URL."""
+        """A new database for one test. The value is its URL.
+
+        It is dropped at the end, with its sessions, prepared transactions and replication slots.
+        """
         name = f"{prefix}_{secrets.token_hex(6)}"
+        dsn = self.createdb(name)
         try:
-            yield self.createdb(name)
+            yield dsn
         finally:
             with psycopg.connect(self.dsn(), autocommit=True) as connection:
                 connection.execute(f"SET statement_timeout = '{_DROP_TIMEOUT}'")
-                _drop_slots(connection, name)
-                connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-def _drop_slots(connection: psycopg.Connection[Any], database: str) -> None:
-    slots = "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s"
-    for slot, pid in connection.execute(slots, (database,)).fetchall():
-        if pid is not None:
-            connection.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+                drop_database(connection, dsn, name)
 
 
 @contextlib.contextmanager
@@ -129,12 +125,11 @@ def postgres_container(
     words = [f"--{name.replace('_', '-')}={value}" for name, value in {**_SETTINGS, **(settings or {})}.items()]
     container.with_command(["postgres", *words])
     try:
-        container.start()
-        server = ContainerServer(version, container.get_container_host_ip(), int(container.get_exposed_port(_PORT)), password)
+        server = _start(container, version, password)
         _wait_until_ready(container, server, time.monotonic() + timeout)
         yield server
     finally:
-        if container.get_wrapped_container() is not None:
+        if _made(container) is not None:
             container.stop()
         container.get_docker_client().client.close()
 
@@ -181,7 +176,7 @@ def _container(image: str) -> Any:
     reason: Exception | None = None
     named = get_docker_host() or _DEFAULT
     # the engine's client leaves its socket open if there is nothing to connect to
-    if not named.startswith("unix://") or Path(named.removeprefix("unix://")).exists():
+    if not named.startswith("unix://") or os.path.exists(named.removeprefix("unix://")):
         try:
             return DockerContainer(image)
         except refused as error:
@@ -195,30 +190,58 @@ def _container(image: str) -> Any:
             # the container that removes others is not made for Podman
             testcontainers_config.ryuk_disabled = True
             return found
-    raise EngineUnavailable(
-        "no container engine answers", hint="start Docker, or `podman system service`, or set DOCKER_HOST to an engine's socket"
-    ) from reason
+    if "Permission denied" in str(reason):
+        text, hint = "this user may not use it", "add the user to the group docker, or start `podman system service` as this user"
+    else:
+        text, hint = "no container engine answers", "start Docker, or `podman system service`, or set DOCKER_HOST to an engine's socket"
+    raise EngineUnavailable(f"{named}: {text}", hint=hint) from reason
 
 
 def _podman_sockets() -> list[Path]:
     """Where Podman's service listens for this user, and for root."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    return [path for path in (Path(runtime, "podman", "podman.sock"), Path("/run/podman/podman.sock")) if path.exists()]
+    # only root may look into /run/podman, so not Path.exists(), which raises PermissionError
+    return [path for path in (Path(runtime, "podman", "podman.sock"), Path("/run/podman/podman.sock")) if os.path.exists(path)]
+
+
+def _made(container: Any) -> Any:
+    """The engine's container, or None if there is none yet."""
+    try:
+        return container.get_wrapped_container()
+    except RuntimeError:  # of newer versions; older ones return None
+        return None
+
+
+def _start(container: Any, version: int, password: str) -> ContainerServer:
+    refused = importlib.import_module("docker").errors.DockerException
+    try:
+        container.start()
+        return ContainerServer(version, container.get_container_host_ip(), int(container.get_exposed_port(_PORT)), password)
+    except (refused, OSError, RuntimeError) as error:
+        reason = getattr(error, "explanation", None) or error
+        pull = "check that the engine can pull this image, and testcontainers/ryuk, which TESTCONTAINERS_RYUK_DISABLED=true leaves out"
+        hint = pull if _made(container) is None else "see the end of its log"
+        raise _failure(container, f"could not start a container of {container.image}: {reason}", hint) from error
+
+
+def _failure(container: Any, text: str, hint: str) -> ContainerError:
+    failure = ContainerError(text, hint=hint)
+    if (made := _made(container)) is not None:
+        for line in made.logs(tail=_LOG_LINES).decode(errors="replace").splitlines():
+            failure.add_note(line)
+    return failure
 
 
 def _wait_until_ready(container: Any, server: ContainerServer, deadline: float) -> None:
-    wrapped = container.get_wrapped_container()
+    made = _made(container)
     while True:
         try:
             with psycopg.connect(server.dsn(connect_timeout="5")):
                 return
         except psycopg.OperationalError as error:
-            wrapped.reload()
-            ended = wrapped.status in {"exited", "dead"}
+            made.reload()
+            ended = made.status in {"exited", "dead"}
             if ended or time.monotonic() > deadline:
                 what = "ended" if ended else "does not answer"
-                failure = ContainerError(f"PostgreSQL {server.version} in a container {what}", hint="see the end of its log")
-                for line in wrapped.logs(tail=_LOG_LINES).decode(errors="replace").splitlines():
-                    failure.add_note(line)
-                raise failure from error
+                raise _failure(container, f"PostgreSQL {server.version} in a container {what}", "see the end of its log") from error
         time.sleep(_POLL_SECONDS)

@@ -19,7 +19,7 @@ import subscriber
 from subscriber.sinks.memory import MemorySink, MemoryTarget
 from subscriber.testing.containers import ContainerError, EngineUnavailable, PostgresContainers, postgres_container
 from tests.docker.engine import apt_install, docker, run, wait_until
-from tests.docker.images import VERSIONS
+from tests.docker.images import VERSIONS, python_image
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +70,44 @@ def test_server_that_does_not_start_is_an_error_with_its_log(standins: list[str]
     assert _number_of_containers() == before
 
 
+@pytest.mark.parametrize(
+    ("image", "hint"), [("subscriber.invalid/postgres:18", "check that the engine can pull this image"), (python_image(), "see the end")]
+)
+def test_image_that_cannot_run_is_an_error_that_names_it(standins: list[str], image: str, hint: str) -> None:
+    before = _number_of_containers()
+    with pytest.raises(ContainerError, match=f"could not start a container of {image}: .") as raised, postgres_container(image=image):
+        pass
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith(hint)
+    assert _number_of_containers() == before
+
+
 def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(EngineUnavailable, match="no container engine answers"), postgres_container():
         pass
+
+
+def test_sockets_of_other_users_are_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only root may look into /run/podman, and DOCKER_HOST may name such a directory, too."""
+    directory = tmp_path / "other"
+    directory.mkdir(mode=0)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{directory}/docker.sock")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    with _no_root(), pytest.raises(EngineUnavailable, match="no container engine answers"), postgres_container():
+        pass
+
+
+@contextlib.contextmanager
+def _no_root() -> Iterator[None]:
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
 
 
 @pytest.fixture

@@ -504,7 +504,7 @@ def test_manifest_of_kubernetes(block: Block) -> None:
     assert f"COPY docker/healthcheck.py {file}\n" in dockerfile
     assert f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}\n" in dockerfile
     assert f"TMPDIR={container['volumeMounts'][0]['mountPath']}\n" in dockerfile
-    # docker/kubernetes.yaml is this manifest; tests/docker/test_kubernetes.py validates it
+    # docker/kubernetes.yaml is this manifest; tests/docker/test_delivery.py validates it
     assert (ROOT / "docker" / "kubernetes.yaml").read_text().endswith(f"\n{block.text}")
 
 
