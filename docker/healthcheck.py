@@ -68,6 +68,8 @@ def _row(side: str, conninfo: str, query: str, *parameters: str) -> tuple[Any, .
 def _reason(error: psycopg.Error) -> str:
     if error.sqlstate:
         return f"refused: SQLSTATE {error.sqlstate}"
+    if isinstance(error, psycopg.ProgrammingError):
+        return "is not given as a connection string of PostgreSQL"
     # a failed login has no SQLSTATE
     if error.pgconn is not None and error.pgconn.needs_password:
         return "asks for a password, and none is set"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -195,3 +197,10 @@ def test_build_context_has_only_the_copied_files() -> None:
     assert copied == allowed
     assert all((ROOT / path).exists() for path in copied)
     assert any(fnmatch.fnmatch(PurePosixPath("subscriber/cli/__pycache__").as_posix(), rule) for rule in rules[1:] if rule[0] != "!")
+
+
+@pytest.mark.parametrize("target", ["sqlite:///replica.db", "mysql://target/app"])
+def test_health_check_names_a_target_that_is_not_postgresql(target: str) -> None:
+    words = [sys.executable, str(DOCKER / "healthcheck.py"), "--connection=host=publisher", f"--target={target}", "--name=copy"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "the target is not given as a connection string of PostgreSQL\n")
