@@ -67,9 +67,18 @@ def test_target_that_is_not_reachable_yet(stack: Stack, replica: Replica) -> Non
 def test_volume_of_another_user(stack: Stack, replica: Replica, read_only: bool) -> None:
     """It is an error also where Python would take /tmp instead."""
     volume = stack.volume("--opt", "type=tmpfs", "--opt", "device=tmpfs", "--opt", "o=size=1m,uid=0,mode=0700")
-    container = replica.start("--volume", f"{volume}:{VOLUME}", f"--read-only={str(read_only).lower()}")
-    assert_ends_with(container, f'could not create spool directory "{VOLUME}/subscriber-10001": Permission denied')
+    options = ("--volume", f"{volume}:{VOLUME}", f"--read-only={str(read_only).lower()}")
+    container = replica.start(*options)
+    message = f'could not create spool directory "{VOLUME}/subscriber-10001": Permission denied'
+    assert_ends_with(container, message)
     assert replica.check() == "the target has no catalog yet"
+
+    # the same for a subscription that exists
+    container = replica.start()
+    container.wait_for_health("healthy")
+    container.stop()
+    assert_ends_with(replica.start(*options), message)
+    assert replica.check() == f'nobody reads from replication slot "{replica.name}"'
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 
 from subscriber.abc import DescribedSink, Finding, Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.apply.spool import SpoolDirectory
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
@@ -106,11 +107,11 @@ class Setup:
                     f'subscription "{self._spec.name}" was dropped or renamed in the meantime',
                     hint="`subscriber status` lists the existing subscriptions",
                 )
-            await (
-                self._check_publications(connection, self._spec.publications)
-                if known
-                else self._check_everything(connection, own_slot=False)
-            )
+            if known:
+                await SpoolDirectory.probe(self._spec.settings.spool_directory)
+                await self._check_publications(connection, self._spec.publications)
+            else:
+                await self._check_everything(connection, own_slot=False)
             opened = await self._target.open(on_durable)
             state = opened.state
             self._check_managed(state)

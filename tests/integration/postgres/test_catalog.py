@@ -379,6 +379,15 @@ async def test_every_way_to_name_a_target(target_db: Database, tmp_path: Path, m
     assert target_db.value("SELECT count(*) FROM t") == len(targets)
 
 
+async def test_home_that_cannot_be_read_is_named(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = "/" + "too_long" * 40  # as a directory of another user, which root could read
+    dsn = target_db.conninfo(hostaddr="127.0.0.1")
+    monkeypatch.setenv("HOME", home)
+    with pytest.raises(ConfigurationError, match=f'"{home}.*" cannot be read: File name too long') as raised:
+        await Feed(target_db).new_sink(dsn).open(NAME, lambda _lsn: None)
+    assert "HOME" in str(raised.value.hint)
+
+
 @pytest.mark.parametrize("parameter", ["channel_binding=require", "gssencmode=require", "require_auth=scram-sha-256", "sslrootcert=system"])
 async def test_protection_that_asyncpg_lacks_is_refused(target_db: Database, parameter: str) -> None:
     name, _, value = parameter.partition("=")

@@ -170,7 +170,7 @@ class Target:
 
         Raises:
             TargetUnavailable, TargetError: as in :meth:`connect`.
-            ConfigurationError: the connection string requires a protection that asyncpg does not have.
+            ConfigurationError: the connection string requires a protection that asyncpg does not have, or a file cannot be read.
         """
         pgconn = like.pgconn
         parameters = {option.keyword.decode(): option.val.decode() for option in pgconn.info if option.val is not None}
@@ -185,7 +185,15 @@ class Target:
         parameters["password"] = pgconn.password.decode()
         arguments = asyncpg_arguments(parameters, application_name)
         with translated():
-            reader: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(**arguments)
+            try:
+                reader: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(**arguments)
+            except OSError as error:
+                if error.filename is None:
+                    raise
+                raise ConfigurationError(
+                    f'"{error.filename}" cannot be read: {error.strerror}',
+                    hint="HOME must be a directory that the user who runs this can read: asyncpg looks there for TLS certificates",
+                ) from error
         self._readers = [*(other for other in self._readers if not other.is_closed()), reader]
         self._pids.append(reader.get_server_pid())
         try:
