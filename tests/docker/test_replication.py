@@ -30,8 +30,9 @@ def test_all_tables_are_equal_after_a_mixed_load(stack: Stack, version: int) -> 
         stack.remove(version)
 
 
-def under_load(stack: Stack, fault: Callable[[], None]) -> None:
-    """Do something while changes flow, and compare afterwards."""
+def under_load(stack: Stack, name: str, fault: Callable[[], None]) -> None:
+    """Do something to a service while changes flow, and compare afterwards. The subscription waits for other services by itself."""
+    started = stack.service("subscription18").state["StartedAt"]
 
     async def scenario() -> None:
         load = stack.load(18, seed=2)
@@ -48,8 +49,9 @@ def under_load(stack: Stack, fault: Callable[[], None]) -> None:
         await load.finish()
 
     asyncio.run(scenario())
-    stack.up("subscription18")
     stack.assert_equal(18)
+    stack.up("subscription18")
+    assert (stack.service("subscription18").state["StartedAt"] == started) == (name != "subscription18")
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -66,7 +68,7 @@ def test_restart_loses_nothing(stack: Stack, name: str) -> None:
             container.stop()
             container.start()
 
-    under_load(stack, restart)
+    under_load(stack, name, restart)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -77,7 +79,7 @@ def test_kill_loses_nothing(stack: Stack, name: str) -> None:
         container.kill()
         container.start()
 
-    under_load(stack, kill)
+    under_load(stack, name, kill)
 
 
 def test_removed_containers_continue_on_their_volumes(stack: Stack) -> None:

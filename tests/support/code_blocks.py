@@ -32,7 +32,7 @@ class Block:
 
     def commands(self) -> Iterator[list[str]]:
         """Of a shell block: the words of each command. Those of a pipe are one."""
-        joined = re.sub(r"(\||&&|\\)\n", r"\1 ", self.text)
+        joined = re.sub(r"(\||&&)\n", r"\1 ", self.text.replace("\\\n", " "))
         for line in joined.splitlines():
             for command in re.split(r"&&", line):
                 if words := shlex.split(command, comments=True):

@@ -410,7 +410,7 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
 }
 
 TUTORIALS = sorted({block.page for block in blocks() if block.page.startswith("docs/tutorials/")})
-# by tests/docker/test_tutorial.py, because it needs a container engine
+# by tests/docker/test_delivery.py, because it needs a container engine
 RUN_ELSEWHERE = {"docs/tutorials/containers.md"}
 
 
