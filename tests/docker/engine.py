@@ -103,7 +103,9 @@ def engine() -> Iterator[str]:
                 raise EngineError("no Docker engine answers, and only root can install and start one: start Docker, or set DOCKER_HOST")
             if shutil.which("dockerd") is None or shutil.which("docker") is None:
                 install_engine()
-            stack.enter_context(_daemon())
+            # systemd starts what apt installs
+            if not _answers():
+                stack.enter_context(_daemon())
         # the client of newer versions needs a plugin for the builder that replaced this one
         if not _works("docker", "buildx", "version"):
             os.environ["DOCKER_BUILDKIT"] = "0"

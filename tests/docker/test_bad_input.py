@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,7 @@ def test_clock_skew(stack: Stack, replica: Replica, offset: str) -> None:
     mount = ("--volume", f"{_FAKETIME}:/opt/libfaketime.so.1:ro")
     container = replica.start(*mount, *(word for variable in faked for word in ("--env", variable)))
     container.wait_for_health("healthy")
+    assert abs(float(container.python("import time; print(time.time())")) - time.time()) > 7_000
     replica.change()
     replica.assert_equal()
 

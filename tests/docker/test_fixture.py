@@ -14,6 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from testcontainers.core.config import ConnectionMode, testcontainers_config
+from testcontainers.core.labels import LABEL_SESSION_ID, SESSION_ID
 
 import subscriber
 from subscriber.sinks.memory import MemorySink, MemoryTarget
@@ -49,7 +50,8 @@ def _replicates(containers: PostgresContainers, version: int) -> None:
 
 
 def _number_of_containers() -> int:
-    return len(docker("container", "ls", "--quiet", "--filter", "label=org.testcontainers=true").split())
+    """Of this process; the machine may run others."""
+    return len(docker("container", "ls", "--all", "--quiet", "--filter", f"label={LABEL_SESSION_ID}={SESSION_ID}").split())
 
 
 def test_one_container_for_each_version_and_settings(standins: list[str]) -> None:
