@@ -20,8 +20,7 @@ def affected_rows(storage: Storage, unit: Unit, files: Sequence[UnitFile], chang
     """The rows of each file that changes may affect, and their positions in the file.
 
     The rows have their keys, and the columns whose values some change did not send. Other columns are NULL, unless the unit needs the
-    whole rows for the Change Data Feed. Only one file at a time is in
-    memory, because all keys of a table may not fit.
+    whole rows for the Change Data Feed. Only one file at a time is in memory, because all keys of a table may not fit.
     """
     schema = unit.schema
     unsent = set(pc.unique(pc.list_flatten(changes["_un"])).to_pylist())
