@@ -1,7 +1,8 @@
 """Deletion vectors: the deleted rows of a table's file, by position, so that a change of a few rows does not rewrite the file.
 
-A vector is a Roaring bitmap. A small one is part of the commit; others are in a file of the table's directory ``_dv``. Programs that clean
-up a table's directory ignore names that begin with an underscore; ``retention.py`` removes the files of vectors that are not needed.
+A vector is a Roaring bitmap in a file of the table's directory ``_dv``. Programs that clean up a table's directory ignore names that begin
+with an underscore; ``retention.py`` removes the files of vectors that are not needed. Small vectors could be part of the commit, but then
+Delta's VACUUM fails (``MatchError``, 4.4.0). They are read, because other programs and earlier versions of this one write them.
 
 Source: Delta protocol, Deletion Vectors (descriptor, storage, format).
 """
@@ -26,8 +27,6 @@ __all__ = ["VECTORS", "DeletionVector", "live_rows", "read_vector", "write_vecto
 
 VECTORS: Final = "_dv"
 """Directory for the files of vectors, in the table's directory."""
-_INLINE_BYTES: Final = 1024
-"""Vectors up to this size are part of the commit."""
 _FORMAT: Final = b"\x01"
 _MAGIC: Final = 1681511377
 _UUID_CHARACTERS: Final = 20
@@ -113,7 +112,7 @@ def _bitmap(data: bytes, storage: Storage, path: str) -> BitMap:
 
 
 def write_vectors(storage: Storage, directory: str, vectors: Mapping[str, BitMap]) -> dict[str, DeletionVector]:
-    """Store vectors, durably. Those that are not part of the commit are in one file.
+    """Store vectors, durably, in one file.
 
     Args:
         storage: of the lake.
@@ -125,12 +124,9 @@ def write_vectors(storage: Storage, directory: str, vectors: Mapping[str, BitMap
     for path, rows in vectors.items():
         rows.run_optimize()
         data = struct.pack("<iqI", _MAGIC, 1, 0) + rows.serialize()
-        if len(data) <= _INLINE_BYTES:
-            found[path] = DeletionVector("i", _encoded(data), len(data), len(rows))
-            continue
         found[path] = DeletionVector("u", VECTORS + _encoded(number.bytes), len(data), len(rows), len(content))
         content += struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
-    if len(content) > len(_FORMAT):
+    if vectors:
         storage.make_directory(f"{directory}/{VECTORS}")
         storage.write(f"{directory}/{VECTORS}/deletion_vector_{number}.bin", bytes(content))
     return found

@@ -19,7 +19,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.planning import plan as plan_module
 from subscriber.sinks.spark.tables import delta as delta_module
-from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, live_rows, read_vector, write_vectors
+from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector, live_rows, read_vector, write_vectors
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
@@ -53,7 +53,7 @@ async def filled(path: Path, count: int = 1000) -> OpenedSparkSink:
     return sink
 
 
-@pytest.mark.parametrize("deleted", [range(3), range(0, 100_000, 7), range(200_000)], ids=["inline", "file", "runs"])
+@pytest.mark.parametrize("deleted", [range(3), range(0, 100_000, 7), range(200_000)], ids=["small", "large", "runs"])
 def test_vector_is_read_as_it_was_written(tmp_path: Path, deleted: range) -> None:
     place = storage(tmp_path)
     written = write_vectors(place, "t", {"a": BitMap(deleted), "b": BitMap([5])})
@@ -66,6 +66,12 @@ def test_vector_is_read_as_it_was_written(tmp_path: Path, deleted: range) -> Non
         file.write_bytes(content)
         with pytest.raises(TargetError, match="is damaged"):
             read_vector(place, "t", written["a"])
+
+
+def test_vector_in_the_commit_is_read(tmp_path: Path) -> None:
+    """Other programs write such, and this one did before 2026-11-26."""
+    vector = DeletionVector("i", "^Bg9^0rr910000000000iXQKl0rr91000935c8Xg4/^dvcibT#", 40, 4)
+    assert read_vector(storage(tmp_path), "t", vector) == BitMap([15, 16, 38, 46])
 
 
 async def test_few_changes_leave_the_file(tmp_path: Path) -> None:
@@ -167,7 +173,6 @@ async def test_column_added_dropped_and_retyped_beside_vectors(tmp_path: Path) -
 
 
 async def test_files_of_vectors_are_removed_after_the_grace_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subscriber.sinks.spark.tables.deletion_vectors._INLINE_BYTES", 0)
     monkeypatch.setattr(delta_module, "_CHECKPOINT_VERSIONS", 4)
     sink = await filled(tmp_path)
     place = tmp_path / TABLE / VECTORS
