@@ -14,7 +14,10 @@ from subscriber.sinks.spark.files.storage import FileState
 
 __all__ = ["BEGIN_AGAIN", "COPY_AGAIN", "CommitConflict", "DamagedCopy", "DamagedTable", "TableStopped", "read_error", "write_error"]
 
-COPY_AGAIN: Final = "copy it again: subscriber alter … --copy-again; or remove it from the publication and add it again"
+COPY_AGAIN: Final = (
+    "copy it again: subscriber alter … --copy-again; "
+    "or remove it from the publication and add it again, and restart the subscriber each time"
+)
 """A hint for error messages."""
 BEGIN_AGAIN: Final[Mapping[str, str]] = {
     "change log": "remove its directory: it begins again with the changes that it lacks",
