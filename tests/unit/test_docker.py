@@ -204,3 +204,10 @@ def test_health_check_names_a_target_that_is_not_postgresql(target: str) -> None
     words = [sys.executable, str(DOCKER / "healthcheck.py"), "--connection=host=publisher", f"--target={target}", "--name=copy"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stdout) == (1, "the target is not given as a connection string of PostgreSQL\n")
+
+
+def test_applier_of_a_lake_is_unhealthy_if_it_does_not_apply() -> None:
+    services = yaml.safe_load((DOCKER / "spark" / "compose.yaml").read_text())["services"]
+    # without a limit, `status --check` tells only whether the subscriber lands changes
+    assert "--max-lag" in services["applier"]["healthcheck"]["test"]
+    assert "--check" in services["subscriber"]["healthcheck"]["test"]
