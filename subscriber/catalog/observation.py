@@ -49,6 +49,7 @@ class ApplierObservation:
         engine: the engine that applies.
         lsn: all changes up to this LSN are applied and published; None: none are.
         waiting_batches, waiting_bytes: number and size of the landed batches that are not applied yet. Copies of tables are not counted.
+        waiting_copies: number of finished copies of tables that are not in the published snapshot yet.
         waiting_since: when the first transaction in these batches was committed, seconds since 1970; None: nothing waits.
         last_error: the latest error, one line.
         last_error_time: when that error occurred.
@@ -67,6 +68,7 @@ class ApplierObservation:
     lsn: Lsn | None = None
     waiting_batches: int = 0
     waiting_bytes: int = 0
+    waiting_copies: int = 0
     waiting_since: float | None = None
     last_error: str | None = None
     last_error_time: datetime | None = None

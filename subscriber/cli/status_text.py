@@ -71,8 +71,9 @@ def _applier(applier: ApplierObservation) -> list[str]:
     runs = f"{applier.engine or 'unknown engine'}, PID {applier.pid}" if applier.pid else "not running"
     if applier.last_report is not None:
         runs += f" on {applier.host} (last report {applier.last_report:%Y-%m-%d %H:%M:%S%z})"
-    waits = f"{applier.waiting_batches} batches, {size(applier.waiting_bytes)} waiting" if applier.waiting_batches else "nothing waiting"
-    lines = [f"  applier       {runs}, published {applier.lsn or 'nothing'}, {waits}"]
+    waits = [f"{applier.waiting_batches} batches, {size(applier.waiting_bytes)}"] if applier.waiting_batches else []
+    waits += [f"{applier.waiting_copies} {'copy' if applier.waiting_copies == 1 else 'copies'}"] if applier.waiting_copies else []
+    lines = [f"  applier       {runs}, published {applier.lsn or 'nothing'}, {' and '.join(waits) or 'nothing'} waiting"]
     if applier.freshness is not None and applier.freshness.get("last") is not None:
         lines.append(f"    freshness   {_freshness(applier)}")
     lines += [f"    {name}: stopped: {error}" for name, error in applier.stopped.items()]

@@ -77,6 +77,7 @@ def _applier(applier: ApplierObservation) -> dict[str, Any]:
         "published_lsn": _lsn(applier.lsn),
         "waiting_batches": applier.waiting_batches,
         "waiting_bytes": applier.waiting_bytes,
+        "waiting_copies": applier.waiting_copies,
         "waiting_since": _seconds(applier.waiting_since),
         "freshness": None if applier.freshness is None else dict(applier.freshness),
         "landed_bytes": applier.landed_bytes,

@@ -31,6 +31,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import manifest_ends
 
 __all__ = [
+    "COPY_DOCUMENT",
     "IDENTITY",
     "LANDING",
     "Lake",
@@ -49,6 +50,8 @@ CATALOG: Final = "catalog.json"
 POSITION: Final = "position.json"
 _COPY: Final = re.compile(r"(\d+)-(\d+)")
 LANDING: Final = "landing"
+COPY_DOCUMENT: Final = "copy.json"
+"""In the directory of a copy, see ``copy/copy_document.py``."""
 
 _FIRST_ID: Final = 1
 _UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})

@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from subscriber.abc import Retry, TableName, WorkerActivity, WorkerDetails
+from subscriber.abc import Retry, TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
-from subscriber.sinks.spark.catalog.snapshots import StoppedTable, read_snapshot
+from subscriber.sinks.spark.catalog.lake import COPY_DOCUMENT, LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, StoppedTable, read_snapshot
 from subscriber.sinks.spark.catalog.status_files import (
     APPLIER,
     ERROR,
@@ -83,7 +83,7 @@ def _observe(storage: Storage) -> Sequence[Observation]:
             stats_reset=_time(reset.get("stats_reset")),
             last_error=error.get("last_error"),
             last_error_time=_time(error.get("last_error_time")),
-            applier=_applier(storage, applier, others),
+            applier=_applier(storage, lake, applier, others),
             details=WorkerDetails.from_json(next((worker.details for worker in told if worker.table is None), None)),
             by_command_line=definition.conninfo is None,
         )
@@ -106,7 +106,7 @@ def _is_of(table: LakeTable | None, stop: StoppedTable) -> bool:
     return table is not None and table.generation == stop.generation
 
 
-def _applier(storage: Storage, told: Mapping[str, Any], stopped: Mapping[str, str]) -> ApplierObservation:
+def _applier(storage: Storage, lake: Lake, told: Mapping[str, Any], stopped: Mapping[str, str]) -> ApplierObservation:
     locked = storage.root is not None and is_held(storage.root / "applier.lock")
     reported, host = told.get("last_report"), told.get("host")
     if locked or (storage.root is not None and host == socket.gethostname()):
@@ -137,7 +137,25 @@ def _applier(storage: Storage, told: Mapping[str, Any], stopped: Mapping[str, st
         waiting_batches=len(waiting),
         waiting_bytes=sum(file.size for manifest in waiting for file in manifest.files),
         waiting_since=waiting[0].since if waiting else None,
+        waiting_copies=_waiting_copies(storage, lake, snapshot),
     )
+
+
+def _waiting_copies(storage: Storage, lake: Lake, snapshot: Snapshot | None) -> int:
+    """The number of finished copies that are not in the snapshot yet, and can be applied."""
+    there, count = {f"copy/{name}" for name in storage.entries("copy")}, 0
+    for name, table in lake.state.tables.items():
+        directory = copy_directory(table)
+        if directory not in there or table.entry.state not in {TableState.SYNCDONE, TableState.READY}:
+            continue
+        if snapshot is not None and name in snapshot.stopped and _is_of(table, snapshot.stopped[name]):
+            continue
+        copied = read_quietly(storage, f"{directory}/{COPY_DOCUMENT}").get("lsn")
+        published = snapshot.tables.get(name) if snapshot is not None else None
+        # the snapshot may still have the table from before it was copied again
+        if copied is not None and (published is None or published.applied is None or published.applied < Lsn.parse(copied)):
+            count += 1
+    return count
 
 
 def _activity(values: Mapping[str, Any]) -> WorkerActivity:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.catalog.lake import COPY_DOCUMENT
 from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json, file_to_json
 
-__all__ = ["COPY_DOCUMENT", "TableCopy", "read_copy", "write_copy"]
-
-
-COPY_DOCUMENT: Final = "copy.json"
+__all__ = ["TableCopy", "read_copy", "write_copy"]
 
 
 @dataclass(frozen=True, slots=True)
