@@ -261,7 +261,7 @@ def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None
     Raises:
         ConfigurationError: the URL is invalid, or a required package is not installed.
         SubscriptionInUse: the lake already has an applier.
-        TargetError, DataLossError: the lake cannot be read or written, or landed changes are lost.
+        TargetError, DataLossError: the lake cannot be read or written, landed changes are lost, or with ``once`` a table is stopped.
     """
     with _lake():
         from subscriber.sinks.spark.pipeline.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra

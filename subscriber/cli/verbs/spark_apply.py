@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CATALOG.SCHEMA",
         help="register the tables in a catalog of Spark, with views of the published snapshot, for example spark_catalog.lake",
     )
-    parser.add_argument("--once", action="store_true", help="end when all landed batches are applied")
+    parser.add_argument("--once", action="store_true", help="end when all landed batches are applied; exit status 1 if a table is stopped")
     parser.set_defaults(execute=_execute)
 
 

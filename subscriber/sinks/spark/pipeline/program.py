@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ConfigurationError, TargetError
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
@@ -126,6 +126,14 @@ def _apply(
                 registration.check()
 
         apply_forever(applier, stop, published, pace=pace, once=once, rest_seconds=rest_seconds, check=check)
+    if once and not stop.is_set():
+        _require_all_applied(applier.progress)
+
+
+def _require_all_applied(progress: ApplierProgress) -> None:
+    stopped = [*map(str, sorted(progress.stopped)), *(f"change log of {name}" for name in sorted(progress.stopped_logs))]
+    if stopped:
+        raise TargetError(f"stopped, and not applied: {', '.join(stopped)}", hint="`subscriber status` tells the reasons and the remedies")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.abc import TableEntry, TableState
+from subscriber.cli import main
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
@@ -200,3 +202,18 @@ async def test_table_without_recent_changes_continues_after_restore(tmp_path: Pa
     DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
     assert not all_rounds(applier(tmp_path)).stopped
     assert rows(tmp_path) == [(1, "a"), (2, "b")]
+
+
+def test_once_fails_if_a_table_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def landed() -> None:
+        await (await two_tables(tmp_path)).close()
+
+    asyncio.run(landed())
+    once = ["spark-apply", str(tmp_path), "--engine=local", "--once"]
+    for _ in range(2):
+        assert main(once) == 1
+        *_, last = capsys.readouterr().err.splitlines()
+        assert last.startswith("subscriber: stopped, and not applied: public.t (hint: ")
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    assert main(once) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "subscriber: applied everything that was landed"
