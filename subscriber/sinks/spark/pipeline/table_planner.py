@@ -209,8 +209,8 @@ class TablePlanner:
         if reason is not None:
             raise TableStopped(
                 f"Delta table {work.delta.uri} has what engine {self._engine.name} cannot write: {reason}",
-                hint="remove that from the table (ALTER TABLE … DROP FEATURE or UNSET TBLPROPERTIES), let Spark with Delta's jar apply, "
-                f"or {COPY_AGAIN}",
+                hint="let Spark with Delta's jar apply (`spark-apply --engine spark`), remove that from the table (ALTER TABLE … DROP "
+                f"FEATURE or UNSET TBLPROPERTIES), or {COPY_AGAIN}",
             )
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:

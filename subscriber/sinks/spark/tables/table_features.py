@@ -53,9 +53,12 @@ PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
 def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
     """What prevents delta-rs from writing a table, or from changing its ``columns``. None: nothing."""
     protocol, configuration = table.protocol(), table.metadata().configuration
-    unknown = sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _WRITABLE)
+    unknown = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _WRITABLE
+    if "rowTracking" in unknown:
+        return 'table feature "rowTracking" (property delta.enableRowTracking)'
     if unknown:
-        return f'table feature "{unknown[0]}"'
+        # others need domainMetadata, and enable it
+        return f'table feature "{min(unknown - {"domainMetadata"}, default="domainMetadata")}"'
     if configuration.get("delta.appendOnly", "").lower() == "true":
         return "property delta.appendOnly"
     mapping = configuration.get("delta.columnMapping.mode", "none")

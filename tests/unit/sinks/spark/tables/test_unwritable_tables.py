@@ -21,7 +21,9 @@ from tests.unit.sinks.spark.tables.foreign_writer import OTHER, OTHER_NAME, comm
     ("actions", "reason"),
     [
         ([protocol("clustering", "domainMetadata")], 'table feature "clustering"'),
-        ([protocol("domainMetadata", "rowTracking")], 'table feature "domainMetadata"'),
+        ([protocol("domainMetadata", "rowTracking")], r'table feature "rowTracking" \(property delta.enableRowTracking\)'),
+        ([protocol("domainMetadata", "other")], 'table feature "other"'),
+        ([protocol("domainMetadata")], 'table feature "domainMetadata"'),
         ([{"configuration": {"delta.appendOnly": "true"}}], "property delta.appendOnly"),
         ([reader_protocol("vacuumProtocolCheck")], 'table feature "vacuumProtocolCheck"'),
     ],
@@ -41,7 +43,8 @@ async def test_feature_that_cannot_be_written_stops_its_table_alone(tmp_path: Pa
     await land(sink, 300, Update(5, None, None, row("1", "b")), Insert(6, row("2", "b")))
     await sink.close()
     work = applier(tmp_path)
-    assert "DROP FEATURE" in stop_of(work, f"public/t has what engine local cannot write: {reason}")
+    told = stop_of(work, f"public/t has what engine local cannot write: {reason}")
+    assert "(hint: let Spark with Delta's jar apply (`spark-apply --engine spark`), " in told
     snapshot = all_rounds(work)
     assert snapshot.lsn == 300
     assert set(snapshot.tables) == {OTHER_NAME}
