@@ -65,7 +65,8 @@ async def test_no_query_over_two_views_is_torn(tmp_path: Path, delta: SparkSessi
     values = [Insert(number, row(str(account), "100")) for number in (5, 6) for account in accounts]
     await sink.apply(batch(transaction(200, LEFT, RIGHT, *values)))
     all_rounds(work)
-    totals, versions, stop, failures = list[int](), set[int](), threading.Event(), list[BaseException]()
+    totals, versions, failures = list[int](), set[int](), list[BaseException]()
+    read_again, stop = threading.Event(), threading.Event()
     with schema_of(delta, "torn") as schema:
         found = registration(delta, tmp_path, schema)
         with found.running():
@@ -79,10 +80,12 @@ async def test_no_query_over_two_views_is_torn(tmp_path: Path, delta: SparkSessi
                         left, right = session.sql(query).collect()[0]
                         totals.append(left + right)
                         versions.add(left)
+                        read_again.set()
                 except BaseException as error:  # noqa: BLE001 -- the test raises it
                     failures.append(error)
                 finally:
                     stop.set()
+                    read_again.set()
 
             reader = threading.Thread(target=read)
             reader.start()
@@ -93,6 +96,9 @@ async def test_no_query_over_two_views_is_torn(tmp_path: Path, delta: SparkSessi
                 await sink.apply(batch(transaction(end, *moved)))
                 await asyncio.to_thread(all_rounds, work)
                 found.publish()
+                # one publication for each query: more of them would only keep the processors from the queries
+                await asyncio.to_thread(read_again.wait)
+                read_again.clear()
             reader.join()
     await sink.close()
     assert not failures, failures

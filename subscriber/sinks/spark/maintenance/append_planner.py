@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from subscriber.abc import TableName
+from subscriber.abc import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.copy.copy_document import read_copy
@@ -35,6 +35,7 @@ from subscriber.sinks.spark.tables.column_statistics import files_of_log
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.file_check import checking_files, require_files
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
+from subscriber.sinks.spark.tables.table_errors import LostLog
 
 __all__ = ["AppendPlanner"]
 
@@ -100,6 +101,8 @@ class AppendPlanner:
         ]
         sources: list[Source] = []
         copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
+        if copy is None and not after and _had_log(table):
+            raise LostLog(log.uri, copy_directory(table))
         copied = Copied(copy.lsn, copy.started) if copy is not None else None
         if copy is not None:
             sources += [Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
@@ -190,6 +193,11 @@ class AppendPlanner:
     def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
         identity = read_identity(self._storage, f"{log.directory}/{path}")
         return identity.metadata() if identity is not None else {}
+
+
+def _had_log(table: LakeTable) -> bool:
+    """Whether a table's log began with its copy, if the copy is no longer there: copies are removed when the logs have them."""
+    return table.generation > 0 and table.until is None and table.entry.state in {TableState.SYNCDONE, TableState.READY}
 
 
 def _copies(name: TableName, table: LakeTable) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files, require_no_own_error
-from subscriber.sinks.spark.tables.table_errors import DamagedCopy, TableStopped
+from subscriber.sinks.spark.tables.table_errors import DamagedCopy, LostLog, TableStopped
 
 __all__ = ["ChangeLog", "StoppedLog"]
 
@@ -223,7 +223,7 @@ class ChangeLog:
         try:
             if is_restored(self._storage, stop.error):
                 return True
-            return not self._load(log) or log.version != stop.version
+            return log.version != stop.version if self._load(log) else not isinstance(stop.error, LostLog)
         except TableStopped:
             return False
 

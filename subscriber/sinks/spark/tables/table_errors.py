@@ -12,7 +12,17 @@ from subscriber.errors import SubscriberError, TargetError
 from subscriber.sinks.spark.files.errors import store_error
 from subscriber.sinks.spark.files.storage import FileState
 
-__all__ = ["BEGIN_AGAIN", "COPY_AGAIN", "CommitConflict", "DamagedCopy", "DamagedTable", "TableStopped", "read_error", "write_error"]
+__all__ = [
+    "BEGIN_AGAIN",
+    "COPY_AGAIN",
+    "CommitConflict",
+    "DamagedCopy",
+    "DamagedTable",
+    "LostLog",
+    "TableStopped",
+    "read_error",
+    "write_error",
+]
 
 COPY_AGAIN: Final = (
     "copy it again: subscriber alter … --copy-again; "
@@ -20,7 +30,7 @@ COPY_AGAIN: Final = (
 )
 """A hint for error messages."""
 BEGIN_AGAIN: Final[Mapping[str, str]] = {
-    "change log": "remove its directory: it begins again with the changes that it lacks",
+    "change log": "remove its directory and copy the table again: subscriber alter … --copy-again",
     "history table": "remove its directory: the applier builds it again from the change log",
 }
 """Hints for tables that are derived from others."""
@@ -90,6 +100,20 @@ class DamagedCopy(TableStopped):
 
     def __init__(self, error: SubscriberError, directory: str) -> None:
         super().__init__(f"the copy of the table is damaged: {error}", hint=f"restore it from a backup, or {COPY_AGAIN}")
+        self.directory = directory
+
+
+class LostLog(DamagedCopy):
+    """A change log is gone that had the copy of its table: the copy was removed since.
+
+    Args:
+        uri: of the log.
+        directory: of the copy, relative to the lake.
+    """
+
+    def __init__(self, uri: str, directory: str) -> None:
+        told = f"change log {uri} is gone, and its changes cannot be found elsewhere"
+        TableStopped.__init__(self, told, hint=f"restore it from a backup, or {COPY_AGAIN}")
         self.directory = directory
 
 

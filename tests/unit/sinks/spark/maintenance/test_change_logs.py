@@ -250,7 +250,7 @@ async def test_log_that_lacks_a_file_stops_alone(
         await land(end, wider if read_by == "new type" else RELATION)
         error = work.progress.stopped_logs.pop(TABLE)
         told = "missing" if damage == "missing" else "damaged"
-        assert f"{lost} is {told} (hint: restore it from a backup, or remove its directory: it begins again" in error
+        assert f"{lost} is {told} (hint: restore it from a backup, or remove its directory and copy the table again" in error
         assert not work.progress.stopped_logs
         work.tidy(now=True)
         assert TABLE in work.progress.stopped_logs

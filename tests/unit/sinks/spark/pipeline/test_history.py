@@ -299,6 +299,47 @@ async def test_a_copy_ends_versions_though_the_log_has_nothing_before_it(tmp_pat
         assert found == {1: (False, 400), 2: (True, 400), 3: (False, 400)}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tmp_path: Path, kind: HistoryKind) -> None:
+    """The bug was that the log began again without a word, and that a history was built from the rest: it had no rows."""
+    other, of_other = TableName("public", "other"), replace(RELATION, relation_id=6, name="other")
+    sink = await begun(kept(tmp_path, kind), tables=(other,))
+    await sink.close()
+    work = applier(tmp_path)
+    await copied(tmp_path, kind, 200, b"1\told\n2\told\n")
+    await landed(tmp_path, kind, transaction(300, of_other, Insert(6, row("1", "x", None))))
+    all_rounds(work)
+    work.tidy(now=True)
+    name = history_name(TABLE, ())
+    assert name in all_rounds(work).tables
+    for directory in ("log", "history"):
+        shutil.rmtree(tmp_path / directory / "public/t")
+    # the table need not change, and a new process knows only the lake's files
+    await landed(tmp_path, kind, transaction(350, of_other, Insert(6, row("2", "x", None))))
+    for attempt in range(3):
+        if attempt == 1:
+            work = applier(tmp_path)
+        if attempt == 2:
+            await landed(tmp_path, kind, transaction(400, RELATION, Update(5, None, None, row("1", "new", None))))
+        snapshot = all_rounds(work)
+        work.tidy(now=True)
+        assert TABLE in snapshot.tables
+        assert name not in snapshot.tables
+        assert "log/public/t is gone" in snapshot.stopped[name].error
+        assert "log/public/t is gone" in work.progress.stopped_logs[TABLE]
+        assert not (tmp_path / "log/public/t/_delta_log").exists()
+    assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 2
+    await copied(tmp_path, kind, 500, b"1\tnew\n2\told\n")
+    await landed(tmp_path, kind, transaction(600, RELATION, Update(5, None, None, row("2", "new", None))))
+    snapshot = all_rounds(work)
+    work.tidy(now=True)
+    assert not snapshot.stopped
+    assert not work.progress.stopped_logs
+    rows = history_rows(tmp_path, snapshot, TABLE)
+    current = {item["id"]: item["note"] for item in rows if (item["_end_lsn"] is None if kind == "scd2" else not item["_deleted"])}
+    assert current == {1: "new", 2: "new"}
+
+
 @pytest.mark.parametrize("damage", ["missing", "damaged", "rotten"])
 @pytest.mark.parametrize("damaged", ["history", "log"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -333,7 +374,7 @@ async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(
         assert snapshot.tables.keys() == {TABLE}
         (stop,) = snapshot.stopped.values()
         told = "missing" if damage == "missing" else "damaged"
-        assert f"{lost} is {told} (hint: restore it from a backup, or remove its directory: " in stop.error
+        assert f"{lost} is {told} (hint: restore it from a backup, or remove its directory" in stop.error
         if end > 300:
             assert not read, "it costs nothing until its file is restored"
         read.clear()
