@@ -85,7 +85,7 @@ async def test_a_stream_gives_each_change_once_in_order_over_restarts(tmp_path: 
     for options in ({"startingLsn": "FF/0"}, {"endingLsn": "0/1"}, {"endingLsn": "0/0"}):
         assert _batch(spark, lake, **options).collect() == []
     for options, message in (
-        ({"table": "keyed"}, "needs options path and table"),
+        ({"table": "keyed"}, "does not have the form schema.table"),
         ({"startingLsn": "x"}, "startingLsn: "),
         ({"startingLsn": "latest"}, "startingLsn: "),
         ({"endingLsn": "earliest"}, "endingLsn: "),

@@ -24,9 +24,13 @@ def table_options(source: str, options: Mapping[str, str], names: Sequence[str])
     for name in options:
         if name.lower() not in known:
             raise ConfigurationError(f'unrecognized option of {source}: "{name}"', hint=f"one of {', '.join(names)}")
-    path, (namespace, dot, table) = options.get("path"), options.get("table", "").partition(".")
-    if path is None or not (namespace and dot and table):
+    path, text = options.get("path"), options.get("table")
+    if path is None or not text:
         raise ConfigurationError(f"{source} needs options path and table", hint='.option("table", "public.orders").load(path)')
+    namespace, _, table = text.partition(".")
+    if not (namespace and table):
+        # Spark shows no hint
+        raise ConfigurationError(f'option table of {source}: "{text}" does not have the form schema.table', hint="as in public.orders")
     return path, TableName(namespace, table)
 
 

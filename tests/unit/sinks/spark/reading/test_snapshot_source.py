@@ -60,7 +60,9 @@ async def test_dataframe_stays_at_the_snapshot_that_it_was_loaded_with(tmp_path:
         ({"asOfLsn": "7"}, "pg_lsn"),
         ({"asOfTimestamp": "yesterday"}, "not in the form of ISO 8601"),
         ({"asOfLsn": "0/1", "asOfTimestamp": "2026-01-01"}, "not both"),
-        ({"table": "t"}, "needs options path and table"),
+        ({"table": ""}, "needs options path and table"),
+        ({"table": "accounts"}, 'option table of postgres_snapshot: "accounts" does not have the form schema.table'),
+        ({"table": "public."}, "does not have the form schema.table"),
         ({"versionAsOf": "1"}, "unrecognized option of postgres_snapshot"),
     ],
 )
