@@ -87,7 +87,7 @@ async def test_a_stream_gives_each_change_once_in_order_over_restarts(tmp_path: 
     for options, message in (
         ({"table": "keyed"}, "does not have the form schema.table"),
         ({"startingLsn": "x"}, "startingLsn: "),
-        ({"startingLsn": "latest"}, "startingLsn: "),
+        ({"startingLsn": "latest"}, 'startingLsn: "latest" is not valid: it is "earliest", or an LSN'),
         ({"endingLsn": "earliest"}, "endingLsn: "),
     ):
         with pytest.raises(Exception, match=message):

@@ -50,9 +50,9 @@ class PostgresChanges(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         changes = self._changes()
-        start = self._start()
+        start = self._start('"earliest", or an LSN as in 16/B374D848; "latest" is for streams')
         latest = changes.latest()
-        end = self._lsn("endingLsn", latest)
+        end = self._lsn("endingLsn", latest, "an LSN as in 16/B374D848; without this option the end is the newest one")
         return _BatchReader(changes, arrow_schema(schema), start, min(end, latest))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -60,24 +60,27 @@ class PostgresChanges(DataSource):
             raise ConfigurationError("endingLsn is an option of batch queries, not of streams", hint="omit it, or use spark.read")
         changes = self._changes()
         latest = self.options.get("startingLsn", "").lower() == "latest"
-        return _StreamReader(changes, arrow_schema(schema), None if latest else self._start())
+        return _StreamReader(
+            changes, arrow_schema(schema), None if latest else self._start('"earliest", "latest", or an LSN as in 16/B374D848')
+        )
 
     def _changes(self) -> Changes:
         path, table = table_options(self.name(), self.options, _OPTIONS)
         return Changes(Storage.open(Location.of(path)), table)
 
-    def _start(self) -> Lsn:
+    def _start(self, allowed: str) -> Lsn:
         earliest = self.options.get("startingLsn", "").lower() == "earliest"
-        return INVALID_LSN if earliest else self._lsn("startingLsn", INVALID_LSN)
+        return INVALID_LSN if earliest else self._lsn("startingLsn", INVALID_LSN, allowed)
 
-    def _lsn(self, option: str, default: Lsn) -> Lsn:
+    def _lsn(self, option: str, default: Lsn, allowed: str) -> Lsn:
         text = self.options.get(option)
         if text is None:
             return default
         try:
             return Lsn.parse(text)
-        except ValueError as error:
-            raise ConfigurationError(f"{option}: {error}", hint="as in 16/B374D848") from None
+        except ValueError:
+            # Spark shows no hint
+            raise ConfigurationError(f'{option}: "{text}" is not valid: it is {allowed}', hint="as in 16/B374D848") from None
 
 
 @dataclass

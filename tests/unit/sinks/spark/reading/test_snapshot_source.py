@@ -1,8 +1,9 @@
-"""``postgres_snapshot`` without a JVM: its class does what Spark asks of it."""
+"""The data sources without a JVM: their classes do what Spark asks of them."""
 
 from __future__ import annotations
 
 import pickle
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,24 @@ async def test_table_that_is_not_in_the_snapshot_is_named(tmp_path: Path) -> Non
     await sink.close()
     with pytest.raises(TargetError, match=r'table "public.u" is not in the snapshot at 0/C8'):
         source(tmp_path, table="public.u").schema()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"startingLsn": "latest"},
+            'startingLsn: "latest" is not valid: it is "earliest", or an LSN as in 16/B374D848; "latest" is for streams',
+        ),
+        ({"startingLsn": "now"}, 'startingLsn: "now" is not valid: it is "earliest", or an LSN as in 16/B374D848'),
+        ({"endingLsn": "latest"}, 'endingLsn: "latest" is not valid: it is an LSN as in 16/B374D848'),
+    ],
+)
+async def test_bad_lsns_of_a_batch_of_changes(tmp_path: Path, options: dict[str, str], words: str) -> None:
+    from subscriber.sinks.spark.reading.data_source import PostgresChanges
+
+    sink, _ = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await sink.close()
+    changes = PostgresChanges({"path": str(tmp_path), "table": "public.t", **options})
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        changes.reader(changes.schema())
