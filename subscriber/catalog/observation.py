@@ -51,7 +51,7 @@ class ApplierObservation:
         waiting_batches, waiting_bytes: number and size of the landed batches that are not applied yet. Copies of tables are not counted.
         waiting_copies: number of finished copies of tables that are not in the published snapshot yet.
         waiting_since: when the first transaction in these batches was committed, seconds since 1970; None: nothing waits.
-        last_error: the latest error, one line.
+        last_error: the latest error, one line, until it has recovered.
         last_error_time: when that error occurred.
         freshness: the target in seconds (``target``), that of the last round (``last``), the number of ``rounds`` and of those that missed
             the target (``late``), and whether the maximum write rate makes rounds wait (``held``). None: unknown.

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -258,7 +259,7 @@ async def test_catalog_that_refuses_holds_up_nothing_and_is_tried_again(
     with schema_of(delta, "refused") as schema:
         delta.sql(f"CREATE SCHEMA {schema}")
         delta.sql(f"CREATE TABLE {schema}.public_l_latest USING DELTA LOCATION '{tmp_path}/tables/public/r'")
-        found = CatalogRegistration(delta, storage(tmp_path), f"spark_catalog.{schema}", work.failed)
+        found = CatalogRegistration(delta, storage(tmp_path), f"spark_catalog.{schema}", partial(work.failed, what="registration"))
         with found.running():
             async with asyncio.timeout(300):
                 while not (told := read_quietly(storage(tmp_path), APPLIER).get("last_error")):
@@ -269,6 +270,7 @@ async def test_catalog_that_refuses_holds_up_nothing_and_is_tried_again(
             delta.sql(f"DROP TABLE {schema}.public_l_latest")
             await _until_registered(delta, schema)
         assert delta.table(f"{schema}.public_l").count() == 2
+        assert read_quietly(storage(tmp_path), APPLIER)["last_error"] is None
     work.close()
     await sink.close()
 

@@ -45,7 +45,7 @@ from subscriber.sinks.spark.maintenance.change_log import ChangeLog, StoppedLog
 from subscriber.sinks.spark.maintenance.retention import apart, remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
-from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
+from subscriber.sinks.spark.pipeline.applier_status import ROUND, ApplierStatus
 from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableRound
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, is_readable
@@ -125,9 +125,9 @@ class Applier:
         self.progress.stopped_logs = self._status.stopped_logs
         self._status.tell(MissingRows(), self.progress)
 
-    def failed(self, error: SubscriberError) -> None:
-        """Report a failed attempt in ``applier.json``."""
-        self._status.failed(error.one_line(), self.missing, self.progress)
+    def failed(self, error: SubscriberError | None, what: str = ROUND) -> None:
+        """Report a failed attempt of something in ``applier.json``. None: it succeeded, so an earlier error of it is no longer told."""
+        self._status.failed(what, None if error is None else error.one_line(), self.missing, self.progress)
 
     def close(self) -> None:
         """Report the end, and release the lock."""
@@ -310,7 +310,9 @@ class Applier:
         for directory, error in errors.items():
             if self._unswept.get(directory) != str(error):
                 _log.error("files that are no longer needed remain: %s", error.one_line())
-                self.failed(error)
+                self.failed(error, "sweep")
+        if not errors:
+            self.failed(None, "sweep")
         self._unswept = {directory: str(error) for directory, error in errors.items()}
 
     def _change_log(self, lake: Lake) -> ChangeLog:

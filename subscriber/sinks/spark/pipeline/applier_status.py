@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.errors import TargetError
@@ -20,11 +21,16 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress
 
-__all__ = ["ApplierStatus"]
+__all__ = ["ROUND", "ApplierStatus"]
+
+ROUND: Final = "round"
+"""Of what the applier does, in :meth:`ApplierStatus.failed`."""
 
 
 class ApplierStatus:
-    """The status of the applier, see the module. Counters and the last error are taken over from an earlier applier of the lake.
+    """The status of the applier, see the module. Counters are taken over from an earlier applier of the lake.
+
+    So is its last error, until a round succeeds.
 
     Attributes:
         stopped_logs: the change logs that the earlier applier could not continue, with the reasons.
@@ -34,8 +40,7 @@ class ApplierStatus:
         self._storage = storage
         self._engine = engine
         self._before = MissingRows()
-        self._error: str | None = None
-        self._error_time: float | None = None
+        self._errors: dict[str, tuple[str, float]] = {}
         self._written: dict[str, object] | None = None
         self._writing = threading.Lock()
         self._stop = threading.Event()
@@ -49,7 +54,8 @@ class ApplierStatus:
             found = read_document(self._storage, APPLIER) or {}
             counters = found.get("counters", {})
             self._before = MissingRows(int(counters.get("confl_update_missing", 0)), int(counters.get("confl_delete_missing", 0)))
-            self._error, self._error_time = found.get("last_error"), found.get("last_error_time")
+            if found.get("last_error") is not None:
+                self._errors[ROUND] = found["last_error"], float(found["last_error_time"])
             batches = int(found.get("batches", 0))
             self.stopped_logs = stopped_logs(found)
         except (TargetError, ValueError, TypeError, AttributeError):
@@ -76,20 +82,24 @@ class ApplierStatus:
             if self._written is not None:
                 write_document(self._storage, APPLIER, {**self._written, "last_report": now}, durable=False)
 
-    def failed(self, error: str, missing: MissingRows, progress: ApplierProgress) -> None:
-        """Report a failed attempt."""
-        self._error, self._error_time = error, time.time()
+    def failed(self, what: str, error: str | None, missing: MissingRows, progress: ApplierProgress) -> None:
+        """Report a failed attempt of something. None: it succeeded."""
+        if error is not None:
+            self._errors[what] = error, time.time()
+        else:
+            self._errors.pop(what, None)
         self.tell(missing, progress)
 
     def tell(self, missing: MissingRows, progress: ApplierProgress) -> None:
         """Write the document if it changed. Errors of writing are ignored. ``missing``: counts since :meth:`begin`."""
         totals, last = progress.totals, progress.last
+        error, error_time = max([*self._errors.values()], key=lambda found: found[1], default=(None, None))
         document: dict[str, object] = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "engine": self._engine,
-            "last_error": self._error,
-            "last_error_time": self._error_time,
+            "last_error": error,
+            "last_error_time": error_time,
             "batches": progress.batches,
             "freshness": {
                 "target": progress.freshness,

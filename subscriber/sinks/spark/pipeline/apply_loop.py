@@ -72,6 +72,7 @@ def apply_forever(
                 if snapshot is not None:
                     published(snapshot)
                 pace.wrote(time.monotonic(), applier.tidy(now=once and snapshot is None))
+                applier.failed(None)
                 pause = _FIRST_RETRY_SECONDS
             except SubscriberError as error:
                 applier.failed(error)

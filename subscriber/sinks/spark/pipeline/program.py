@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -106,7 +107,7 @@ def _apply(
     registration: CatalogRegistration | None = None
     if register is not None and spark is not None:
         require_catalog(spark, register)
-        registration = CatalogRegistration(spark, storage, register, applier.failed)
+        registration = CatalogRegistration(spark, storage, register, partial(applier.failed, what="registration"))
 
     def published(snapshot: Snapshot) -> None:
         _log.info("published %s, %d tables", snapshot.lsn, len(snapshot.tables))

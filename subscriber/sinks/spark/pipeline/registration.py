@@ -84,15 +84,16 @@ class CatalogRegistration:
         spark: the session of the applier. It has Delta's jar.
         storage: of the lake.
         schema: ``CATALOG.SCHEMA``, checked by :func:`require_catalog`. The schema is created if it does not exist.
-        failed: is told an error, once.
+        failed: is told an error, once, and None when a snapshot is registered after that.
     """
 
-    def __init__(self, spark: SparkSession, storage: Storage, schema: str, failed: Callable[[SubscriberError], None]) -> None:
+    def __init__(self, spark: SparkSession, storage: Storage, schema: str, failed: Callable[[SubscriberError | None], None]) -> None:
         self._spark = spark.newSession()
         self._storage = storage
         self._schema = ".".join(map(quoted_name, schema.split(".")))
         self._told = schema
         self._failed = failed
+        self._failing = False
         self._views: dict[str, tuple[str, ...]] = {}  # the columns of registered views, by name
         self._registered: Mapping[TableName, SnapshotTable] | None = None
         self._wake = threading.Event()
@@ -135,6 +136,7 @@ class CatalogRegistration:
                 f"{self._told} has not answered for {_PATIENCE_SECONDS:.0f} s", hint="check the catalog; replication continues"
             )
             _log.error("%s", slow.one_line())
+            self._failing = True
             self._failed(slow)
 
     def _run(self) -> None:
@@ -152,13 +154,16 @@ class CatalogRegistration:
                 snapshot = snapshots.newest()
                 if snapshot is not None:
                     self.register(snapshot)
-                if error:
+                if self._failing:
+                    self._failing = False
                     _log.info("registered in %s again", self._told)
+                    self._failed(None)
                 error, pause = "", 0.0
             except TargetError as failure:
                 if failure.one_line() != error:
                     error = failure.one_line()
                     _log.error("%s", error)
+                    self._failing = True
                     self._failed(failure)
                 pause = _RETRY_SECONDS
             if stopping:
