@@ -202,6 +202,17 @@ def _above_zero(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
     return parsed
 
 
+def _with_unit(parse: Callable[[str, str], Any], example: str) -> Callable[[str, str], Any]:
+    """Refuse a number without a unit: postgresql.conf's rule, milliseconds or kB, is not what is meant here."""
+
+    def parsed(name: str, text: str) -> Any:
+        if text.removesuffix("/s").rstrip()[-1:].isdecimal():
+            raise ConfigurationError(f'invalid value for parameter "{name}": "{text}" has no unit', hint=f"as in {example}")
+        return _above_zero(parse)(name, text)
+
+    return parsed
+
+
 def _without_secret(name: str, connection: str) -> str:
     """Refuse passwords. The text is not shown, because if libpq cannot parse it, a password may be in an unexpected place."""
     found, position = set(), 0
@@ -232,8 +243,8 @@ _PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "batch_delay": parse_seconds,
     "batch_size": parse_bytes,
     "apply": choice(*get_args(Apply)).parse,
-    "freshness": _above_zero(parse_seconds),
-    "max_write_rate": _above_zero(lambda name, text: parse_bytes(name, text.removesuffix("/s"))),
+    "freshness": _with_unit(parse_seconds, "500ms, 10s or 1min"),
+    "max_write_rate": _with_unit(lambda name, text: parse_bytes(name, text.removesuffix("/s")), "10MB/s"),
     "retain_hours": _above_zero(WHOLE.parse),
     "target_rows": _above_zero(WHOLE.parse),
     "deletion_vectors": lambda name, text: choice("on", "off").parse(name, text) == "on",

@@ -99,10 +99,17 @@ def test_landing_delay_is_a_small_part_of_the_freshness() -> None:
     assert Location.parse("spark:///a?freshness=500ms&batch_delay=1s").batch_delay == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("query", ["freshness=0", "freshness=soon", "max_write_rate=0", "max_write_rate=fast", "retain_hours=0"])
+@pytest.mark.parametrize("query", ["freshness=0s", "freshness=soon", "max_write_rate=0kB/s", "max_write_rate=fast", "retain_hours=0"])
 def test_wrong_pace_is_rejected(query: str) -> None:
     with pytest.raises(ConfigurationError, match=f'invalid value for parameter "{query.partition("=")[0]}"'):
         Location.parse(f"spark:///a?{query}")
+
+
+@pytest.mark.parametrize("query", ["freshness=5", "freshness=0", "freshness=0.5 ", "max_write_rate=10", "max_write_rate=10/s"])
+def test_pace_needs_a_unit(query: str) -> None:
+    with pytest.raises(ConfigurationError, match=r'invalid value for parameter "\w+": "\S+ ?" has no unit') as refused:
+        Location.parse("spark:///a").changed({query.partition("=")[0]: query.partition("=")[2]})
+    assert refused.value.hint in {"as in 500ms, 10s or 1min", "as in 10MB/s"}
 
 
 @pytest.mark.parametrize("name", ["a#1", "a?b=c", "a b", "a:b", "50%", "file:"])
