@@ -210,6 +210,18 @@ def test_no_lake_to_apply(tmp_path: Path) -> None:
     assert_one_error(subscriber("spark-apply", str(tmp_path / "nothing"), "--engine=local", "--once"), "there is no lake in ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--master=local[2]"], "engine local does not use --master"),
+        (["--conf=spark.ui.enabled=false", "--py-files=x.whl"], "engine local does not use --conf and --py-files"),
+        (["--register=spark_catalog.lake"], "engine local has no catalog"),
+    ],
+)
+def test_options_of_spark_with_engine_local(tmp_path: Path, arguments: list[str], words: str) -> None:
+    assert_one_error(subscriber("spark-apply", str(tmp_path / "nothing"), "--engine=local", *arguments), words)
+
+
 def _landed(lake: Path) -> list[Path]:
     return sorted((lake / "landing").glob("*.parquet"))
 

@@ -54,6 +54,9 @@ def apply_lake(
         engine = "spark" if master or conf or packages or register or is_under_spark() else "local"
     with _progress_file(progress) as told:
         if engine == "local":
+            options = {"--master": master, "--conf": conf, "--py-files": packages}
+            if given := [option for option, value in options.items() if value]:
+                raise ConfigurationError(f"engine local does not use {' and '.join(given)}", hint="use --engine spark, or omit that")
             if register is not None:
                 raise ConfigurationError("engine local has no catalog", hint="--register needs --engine spark")
             _apply(location, None, stop, told=told, watch=watch, once=once)
