@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -282,7 +283,10 @@ async def test_table_changed_by_another_writer_is_copied_again(publisher18_db: D
         assert "stopped: public.t" in checked.output
         refused = await asyncio.to_thread(subscriber, "alter", name, f"--target=spark://{lake}", "--copy-again=public.nosuch")
         assert 'table "public.nosuch" is not part of the subscription' in refused.errors
-        done = await asyncio.to_thread(subscriber, "alter", name, f"--target=spark://{lake}", "--copy-again=public.t")
+        # the command of the hint, as it is
+        command = re.search(r"copy it again: subscriber (alter .*?);", text.output)
+        assert command is not None
+        done = await asyncio.to_thread(subscriber, *shlex.split(command[1]))
         assert done.status == 0, done.errors
         publisher18_db.execute("INSERT INTO t VALUES (3, 'c')")
         await landed(lake, publisher18_db)

@@ -57,7 +57,7 @@ from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, last_publ
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta
-from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped, with_names
 
 __all__ = ["Applier", "ApplierSettings"]
 
@@ -240,7 +240,7 @@ class Applier:
         with done.phase("addBatch"):
             histories, stopped_histories = self._histories(lake, continued, done, left_out)
         with done.phase("commitOffsets"):
-            documents = stopped_documents(self._tables, all_of, stopped, snapshot, self._settings.retain_hours)
+            documents = stopped_documents(lake, self._tables, all_of, stopped, snapshot, retain_hours=self._settings.retain_hours)
             documents |= history_documents(stopped_histories, snapshot, landed)
             published = replace(continued, tables={**continued.tables, **histories}, stopped=documents)
             if published != snapshot:
@@ -285,7 +285,7 @@ class Applier:
         with arrow_errors(self._storage.what("log")):
             enough = 0 if now else self._settings.log_files
             self._logged = log.compact(snapshot, self._logged, enough, lambda name, table: self._tables.is_applied(lake, name, table))
-        self.progress.stopped_logs = {name: stop.error.one_line() for name, stop in self._stopped_logs.items()}
+        self.progress.stopped_logs = {name: with_names(stop.error.one_line(), lake, name) for name, stop in self._stopped_logs.items()}
         self._status.tell(self.missing, self.progress)
         if time.monotonic() >= self._next_sweep:
             self._sweep(lake, snapshot)

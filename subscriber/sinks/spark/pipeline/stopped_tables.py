@@ -25,7 +25,7 @@ from subscriber.sinks.spark.tables.foreign_commits import (
     require_no_foreign_changes,
     require_published_version,
 )
-from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped
+from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped, with_names
 
 __all__ = ["StopChecks", "last_published", "stop_of", "stopped_documents", "stopping"]
 
@@ -116,16 +116,18 @@ class StopChecks:
 
 
 def stopped_documents(
+    lake: Lake,
     open_tables: OpenTables,
     tables: Mapping[TableName, LakeTable],
     stopped: Mapping[TableName, TableStopped],
     snapshot: Snapshot | None,
+    *,
     retain_hours: int,
 ) -> dict[TableName, StoppedTable]:
     """What the next snapshot says about stopped tables, after the published one."""
     found: dict[TableName, StoppedTable] = {}
     for name, error in stopped.items():
-        table, now = tables[name], time.time()
+        table, now, told = tables[name], time.time(), with_names(error.one_line(), lake, name)
         stop = stop_of(snapshot, name, table)
         if stop is None:
             last = snapshot.tables.get(name) if snapshot is not None else None
@@ -135,10 +137,9 @@ def stopped_documents(
             lsn = max(table.entry.lsn or table.added, snapshot.landed if snapshot is not None else INVALID_LSN)
             stop = StoppedTable(last=last, generation=table.generation, lsn=lsn, kept=True, since=now, error="")
             what = 'table "%s" left the published snapshot' if table.until is None else 'removed table "%s" lacks landed changes'
-            _log.error(f"{what}: %s", name, error.one_line())
-        told = error.one_line()
+            _log.error(f"{what}: %s", name, told)
         if stop.kept and now > stop.since + retain_hours * 3600:
             stop = replace(stop, kept=False)
-            told = f"{told}; changes of more than {retain_hours} hours are not kept: {COPY_AGAIN}"
+            told = f"{told}; changes of more than {retain_hours} hours are not kept: {with_names(COPY_AGAIN, lake, name)}"
         found[name] = replace(stop, error=told)
     return found

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import quote
 
 from deltalake.exceptions import DeltaError
 
+from subscriber.abc import TableName
 from subscriber.errors import SubscriberError, TargetError
+from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.files.errors import store_error
 from subscriber.sinks.spark.files.storage import FileState
 
@@ -21,16 +25,15 @@ __all__ = [
     "LostLog",
     "TableStopped",
     "read_error",
+    "with_names",
     "write_error",
 ]
 
-COPY_AGAIN: Final = (
-    "copy it again: subscriber alter … --copy-again; "
-    "or remove it from the publication and add it again, and restart the subscriber each time"
-)
-"""A hint for error messages."""
+_COMMAND: Final = "subscriber alter NAME --target URL --copy-again SCHEMA.TABLE"
+COPY_AGAIN: Final = f"copy it again: {_COMMAND}; or remove it from the publication and add it again, and restart the subscriber each time"
+"""A hint for error messages. :func:`with_names` completes it."""
 BEGIN_AGAIN: Final[Mapping[str, str]] = {
-    "change log": "remove its directory and copy the table again: subscriber alter … --copy-again",
+    "change log": f"remove its directory and copy the table again: {_COMMAND}",
     "history table": "remove its directory: the applier builds it again from the change log",
 }
 """Hints for tables that are derived from others."""
@@ -115,6 +118,15 @@ class LostLog(DamagedCopy):
         told = f"change log {uri} is gone, and its changes cannot be found elsewhere"
         TableStopped.__init__(self, told, hint=f"restore it from a backup, or {COPY_AGAIN}")
         self.directory = directory
+
+
+def with_names(text: str, lake: Lake, table: TableName) -> str:
+    """A text in which the command of :data:`COPY_AGAIN` names lake and table. An object store has no such command."""
+    root = lake.storage.root
+    if root is None:
+        return text
+    arguments = [lake.name, "--target", f"spark://{quote(str(root))}", "--copy-again", str(table)]
+    return text.replace(_COMMAND, shlex.join(["subscriber", "alter", *arguments]))
 
 
 def read_error(uri: str, directory: str, error: Exception) -> TargetError:

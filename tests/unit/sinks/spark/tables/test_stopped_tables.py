@@ -6,6 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from deltalake import DeltaTable
@@ -202,6 +203,30 @@ async def test_table_without_recent_changes_continues_after_restore(tmp_path: Pa
     DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
     assert not all_rounds(applier(tmp_path)).stopped
     assert rows(tmp_path) == [(1, "a"), (2, "b")]
+
+
+async def test_hint_has_the_command_that_copies_again(tmp_path: Path) -> None:
+    path = tmp_path / "a b#1"
+    path.mkdir()
+    sink = await begun(make(Path(quote(str(path)))))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")))
+    all_rounds(applier(path))
+    for directory in ("tables/public/t", "log/public/t"):
+        log = path / directory / "_delta_log"
+        log.mkdir(parents=True, exist_ok=True)
+        (log / f"{1:020d}.json").write_text("{")
+    await land(sink, 300, Insert(5, row("2", "b")))
+    await sink.close()
+    work = applier(path)
+    work.open()
+    all_rounds(work)
+    work.tidy(now=True)
+    work.close()
+    command = f"subscriber alter replica --target spark://{quote(str(path))} --copy-again public.t"
+    assert command in work.progress.stopped[TABLE]
+    assert command in work.progress.stopped_logs[TABLE]
+    hasty = applier(path, ApplierSettings(retain_hours=0))
+    assert f"are not kept: copy it again: {command};" in stop_of(hasty, "Delta table")
 
 
 def test_once_fails_if_a_table_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
