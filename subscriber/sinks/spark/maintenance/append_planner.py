@@ -43,6 +43,7 @@ _SMALL_FILES: Final = 64
 """Compaction starts at this number of files with less than a quarter of the target."""
 _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
+_SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
 class AppendPlanner:
@@ -101,7 +102,7 @@ class AppendPlanner:
         ]
         sources: list[Source] = []
         copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
-        if copy is None and not after and _had_log(table):
+        if copy is None and not after and (landed or table.until is None) and self._had_log(name, table):
             raise LostLog(log.uri, copy_directory(table))
         copied = Copied(copy.lsn, copy.started) if copy is not None else None
         if copy is not None:
@@ -156,6 +157,13 @@ class AppendPlanner:
             parts=parts,
         )
 
+    def _had_log(self, name: TableName, table: LakeTable) -> bool:
+        """Whether a table's log began with its copy, if the copy is no longer there: copies are removed when the logs have them."""
+        now = self._lake.state.tables.get(name)
+        if table.until is not None and now is not None and now.entry.state in _SYNCHRONIZED:
+            return False  # the log begins with a later copy
+        return table.generation > 0 and table.entry.state in _SYNCHRONIZED
+
     def reached(self, log: LakeDelta, table: LakeTable) -> Lsn:
         """The LSN up to which the log has a table's landed changes, from any of its copies."""
         return max(log.applied(application) or INVALID_LSN for application in self._lake.log_applications(table))
@@ -193,11 +201,6 @@ class AppendPlanner:
     def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
         identity = read_identity(self._storage, f"{log.directory}/{path}")
         return identity.metadata() if identity is not None else {}
-
-
-def _had_log(table: LakeTable) -> bool:
-    """Whether a table's log began with its copy, if the copy is no longer there: copies are removed when the logs have them."""
-    return table.generation > 0 and table.until is None and table.entry.state in {TableState.SYNCDONE, TableState.READY}
 
 
 def _copies(name: TableName, table: LakeTable) -> tuple[str, ...]:

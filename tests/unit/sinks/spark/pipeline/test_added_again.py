@@ -187,3 +187,44 @@ async def test_stop_of_a_change_log_is_of_its_directory(tmp_path: Path, away: st
     log = DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table().to_pylist()
     found = sorted((item["_lsn"], item["_op"], item["id"]) for item in log)
     assert found == [(200, "i", 1), (300, "i", 2), (500, "c", 7), (500, "t", None), (600, "i", 8)]
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_log_of_a_removed_table_does_not_begin_again_without_a_copy(tmp_path: Path, noticed: bool) -> None:
+    """The bug was that it began with what was landed last, and that the table could be added again without a copy after that."""
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+
+    def apply() -> set[TableName]:
+        all_rounds(work)
+        work.tidy(now=True)
+        return set(work.progress.stopped_logs)
+
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n", 150)
+    await sink.advance(Lsn(160))
+    assert apply() == set()
+    shutil.rmtree(tmp_path / "log/public/t")
+    if not noticed:
+        await sink.remove_table(TABLE)
+        assert apply() == set()  # it has all
+        await sink.add_tables([TABLE], TableEntry(TableState.READY))
+    await land(sink, 200, KEYED, Insert(5, row("2", "b")))
+    if noticed:
+        assert apply() == {TABLE}
+    await sink.remove_table(TABLE)
+    for _ in range(2):
+        work = applier(tmp_path)
+        assert apply() == {TABLE}
+        assert not (tmp_path / "log/public/t/_delta_log").exists()
+    await sink.add_tables([TABLE], TableEntry(TableState.READY))
+    await land(sink, 300, KEYED, Insert(5, row("3", "c")))
+    assert apply() == {TABLE}
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"9\tz\n", 400)
+    await land(sink, 500, KEYED, Insert(5, row("10", "z")))
+    await sink.close()
+    assert apply() == set()
+    assert apply() == set()
+    log = DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table().to_pylist()
+    assert sorted((item["_lsn"], item["_op"], item["id"]) for item in log)[-2:] == [(400, "t", None), (500, "i", 10)]
