@@ -226,12 +226,15 @@ class HistoryTables:
         schema = _log_schema(name, log)
         _require_free_names(kind, schema)
         identities = self._identities(lake, name, log, step)
-        schema = schema.with_identity(identities[-1].kind, identities[-1].fields)
+        last = identities[-1] if identities else self._declared(lake, name)  # the copy of an empty table has no file
+        schema = schema.with_identity(last.kind, last.fields)
         stretches = [
             Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), schema.with_identity(identity.kind, identity.fields), ())
             for identity, group in groupby(zip(identities, step.files, strict=True), key=lambda one: one[0])
         ]
-        changes = pa.concat_tables(read_changes(self._storage, stretch.files, schema, 0, plan_columns(schema)) for stretch in stretches)
+        columns = plan_columns(schema)
+        parts = [read_changes(self._storage, stretch.files, schema, 0, columns) for stretch in stretches]
+        changes = pa.concat_tables(parts) if parts else read_changes(self._storage, (), schema, 0, columns)
         changes = changes_between(changes, int(after), int(step.until))
         is_truncate = pc.equal(changes["_op"], "t")
         retyped = retyped_columns(delta.schema, schema) if delta.is_there else ()

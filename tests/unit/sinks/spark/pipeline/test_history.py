@@ -300,6 +300,22 @@ async def test_a_copy_ends_versions_though_the_log_has_nothing_before_it(tmp_pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_empty_table_that_is_copied_has_an_empty_history(tmp_path: Path, kind: HistoryKind) -> None:
+    """The bug was an IndexError, which ended the applier: the change log of an empty copy has no file."""
+    sink = await begun(kept(tmp_path, kind), tables=())
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await sink.close()
+    work = applier(tmp_path)
+    await copied(tmp_path, kind, 200, b"")
+    snapshot = all_rounds(work)
+    assert history_rows(tmp_path, snapshot, TABLE) == []
+    work.tidy(now=True)
+    await landed(tmp_path, kind, transaction(300, RELATION, Insert(5, row("1", "a", None))))
+    snapshot = all_rounds(work)
+    assert [(item["_lsn"], item["id"]) for item in history_rows(tmp_path, snapshot, TABLE)] == [(300, 1)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tmp_path: Path, kind: HistoryKind) -> None:
     """The bug was that the log began again without a word, and that a history was built from the rest: it had no rows."""
     other, of_other = TableName("public", "other"), replace(RELATION, relation_id=6, name="other")
