@@ -137,20 +137,23 @@ class HistoryTables:
     ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
         """Bring the histories of the tables in a snapshot that is not published yet to its LSN.
 
-        Those in the directories ``left_out`` are not continued in this round.
+        Those in the directories ``left_out``, or with a log there, are not continued in this round.
 
         Returns:
             The history tables for the snapshot, by their names; and the errors of those that cannot be continued.
 
         Raises:
-            CommitConflict: another writer committed to a history table in the meantime.
+            CommitConflict: another writer committed to a history table, or to a log, in the meantime.
             TargetError: a file cannot be read or written.
         """
         found: dict[TableName, SnapshotTable] = {}
         stopped: dict[TableName, TableStopped] = {}
         self.files = {}
         tables = {name: lake.state.tables[name] for name in kinds if name in snapshot.tables}
-        errors = log.append(tables, snapshot.landed) if tables else {}
+        logs = {name: table_directory("log", name, table.id) for name, table in tables.items()}
+        errors = {name: left_out[directory] for name, directory in logs.items() if directory in left_out}
+        if wanted := {name: table for name, table in tables.items() if name not in errors}:
+            errors |= log.append(wanted, snapshot.landed)
         for name, table in tables.items():
             as_name = history_name(name, lake.state.tables)
             with stopping(as_name, stopped):

@@ -23,6 +23,7 @@ from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.maintenance.log_files import write_log_part
 from subscriber.sinks.spark.merge.history_unit import write_history_unit
 from subscriber.sinks.spark.pipeline import history as history_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
@@ -493,14 +494,17 @@ async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tm
     assert "is not of the form" in all_rounds(work).stopped[name].error
 
 
-async def test_history_that_others_change_every_time_is_left_out_of_the_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("directory", "step"), [("history", write_history_unit), ("log", write_log_part)])
+async def test_history_that_others_change_every_time_is_left_out_of_the_round(
+    tmp_path: Path, directory: str, step: Callable[..., Any]
+) -> None:
     busy = True
 
     class Disturbed(LocalEngine):
         def each(self, function: Callable[..., Any], items: Sequence[Any], weights: Sequence[int], what: str) -> list[Any]:
             found = super().each(function, items, weights, what)
-            if busy and function is write_history_unit:
-                table = DeltaTable(str(tmp_path / "history/public/t"))
+            if busy and function is step:
+                table = DeltaTable(str(tmp_path / directory / "public/t"))
                 table.alter.set_table_properties({"delta.dataSkippingNumIndexedCols": str(table.version())})
             return found
 
@@ -509,7 +513,7 @@ async def test_history_that_others_change_every_time_is_left_out_of_the_round(tm
     work = Applier(storage(tmp_path), Disturbed(storage(tmp_path)))
     snapshot = all_rounds(work)
     assert (snapshot.lsn, set(snapshot.tables), set(snapshot.stopped)) == (200, {TABLE}, {name})
-    assert "history/public/t was changed by another writer at the same time (5 times)" in snapshot.stopped[name].error
+    assert f"{directory}/public/t was changed by another writer at the same time (5 times)" in snapshot.stopped[name].error
     busy = False
     await landed(tmp_path, "scd2", transaction(300, RELATION, Insert(5, row("2", "b", None))))
     snapshot = all_rounds(work)
