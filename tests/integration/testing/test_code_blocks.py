@@ -146,7 +146,7 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             [
                 "subscriber",
                 "create",
-                "move" if "move" in words else "copy",
+                next((name for name in ("move", "lake") if name in words), "copy"),
                 f"--connection={page_setup.publisher.dsn}",
                 "--publication=app",
                 f"--target={parsed.target}",
