@@ -343,7 +343,7 @@ async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tm
         assert TABLE in snapshot.tables
         assert name not in snapshot.tables
         assert "log/public/t is gone" in snapshot.stopped[name].error
-        assert "log/public/t is gone" in work.progress.stopped_logs[TABLE]
+        assert "log/public/t is gone, and its changes cannot be found elsewhere (hint: copy it again" in work.progress.stopped_logs[TABLE]
         assert not (tmp_path / "log/public/t/_delta_log").exists()
     assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 2
     await copied(tmp_path, kind, 500, b"1\tnew\n2\told\n")
