@@ -53,7 +53,7 @@ def check(connection: str, target: str, name: str) -> None:
     if slot is None:
         raise _Unhealthy(f'the publisher has no replication slot "{slot_name}"')
     if slot != (True,):
-        raise _Unhealthy(f'nobody reads from replication slot "{slot_name}"')
+        raise _Unhealthy(f'replication slot "{slot_name}" is not active')
 
 
 def _row(side: str, conninfo: str, query: str, *parameters: str) -> tuple[Any, ...] | None:

@@ -190,7 +190,7 @@ def test_container_is_healthy_when_and_only_when_it_replicates(publisher: Embedd
     finally:
         process.kill()
         process.wait()
-    assert container.health() == (1, f'nobody reads from replication slot "{name}"')
+    assert container.health() == (1, f'replication slot "{name}" is not active')
     publisher.stop()
     try:
         assert container.health() == (1, "the publisher cannot be reached")

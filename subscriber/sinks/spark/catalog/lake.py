@@ -79,6 +79,11 @@ class LakeTable:
     until: Lsn | None = None
     begun: int = 0
 
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether its copy is finished, and its changes come with those of the other tables."""
+        return self.entry.state in {TableState.SYNCDONE, TableState.READY}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeState:

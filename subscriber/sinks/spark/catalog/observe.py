@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from subscriber.abc import Retry, TableName, TableState, WorkerActivity, WorkerDetails
+from subscriber.abc import Retry, TableName, WorkerActivity, WorkerDetails
 from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -146,7 +146,7 @@ def _waiting_copies(storage: Storage, lake: Lake, snapshot: Snapshot | None) -> 
     there, count = {f"copy/{name}" for name in storage.entries("copy")}, 0
     for name, table in lake.state.tables.items():
         directory = copy_directory(table)
-        if directory not in there or table.entry.state not in {TableState.SYNCDONE, TableState.READY}:
+        if directory not in there or not table.is_synchronized:
             continue
         if snapshot is not None and name in snapshot.stopped and _is_of(table, snapshot.stopped[name]):
             continue

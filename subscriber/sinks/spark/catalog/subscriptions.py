@@ -299,7 +299,7 @@ class LakeCatalog:
         if lake is None or position is None:
             raise TargetError("the subscription has no position yet", hint="run it first")
         # a copy that has begun is not begun again
-        finished = [name for name in tables if lake.table(name).entry.state in {TableState.SYNCDONE, TableState.READY}]
+        finished = [name for name in tables if lake.table(name).is_synchronized]
 
         def change(state: LakeState) -> LakeState:
             for name in finished:

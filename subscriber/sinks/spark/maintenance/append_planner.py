@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from subscriber.abc import TableName, TableState
+from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.copy.copy_document import read_copy
@@ -43,7 +43,6 @@ _SMALL_FILES: Final = 64
 """Compaction starts at this number of files with less than a quarter of the target."""
 _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
-_SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
 class AppendPlanner:
@@ -160,9 +159,9 @@ class AppendPlanner:
     def _had_log(self, name: TableName, table: LakeTable) -> bool:
         """Whether a table's log began with its copy, if the copy is no longer there: copies are removed when the logs have them."""
         now = self._lake.state.tables.get(name)
-        if table.until is not None and now is not None and now.entry.state in _SYNCHRONIZED:
+        if table.until is not None and now is not None and now.is_synchronized:
             return False  # the log begins with a later copy
-        return table.generation > 0 and table.entry.state in _SYNCHRONIZED
+        return table.generation > 0 and table.is_synchronized
 
     def reached(self, log: LakeDelta, table: LakeTable) -> Lsn:
         """The LSN up to which the log has a table's landed changes, from any of its copies."""

@@ -57,7 +57,6 @@ _logger = logging.getLogger(__name__)
 _WAITING_BYTES: Final = 256 * 1024**2
 _WAITING_SECONDS: Final = 30.0
 """Copies of this size, and for this time, may wait for others."""
-_SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 _Result = TypeVar("_Result")
 _Work = TypeVar("_Work", RewrittenFiles, LogPart)
 
@@ -146,7 +145,7 @@ class ChangeLog:
                 return is_applied(name, table)
             except TableStopped:
                 # its log continues, unless a copy waits that the table may lack
-                if table.entry.state in _SYNCHRONIZED and not self._storage.files(copy_directory(table)):
+                if table.is_synchronized and not self._storage.files(copy_directory(table)):
                     return True
                 unknown.add(table.id)
                 return False
@@ -166,7 +165,7 @@ class ChangeLog:
         retried = any(stop.is_of_another_copy(tables.get(name)) or self._has_changed(name, stop) for name, stop in self._stopped.items())
         due = {name: files for name, _, files in found if files and name not in self._stopped}
         # with Spark each append is a job. So new copies wait while even more tables are being copied, unless they replace others
-        copying = sum(table.entry.state not in _SYNCHRONIZED for table in state.tables.values())
+        copying = sum(not table.is_synchronized for table in state.tables.values())
         may_wait = self._are_few_and_new(due) and enough > 0 and len(due) < copying and due.keys().isdisjoint(state.removed)
         if waiting <= enough and not retried and (may_wait or not due):
             return since

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from subscriber.abc import TableName, TableState
+from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
@@ -13,7 +13,6 @@ from subscriber.sinks.spark.landing.manifest import Manifest
 
 __all__ = ["Reached", "SynchronizedTables", "has_end", "is_ahead", "synchronized_tables", "taken_manifests"]
 
-_SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 SynchronizedTables = tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]]
 """The tables that rounds apply to; and removed ones with landed changes that must still be applied, each with the LSN up to which."""
 
@@ -28,7 +27,7 @@ class Reached(NamedTuple):
 
 def synchronized_tables(lake: Lake) -> SynchronizedTables:
     """The tables for a round."""
-    tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
+    tables = {name: table for name, table in lake.state.tables.items() if table.is_synchronized}
     # a finished copy replaces all rows of the removed table
     left = [(name, table, table.until) for name, table in lake.state.removed.items() if table.until is not None and name not in tables]
     return tables, left
