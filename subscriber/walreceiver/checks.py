@@ -7,17 +7,23 @@ Source: PostgreSQL manual, Logical Replication, Configuration Settings and Secur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from subscriber.abc import Finding, PublishedTable
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.errors import PLUGIN_HINT
 from subscriber.walreceiver.publication import missing_publications
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
+from subscriber.walreceiver.session import Session
 
-__all__ = ["check_publisher"]
+__all__ = ["check_publisher", "decoding_problems"]
+
+# entries are compared exactly; a name may stand in double quotes
+_NAMES_PGOUTPUT: Final = re.compile(r'(?:^|,)\s*(?:pgoutput|"pgoutput")\s*(?:,|$)')
 
 
 async def check_publisher(
@@ -44,7 +50,7 @@ async def check_publisher(
     Raises:
         PublisherError: the publisher refused to answer.
     """
-    findings = await _settings(connection)
+    findings = [Finding("error", message, hint) for message, hint in await decoding_problems(connection, "on the publisher")]
     findings += await _slot(connection, slot_name)
     findings += await _headroom(connection, slot_name, settings.max_sync_workers_per_subscription if options.copy_data else 0)
     absent = await missing_publications(connection, publications)
@@ -62,11 +68,29 @@ async def check_publisher(
     return findings
 
 
-async def _settings(connection: WalReceiverConnection) -> list[Finding]:
-    wal_level = await connection.show("wal_level")
-    if wal_level == "logical":
-        return []
-    return [Finding("error", f'wal_level is "{wal_level}" on the publisher', "ALTER SYSTEM SET wal_level = logical there, and restart it")]
+async def decoding_problems(session: Session, place: str) -> list[tuple[str, str]]:
+    """Find the settings that keep a server from decoding with pgoutput.
+
+    Args:
+        session: with the server.
+        place: what messages call it, for example "on the publisher".
+
+    Returns:
+        Messages with their hints.
+    """
+    ((wal_level, effective, standby, libraries),) = await session.execute(
+        "SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('effective_wal_level', true),"
+        " pg_catalog.pg_is_in_recovery(),"
+        " (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'output_plugin_libraries')"  # hidden from most roles
+    )
+    problems = []
+    # 19 has effective_wal_level: the first logical slot raises it, but not on a standby
+    enough = "logical" in (wal_level, effective) or (effective is not None and wal_level == "replica" and standby == "f")
+    if not enough:
+        problems.append((f'wal_level is "{wal_level}" {place}', "ALTER SYSTEM SET wal_level = logical there, and restart it"))
+    if libraries is not None and not _NAMES_PGOUTPUT.search(libraries):
+        problems.append((f"output_plugin_libraries does not allow pgoutput {place}", PLUGIN_HINT))
+    return problems
 
 
 async def _slot(connection: WalReceiverConnection, name: str | None) -> list[Finding]:

@@ -25,7 +25,7 @@ from subscriber.errors import (
     connection_hint,
 )
 
-__all__ = ["connect_error", "connection_lost", "conninfo_error", "is_undecodable", "result_error"]
+__all__ = ["PLUGIN_HINT", "connect_error", "connection_lost", "conninfo_error", "is_undecodable", "result_error"]
 
 _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
     ("password authentication failed", "28P01", "check user and password (including the passfile)"),
@@ -66,6 +66,9 @@ _HINTS: Final = {
     "53400": "drop a slot that is not needed, or increase max_replication_slots on the publisher",
     "42501": "grant the privilege to the publisher's role that connects",
 }
+
+PLUGIN_HINT: Final = "add pgoutput to output_plugin_libraries there (its default has it), and reload the configuration"
+"""18.6, 17.11, 16.15, 15.19, 14.24 and later refuse a slot whose plugin is not in that list, also one that exists."""
 
 
 def is_undecodable(error: SubscriberError) -> bool:
@@ -119,6 +122,8 @@ def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberEr
     text = _one_line(_field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "error without a message")
     # 53400 is also used for other limits, such as temp_file_limit
     ours = _HINTS.get(sqlstate) if sqlstate != "53400" or "replication slots" in text else None
+    if "may not be used as an output plugin" in text:
+        ours = PLUGIN_HINT
     hint = ours or _field(result, pq.DiagnosticField.MESSAGE_HINT)
     if rows and sqlstate[:2] in _ROW_VALUE_CLASSES:
         text = f"the publisher failed on a row (SQLSTATE {sqlstate})"

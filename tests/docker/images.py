@@ -117,7 +117,7 @@ def _python() -> str:
 def _postgres(version: int) -> str:
     with tempfile.TemporaryDirectory(prefix="subscriber-standin-") as name:
         context = Path(name)
-        server = download(version).parent if version in PINNED and version not in {16, 18} else find_binaries(version).parent
+        server = download(version).parent if version in PINNED and version != 18 else find_binaries(version).parent
         _copy_server(server, context / "server")
         _copy_server(find_binaries(18).parent, context / "client")
         shutil.copy(STANDINS / "entrypoint.sh", context)

