@@ -121,15 +121,33 @@ class SyncLauncher:
     async def leave(self, timeout: float) -> None:
         """Give synchronized tables time to drop their slots. Call it before a cancellation that is not urgent.
 
-        A slot left behind would retain the publisher's WAL until the next start, which drops it.
+        This includes tables whose last attempt failed: their retry does not wait. A slot left behind would retain the publisher's WAL until
+        the next start, which drops it.
         """
         unsynchronized = set(self._states.unsynchronized)
-        leaving = [task for task, tables in self._running.items() if unsynchronized.isdisjoint(tables)]
-        if not leaving:
-            return
-        _, late = await asyncio.wait(leaving, timeout=timeout)
-        if late:
-            _log.warning("slots of %d synchronized tables were not dropped within %.0f s: the next start drops them", len(late), timeout)
+        leaving = {task for task, tables in self._running.items() if unsynchronized.isdisjoint(tables)}
+        failed = self._backoff.keys() - unsynchronized - self._busy
+        self._busy.update(failed)
+        retries = asyncio.create_task(self._retry(failed))
+        try:
+            ended, late = await asyncio.wait({retries, *leaving}, timeout=timeout)
+        finally:
+            retries.cancel()
+            await asyncio.gather(retries, return_exceptions=True)
+        errors = [error for task in ended & leaving if isinstance(error := task.exception(), SubscriberError)]
+        errors += retries.result() if retries in ended else []
+        if late or errors:
+            reason = errors[0].one_line() if errors else f"they were not dropped within {timeout:.0f} s"
+            _log.warning("slots of synchronized tables are left on the publisher; the next start drops them: %s", reason)
+
+    async def _retry(self, tables: Collection[TableName]) -> list[SubscriberError]:
+        errors = []
+        for table in tables:
+            try:
+                await self._run_watched(self._synchronization(table).run())
+            except SubscriberError as error:
+                errors.append(error)
+        return errors
 
     def _due(self) -> Iterator[TableName]:
         now = asyncio.get_running_loop().time()

@@ -184,6 +184,34 @@ def test_error_after_the_handover_is_retried_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("errors", "timeout", "said"),
+    [
+        ([], 3, None),
+        ([PublisherUnavailable("lost again")], 3, "lost again"),
+        ([], 0.5, "they were not dropped within 0 s"),
+    ],
+    ids=["dropped", "failed again", "late"],
+)
+def test_end_drops_slot_of_table_whose_attempt_failed(
+    errors: list[SubscriberError], timeout: float, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        setup = LauncherSetup(2)
+        setup.errors = {table(0): [ApplyError("refused"), *errors]}
+        async with setup.open():
+            await asyncio.sleep(0.5)
+            setup.states.set(table(0), DONE)  # stored, but its slot could not be dropped
+            await asyncio.sleep(1)
+            assert setup.running == set(), "it waits for its retry"
+            await setup.launcher.leave(timeout)
+            assert setup.moments(table(0)) == [0, 1.5]
+
+    run(work())
+    warnings = [record.getMessage() for record in caplog.records if "slots" in record.getMessage()]
+    assert [message.partition("the next start drops them: ")[2] for message in warnings] == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(
     ("error", "patient", "ends"),
     [
         (TargetUnavailable("away"), True, False),
