@@ -1,6 +1,6 @@
 """How fast a table is copied into a target of SQLAlchemy, compared with a script that reads a cursor and writes with ``executemany``.
 
-``python -m tests.benchmark.copies sqlite|mariadb [ROWS]`` (``make bench-copy SINK=… ROWS=…``) copies one table by the script
+``python -m tests.benchmark.copies sqlite|mariadb [ROWS]`` (``make bench SINK=copy TARGET=… ROWS=…``) copies one table by the script
 (:mod:`tests.benchmark.copy_script`) and by this program. They take turns, in a process each; given are medians. Measured is, in both, from
 before the first connection until all rows are committed: wall time, and processor time of the process, without that of the servers. This
 program also creates its catalog and a slot in that time, commits every 10,000 rows, and can resume.

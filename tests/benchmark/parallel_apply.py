@@ -1,6 +1,6 @@
 """How long after COMMIT is a large transaction durable in the target: ``streaming = on`` against ``streaming = parallel``.
 
-``python -m tests.benchmark.parallel_apply [ROWS]`` (``make benchmark-parallel``) starts a publisher and a target and prints, for
+``python -m tests.benchmark.parallel_apply [ROWS]`` (``make bench SINK=parallel``) starts a publisher and a target and prints, for
 each kind of transaction, the seconds from the publisher's COMMIT to its durability in the target, and the ratio of the two. The two
 options take turns in one run: other work on the machine affects both.
 

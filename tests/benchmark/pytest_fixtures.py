@@ -1,4 +1,4 @@
-"""How long a test with the pytest fixtures takes: ``make bench-pytest``.
+"""How long a test with the pytest fixtures takes: ``make bench SINK=pytest``.
 
 A test makes a table and a publication, starts a subscription into memory, changes a row, waits, and compares. The time is that of setup,
 call and teardown, once the server is up: the first test of each publisher is left out. With the fake publisher it must be below 50 ms, with

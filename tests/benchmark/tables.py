@@ -1,6 +1,6 @@
 """How long many tables take, compared with PostgreSQL's own subscription.
 
-``python -m tests.benchmark.tables [VERSION [TARGET]]`` (``make bench-tables VERSION=15 TARGET=sqlite``), the publisher of that version;
+``python -m tests.benchmark.tables [VERSION [TARGET]]`` (``make bench SINK=tables VERSION=15 TARGET=sqlite``), the publisher of that version;
 the target too, or ``sqlite`` or ``mariadb``, where there is no native subscription to compare with:
 
 * 200 tables of 500 rows, from the start of ``run`` (from CREATE SUBSCRIPTION) until all are synchronized, three times each, in turns; given

@@ -1,6 +1,6 @@
 """Without an applier the subscriber's memory is constant, and only the landing zone grows. When the applier is back, it applies all.
 
-``SUBSCRIBER_BACKLOG_SECONDS`` says how long it is away: seconds in ``make test``, minutes in ``make soak-lake``.
+``SUBSCRIBER_BACKLOG_SECONDS`` says how long it is away: seconds in ``make test``, minutes in ``make soak``.
 """
 
 from __future__ import annotations

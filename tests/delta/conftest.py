@@ -1,6 +1,6 @@
 """Tests in one Spark session that has the Delta jar, where Maven brings it.
 
-A JVM takes its jars when it starts: these tests run in a process of their own (``make test-spark-delta``).
+A JVM takes its jars when it starts: these tests run in a process of their own (``make test-spark``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     with_session = [item for item in request.session.items if "spark" in getattr(item, "fixturenames", ())]
     if not all(item.path.is_relative_to(Path(__file__).parent) for item in with_session):
         # with the others' JVM these would lack the jar, and the others would stop the session of these
-        pytest.fail("tests/delta needs a process of its own, because a JVM takes its jars when it starts: make test-spark-delta")
+        pytest.fail("tests/delta needs a process of its own, because a JVM takes its jars when it starts: make test-spark")
     from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 
     # the client's compiler alone: jobs are short. Its code cache is too small for a thousand queries by default
