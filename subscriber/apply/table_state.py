@@ -21,7 +21,7 @@ the synchronization first catches up while the apply worker continues. It asks t
 the copy. So the wait is short even after a copy of hours, and it ends even if the apply worker is just as fast.
 
 A copy needs no stream if the apply worker received no change of the table since the snapshot. Then the synchronization is already at the
-apply worker's position (:meth:`TableStates.covered`), and the handover is the same. ``groups.py`` relies on that.
+apply worker's position (:meth:`TableStates.covered`), and the handover is the same. ``table_groups.py`` relies on that.
 
 Rejected: set ``s`` at the snapshot's LSN and let the apply worker hold everything back. This would stop all tables while one is being
 copied, or keep all their changes in a spool.

@@ -2,7 +2,7 @@
 
 :class:`TableStates` says which tables have work. A table whose attempt failed waits as ``retry.py`` says, while others continue. If
 more tables wait for their first copy than there are workers, a worker takes many at once as a group, provided that the target can do that
-(``groups.py``). A table that left a group is synchronized alone from then on.
+(``table_groups.py``). A table that left a group is synchronized alone from then on.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Side:
 
 
 class Rate:
-    """VerificationLimits the rows per second, over all tables.
+    """Limits the rows per second, over all tables.
 
     Args:
         most: rows per second; None: no limit.

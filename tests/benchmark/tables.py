@@ -1,7 +1,7 @@
 """How long many tables take, compared with PostgreSQL's own subscription.
 
-``python -m tests.benchmark.tables [VERSION [TARGET]]`` (``make bench SINK=tables VERSION=15 TARGET=sqlite``), the publisher of that version;
-the target too, or ``sqlite`` or ``mariadb``, where there is no native subscription to compare with:
+``python -m tests.benchmark.tables [VERSION [TARGET]]`` (``make bench SINK=tables VERSION=15 TARGET=sqlite``) uses a publisher of that
+version. The target has it too, or is ``sqlite`` or ``mariadb``, where there is no native subscription to compare with:
 
 * 200 tables of 500 rows, from the start of ``run`` (from CREATE SUBSCRIPTION) until all are synchronized, three times each, in turns; given
   are the medians, and how many times native's time we take. Two tables at once on both sides.

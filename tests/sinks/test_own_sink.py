@@ -11,8 +11,6 @@ from subscriber import ConfigurationError, Subscription, SubscriptionOptions, ch
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.support.code_blocks import Block, blocks
 
-_LINES = 60
-
 
 def _block(part: str) -> Block:
     (found,) = [block for block in blocks() if block.page == "docs/howto/own-sink.md" and part in block.text]
@@ -40,7 +38,3 @@ async def test_two_phase_is_refused_before_the_publisher_is_asked(tmp_path: Path
         await check("replica", connection="host=/nowhere", publications=["pub"], target=sink, options=options)
     with pytest.raises(ConfigurationError, match=r"^this kind of target cannot hold prepared transactions$"):
         Subscription("replica", connection="host=/nowhere", publications=["pub"], target=sink, options=options)
-
-
-def test_it_is_short() -> None:
-    assert sum(bool(line.strip()) for line in _block("class JsonSink(").text.splitlines()) < _LINES

@@ -138,7 +138,7 @@ class OpenedPostgresSink(CatalogStateStore):
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SessionRows]:
-        """The subscription's rows. See :meth:`subscriber.catalog.states.CatalogStateStore.changing`.
+        """The subscription's rows. See :meth:`subscriber.catalog.subscription_rows.CatalogStateStore.changing`.
 
         Raises:
             TargetUnavailable

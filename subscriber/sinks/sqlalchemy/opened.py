@@ -166,7 +166,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SubscriptionRows]:
-        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.states.CatalogStateStore.changing`.
+        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.subscription_rows.CatalogStateStore.changing`.
 
         Raises:
             TargetUnavailable

@@ -45,7 +45,7 @@ class CrashCase:
         point: where.
         failure: how.
         occurrence: at which time that the point is reached, from 1. 0: never, to count how often points are reached.
-        two_phase: whether the sink implements :class:`subscriber.TwoPhaseSink`.
+        two_phase: whether the sink implements :class:`subscriber.abc.TwoPhaseSink`.
     """
 
     point: str

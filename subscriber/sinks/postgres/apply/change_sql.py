@@ -160,7 +160,7 @@ def _count(scanned: str, more: str = "") -> str:
 
     If another session changed the row while this statement waited for its lock, the statement finds a row version that its snapshot does
     not see, and so does not change it. That must be an error (division by zero), because COMMIT is already sent. See
-    :func:`report.apply_error`.
+    :func:`~subscriber.sinks.postgres.apply.error_reports.apply_error`.
     """
     seen = f"SELECT pg_catalog.count(*) AS n FROM {scanned} AS x, found WHERE {_FOUND}"
     return (

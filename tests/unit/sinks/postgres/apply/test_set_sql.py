@@ -1,4 +1,4 @@
-"""The SQL and the arrays that the PostgreSQL sink sends for runs of changes, and the runs that are no sets."""
+"""The arrays that the PostgreSQL sink sends for runs of changes, and the runs that are no sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from subscriber.sinks.postgres.apply import arrays
 from subscriber.sinks.postgres.apply.arrays import converted_array, field_array, text_array
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
 from tests.support.sink_postgres import UNCHANGED, Binary, Remote
-from tests.unit.sinks.postgres.recording import EQUALS, INT4, column, send, table
+from tests.unit.sinks.postgres.recording import INT4, column, send, table
 
 TEXT, JSON, DATE, TIMESTAMP, TIMESTAMPTZ = 25, 114, 1082, 1114, 1184
 compiled = arrays.__file__ != source_file(arrays.__name__)
@@ -24,51 +24,6 @@ COUNTED = "::int4 FROM changed"
 
 def plain(*, watched: bool = False, other_unique: bool = False, key_unique: bool = True) -> TargetTable:
     return table(columns=(ID, VALUE, LIST), watched=watched, other_unique=other_unique, key_unique=key_unique)
-
-
-async def test_inserts() -> None:
-    (sent,) = await send(plain(), T.relation, *(T.insert(number, f'"{number}', None) for number in range(8)))
-    assert sent.sql == (
-        'INSERT INTO "public"."t" ("id", "v", "n") OVERRIDING SYSTEM VALUE'
-        " SELECT pg_catalog.unnest($1) AS c0, pg_catalog.unnest($2) AS c1, pg_catalog.unnest($3)::integer[] AS c2"
-    )
-    numbers: list[bytes | None] = [b"%d" % number for number in range(8)]
-    assert sent.values == [
-        converted_array(numbers, INT4) or text_array(numbers, b","),
-        field_array([b"\0\0\0\2" + f'"{number}'.encode() for number in range(8)], TEXT),
-        field_array([None] * 8, TEXT),
-    ]
-    assert sent.statement.parameter_types == (INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY)
-    assert (sent.formats, sent.statement.together, sent.statement.finds, sent.statement.reused) == (
-        [int(compiled), 1, 1],
-        True,
-        False,
-        True,
-    )
-
-
-async def test_updates_keep_unchanged_values_and_count_the_rows() -> None:
-    off, sent, on = await send(plain(), T.relation, *(T.update(number, UNCHANGED, "{1}") for number in range(8)))
-    assert sent.sql == (
-        'WITH changed AS (UPDATE ONLY "public"."t" AS x SET "id" = u.c0, "n" = u.c2 FROM'
-        " (SELECT pg_catalog.unnest($1) AS c0, pg_catalog.unnest($2)::integer[] AS c2) AS u"
-        f' WHERE x."id" {EQUALS} u.c0 RETURNING 1) SELECT pg_catalog.count(*) / (pg_catalog.count(*) = $3){COUNTED}'
-    )
-    assert sent.values[2] == b"8"
-    assert (sent.statement.together, sent.statement.finds, sent.statement.reused) == (True, True, False)
-    assert off.statement is on.statement
-    assert "enable_hashjoin" in off.sql
-    assert (off.values, on.values) == ([b"off"], [None])
-
-
-async def test_deletes_in_binary() -> None:
-    keys = [number.to_bytes(4) for number in range(8)]
-    _, sent, _ = await send(plain(), T.relation, *(T.delete(Binary(key), None, None) for key in keys))
-    assert sent.sql == (
-        'WITH changed AS (DELETE FROM ONLY "public"."t" AS x USING (SELECT pg_catalog.unnest($1) AS c0) AS u'
-        f' WHERE x."id" {EQUALS} u.c0 RETURNING 1) SELECT pg_catalog.count(*) / (pg_catalog.count(*) = $2){COUNTED}'
-    )
-    assert (sent.values, sent.formats) == ([field_array([b"\0\0\0\4" + key for key in keys], INT4), b"8"], [1, 0])
 
 
 @pytest.mark.parametrize(
