@@ -38,9 +38,9 @@ def process(publisher18_db: Database, target_db: Database, tmp_path: Path) -> It
 
 
 @pytest.fixture
-def any_process(publisher_db: Database, target_db: Database, tmp_path: Path) -> Iterator[SubscriberProcess]:
+def any_process(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Iterator[SubscriberProcess]:
     """With the publisher that the run is for: where it matters how slots and snapshots are made."""
-    found = made(publisher_db, target_db, tmp_path)
+    found = made(publisher18_db, target_db, tmp_path)
     yield found
     found.end()
 

@@ -20,17 +20,17 @@ SETUP = "CREATE TABLE t (id int PRIMARY KEY, v int, remark text)"
 
 
 @pytest.mark.crash
-async def test_kills_leave_apply_running_and_rows_that_can_be_repaired(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_kills_leave_apply_running_and_rows_that_can_be_repaired(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute(SETUP)
-    publisher_db.execute("INSERT INTO t SELECT i, 0, 'right' FROM generate_series(1, 2000) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db) as found:
+    publisher18_db.execute("INSERT INTO t SELECT i, 0, 'right' FROM generate_series(1, 2000) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher18_db, target_db) as found:
         await found.caught_up()
         name = found.subscription.name
         stop = asyncio.Event()
 
         async def write() -> None:
-            with publisher_db.connect() as connection:
+            with publisher18_db.connect() as connection:
                 while not stop.is_set():
                     await asyncio.to_thread(connection.execute, "UPDATE t SET v = v + 1 WHERE id % 50 = (random() * 50)::int")
 
@@ -46,7 +46,7 @@ async def test_kills_leave_apply_running_and_rows_that_can_be_repaired(publisher
                         break
                     except psycopg.errors.DeadlockDetected:
                         pass  # with the changes that are applied meanwhile, in another order
-                arguments = ["verify", name, "--connection", publisher_db.dsn, "--target", target_db.dsn, "--repair"]
+                arguments = ["verify", name, "--connection", publisher18_db.dsn, "--target", target_db.dsn, "--repair"]
                 with running(*arguments) as program:
                     await asyncio.sleep(chosen.uniform(0.3, 2.5))
                     program.send(signal.SIGKILL)
@@ -56,9 +56,9 @@ async def test_kills_leave_apply_running_and_rows_that_can_be_repaired(publisher
         try:
             await attack()
             await found.caught_up()
-            report = await verify(name, target=target_db.dsn, connection=publisher_db.conninfo())
+            report = await verify(name, target=target_db.dsn, connection=publisher18_db.conninfo())
             await repair(report, target=target_db.dsn)
-            assert (await verify(name, target=target_db.dsn, connection=publisher_db.conninfo())).equal
+            assert (await verify(name, target=target_db.dsn, connection=publisher18_db.conninfo())).equal
         finally:
             stop.set()
             await writer

@@ -99,14 +99,14 @@ async def test_a_severed_sink_writes_nothing() -> None:
     await new.set_two_phase(TwoPhaseState.ENABLED)
 
 
-def test_second_run_in_another_event_loop(publisher_db: Database) -> None:
+def test_second_run_in_another_event_loop(publisher18_db: Database) -> None:
     """The second run ended at once, without the changes."""
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     target = MemoryTarget()
     subscription = Subscription(
-        f"mem_{publisher_db.name}", connection=publisher_db.conninfo(), publications=["pub"], target=MemorySink(target)
+        f"mem_{publisher18_db.name}", connection=publisher18_db.conninfo(), publications=["pub"], target=MemorySink(target)
     )
     asyncio.run(subscription.run(Until()))
-    publisher_db.execute("INSERT INTO t VALUES (1)")
+    publisher18_db.execute("INSERT INTO t VALUES (1)")
     asyncio.run(subscription.run(Until()))
     assert target.rows("public.t") == [{"id": 1}]

@@ -78,12 +78,12 @@ async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Da
 
 
 async def test_swapped_for_a_table_that_is_newer_than_the_snapshot(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows came by another name, behind the snapshot: the bug was that it was taken for empty."""
-    make_swappable_table(publisher_db, partitioned=False)
+    make_swappable_table(publisher18_db, partitioned=False)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
-    publisher_db.execute("DROP TABLE t_new")
+    publisher18_db.execute("DROP TABLE t_new")
     real, described = PublisherSource.describe, 0
 
     async def describe(self: PublisherSource, table: TableName) -> PublishedTable | None:
@@ -94,14 +94,14 @@ async def test_swapped_for_a_table_that_is_newer_than_the_snapshot(
             new = (
                 f"BEGIN; CREATE TABLE t_new (LIKE t INCLUDING ALL); INSERT INTO t_new SELECT i, 'new' FROM generate_series(1, {ROWS}) AS i"
             )
-            await asyncio.to_thread(publisher_db.execute, f"{new}; ALTER PUBLICATION pub ADD TABLE t_new; COMMIT; {swap_in('t')}")
+            await asyncio.to_thread(publisher18_db.execute, f"{new}; ALTER PUBLICATION pub ADD TABLE t_new; COMMIT; {swap_in('t')}")
         return await real(self, table)
 
     monkeypatch.setattr(PublisherSource, "describe", describe)
-    async with replica(publisher_db, target_db, settings=QUICK) as found:
+    async with replica(publisher18_db, target_db, settings=QUICK) as found:
         assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
         assert target_db.value("SELECT max(srcopyattempt) FROM subscriber.pg_subscription_rel") > 1
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)
 
 
 @pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
@@ -134,17 +134,17 @@ async def test_swapped_between_two_parts(
 
 
 async def test_swapped_while_a_part_waits_to_be_read_and_back(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the part itself can notice that."""
-    make_swappable_table(publisher_db, partitioned=False)
+    make_swappable_table(publisher18_db, partitioned=False)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     real_read, real_open, done = SnapshotReader.copy_out, SnapshotReader.open, list[str]()
 
     async def once(statements: str) -> None:
         if statements not in done:
             done.append(statements)
-            await asyncio.to_thread(publisher_db.execute, statements)
+            await asyncio.to_thread(publisher18_db.execute, statements)
 
     async def swapped(self: SnapshotReader, *arguments: Any) -> AsyncIterator[bytes]:
         await once(swap_in("t"))
@@ -159,17 +159,17 @@ async def test_swapped_while_a_part_waits_to_be_read_and_back(
 
     monkeypatch.setattr(SnapshotReader, "copy_out", swapped)
     monkeypatch.setattr(SnapshotReader, "open", opened)
-    async with replica(publisher_db, target_db, settings=changed(QUICK, max_sync_workers_per_subscription=1)) as found:
+    async with replica(publisher18_db, target_db, settings=changed(QUICK, max_sync_workers_per_subscription=1)) as found:
         assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
     assert done == [swap_in("t"), swap_out("t")]
 
 
 @pytest.mark.parametrize("columns", ["id int PRIMARY KEY, v text", "id text PRIMARY KEY, v text", "id int PRIMARY KEY"])
 async def test_swapped_while_a_part_waits_to_be_read(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, columns: str
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     """The statement then reads the other table, which may not even have its columns, or values that the target takes."""
-    publisher_db.execute(f"""
+    publisher18_db.execute(f"""
         CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'old');
         CREATE TABLE t_new ({columns}); INSERT INTO t_new (id) VALUES ('{"a" if "id text" in columns else "2"}');
         CREATE PUBLICATION pub FOR TABLE t
@@ -181,12 +181,12 @@ async def test_swapped_while_a_part_waits_to_be_read(
         nonlocal reads
         reads += 1
         if reads == 1:
-            await asyncio.to_thread(publisher_db.execute, swap_in("t"))
+            await asyncio.to_thread(publisher18_db.execute, swap_in("t"))
         async for piece in real(self, *arguments):
             yield piece
 
     monkeypatch.setattr(SnapshotReader, "copy_out", swapped)
-    subscription = subscription_of(publisher_db, target_db)
+    subscription = subscription_of(publisher18_db, target_db)
     await subscription.run(Until())
     # what has the name now is not published
     assert reads == 1
@@ -194,19 +194,21 @@ async def test_swapped_while_a_part_waits_to_be_read(
     assert target_db.value("SELECT count(*) FROM t") == 0
 
 
-async def test_altered_while_the_slot_is_created(publisher_db: Database, target_db: Database) -> None:
+async def test_altered_while_the_slot_is_created(publisher18_db: Database, target_db: Database) -> None:
     """The slot waits for transactions that write; what they do to the table before its snapshot counts."""
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 5); CREATE TABLE other (id int)")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 5); CREATE TABLE other (id int)")
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, extra int); CREATE TABLE other (id int)")
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE other")
-    subscription = subscription_of(publisher_db, target_db)
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE other")
+    subscription = subscription_of(publisher18_db, target_db)
     await subscription.run(Until())
-    publisher_db.execute("ALTER PUBLICATION pub ADD TABLE t")
-    with open_transaction(publisher_db, "INSERT INTO other VALUES (1)") as release:
-        async with replica(publisher_db, target_db) as found:
+    publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE t")
+    with open_transaction(publisher18_db, "INSERT INTO other VALUES (1)") as release:
+        async with replica(publisher18_db, target_db) as found:
             await eventually(
-                publisher_db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pg%sync%' AND confirmed_flush_lsn IS NULL", 1
+                publisher18_db,
+                "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pg%sync%' AND confirmed_flush_lsn IS NULL",
+                1,
             )
-            publisher_db.execute("ALTER TABLE t ADD extra int; UPDATE t SET extra = id * 10")
+            publisher18_db.execute("ALTER TABLE t ADD extra int; UPDATE t SET extra = id * 10")
             release()
             assert await found.same("SELECT id, extra FROM t ORDER BY id") == [(n, n * 10) for n in range(1, 6)]

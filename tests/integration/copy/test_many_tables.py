@@ -45,27 +45,27 @@ def make(publisher: Database, target: Database, count: int) -> None:
     publisher.execute("DROP PUBLICATION IF EXISTS pub; CREATE PUBLICATION pub FOR ALL TABLES")
 
 
-async def test_check_asks_no_more_for_many_tables(publisher_db: Database, target_db: Database, queries: list[str]) -> None:
+async def test_check_asks_no_more_for_many_tables(publisher18_db: Database, target_db: Database, queries: list[str]) -> None:
     """It asked the target eight queries a table: 34 s for 3,000 tables."""
     counts = []
     for count in (FEW, MANY):
-        make(publisher_db, target_db, count)
+        make(publisher18_db, target_db, count)
         queries.clear()
-        assert await check("many", connection=publisher_db.dsn, publications=["pub"], target=target_db.dsn) == []
+        assert await check("many", connection=publisher18_db.dsn, publications=["pub"], target=target_db.dsn) == []
         counts.append(len(queries))
     assert counts[0] == counts[1]
 
 
 async def test_the_first_and_later_starts_ask_no_more_for_many_tables(
-    publisher_db: Database, target_db: Database, queries: list[str]
+    publisher18_db: Database, target_db: Database, queries: list[str]
 ) -> None:
     """Every table was added by four queries, and the report of each second asked one query a table."""
     counts = []
     for count in (FEW, MANY):
-        make(publisher_db, target_db, count)
+        make(publisher18_db, target_db, count)
         for start in ("first", "later"):
             queries.clear()
-            async with replica(publisher_db, target_db, name=f"r{count}", copy_data=False) as running:
+            async with replica(publisher18_db, target_db, name=f"r{count}", copy_data=False) as running:
                 await running.caught_up()
                 assert len(running.subscription.status.tables) == count
                 await running.stop()

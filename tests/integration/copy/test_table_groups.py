@@ -26,12 +26,12 @@ TABLES = [f"t{number}" for number in range(10)]
 
 
 @pytest.fixture
-def tables(publisher_db: Database, target_db: Database) -> list[str]:
+def tables(publisher18_db: Database, target_db: Database) -> list[str]:
     """Tables on both sides, published, with two rows each."""
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute(";".join(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)" for table in TABLES))
-    publisher_db.execute(";".join(f"INSERT INTO {table} VALUES (1, 'one'), (2, 'two')" for table in TABLES))
-    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    publisher18_db.execute(";".join(f"INSERT INTO {table} VALUES (1, 'one'), (2, 'two')" for table in TABLES))
+    publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     return TABLES
 
 
@@ -73,21 +73,23 @@ def before_copy(monkeypatch: pytest.MonkeyPatch) -> BeforeCopy:
     return hook_before_copy(monkeypatch, PostgresTableGroup)
 
 
-async def test_two_snapshots_for_all_tables(publisher_db: Database, target_db: Database, tables: list[str], snapshots: list[bool]) -> None:
+async def test_two_snapshots_for_all_tables(
+    publisher18_db: Database, target_db: Database, tables: list[str], snapshots: list[bool]
+) -> None:
     """A slot, a snapshot and six sessions a table took 26 s for 200 tables of 500 rows."""
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")
         database.execute("CREATE TABLE leaf PARTITION OF root FOR VALUES IN (1, 2); CREATE TABLE empty (id int PRIMARY KEY)")
-    publisher_db.execute("INSERT INTO root VALUES (1, 'a'), (2, 'b')")
-    async with replica(publisher_db, target_db) as running:
+    publisher18_db.execute("INSERT INTO root VALUES (1, 'a'), (2, 'b')")
+    async with replica(publisher18_db, target_db) as running:
         await all_ready(running)
-        publisher_db.execute(
+        publisher18_db.execute(
             ";".join(f"UPDATE {table} SET v = 'changed' WHERE id = 1; DELETE FROM {table} WHERE id = 2" for table in tables)
         )
         await same_rows(running, [*tables, "root", "empty"])
         assert running.subscription.status.last_error is None
     assert snapshots == [True, True]
-    assert_nothing_is_left(publisher_db, target_db)
+    assert_nothing_is_left(publisher18_db, target_db)
 
 
 @contextlib.contextmanager
@@ -114,15 +116,15 @@ def writing(publisher: Database, tables: list[str]) -> Iterator[None]:
         thread.join()
 
 
-async def test_tables_that_change_while_they_are_copied(publisher_db: Database, target_db: Database, tables: list[str]) -> None:
+async def test_tables_that_change_while_they_are_copied(publisher18_db: Database, target_db: Database, tables: list[str]) -> None:
     """Each change comes once, whether its table stayed in the group or left it."""
-    with writing(publisher_db, tables):
-        async with replica(publisher_db, target_db) as running:
+    with writing(publisher18_db, tables):
+        async with replica(publisher18_db, target_db) as running:
             await all_ready(running)
-    async with replica(publisher_db, target_db) as running:
+    async with replica(publisher18_db, target_db) as running:
         await same_rows(running, tables)
         assert running.subscription.status.last_error is None
-    assert_nothing_is_left(publisher_db, target_db)
+    assert_nothing_is_left(publisher18_db, target_db)
 
 
 async def applied(subscription: Subscription, lsn: Lsn) -> None:
@@ -131,7 +133,7 @@ async def applied(subscription: Subscription, lsn: Lsn) -> None:
 
 
 async def test_changes_between_the_snapshot_and_a_tables_copy(
-    publisher_db: Database, target_db: Database, tables: list[str], before_copy: BeforeCopy, snapshots: list[bool]
+    publisher18_db: Database, target_db: Database, tables: list[str], before_copy: BeforeCopy, snapshots: list[bool]
 ) -> None:
     """Passed over by the apply worker, they are not in the snapshot; an emptied or altered table may look empty in it."""
     begun: list[str] = []
@@ -142,39 +144,41 @@ async def test_changes_between_the_snapshot_and_a_tables_copy(
             return
         # tables that wait for their turn
         for late in ("t4", "t9"):
-            publisher_db.execute(f"INSERT INTO {late} VALUES (3, 'late'); DELETE FROM {late} WHERE id = 1")
-        publisher_db.execute("TRUNCATE t3; INSERT INTO t3 VALUES (4, 'behind')")
-        publisher_db.execute("ALTER TABLE t8 ADD COLUMN w int DEFAULT 7")
+            publisher18_db.execute(f"INSERT INTO {late} VALUES (3, 'late'); DELETE FROM {late} WHERE id = 1")
+        publisher18_db.execute("TRUNCATE t3; INSERT INTO t3 VALUES (4, 'behind')")
+        publisher18_db.execute("ALTER TABLE t8 ADD COLUMN w int DEFAULT 7")
         target_db.execute("ALTER TABLE t8 ADD COLUMN w int")
-        await applied(running.subscription, publisher_db.current_lsn())
+        await applied(running.subscription, publisher18_db.current_lsn())
 
     before_copy(change)
-    async with replica(publisher_db, target_db, settings=ONE_GROUP) as running:
+    async with replica(publisher18_db, target_db, settings=ONE_GROUP) as running:
         await all_ready(running)
-        publisher_db.execute("INSERT INTO t8 VALUES (5, 'wide', 1); INSERT INTO t4 VALUES (5, 'after'); INSERT INTO t3 VALUES (5, 'after')")
+        publisher18_db.execute(
+            "INSERT INTO t8 VALUES (5, 'wide', 1); INSERT INTO t4 VALUES (5, 'after'); INSERT INTO t3 VALUES (5, 'after')"
+        )
         await same_rows(running, tables)
     assert begun
     # some were copied by themselves; the group did not begin with them
     assert False in snapshots
     assert {"t3", "t4", "t9"}.isdisjoint(begun)
-    assert_nothing_is_left(publisher_db, target_db)
+    assert_nothing_is_left(publisher18_db, target_db)
 
 
-async def test_a_table_that_fails_does_not_hold_up_the_others(publisher_db: Database, target_db: Database, tables: list[str]) -> None:
+async def test_a_table_that_fails_does_not_hold_up_the_others(publisher18_db: Database, target_db: Database, tables: list[str]) -> None:
     target_db.execute("ALTER TABLE t1 ADD CHECK (id < 2); ALTER TABLE t6 ADD CHECK (v <> 'one')")
     with open_transaction(target_db, "LOCK TABLE t3 IN SHARE MODE") as release:
-        async with replica(publisher_db, target_db) as running:
+        async with replica(publisher18_db, target_db) as running:
             await all_ready(running, but=3)
             target_db.execute("ALTER TABLE t1 DROP CONSTRAINT t1_id_check; ALTER TABLE t6 DROP CONSTRAINT t6_v_check")
             release()
             await all_ready(running)
             await same_rows(running, tables)
-    assert_nothing_is_left(publisher_db, target_db)
+    assert_nothing_is_left(publisher18_db, target_db)
 
 
 @pytest.mark.parametrize("stored", [True, False])
 async def test_a_commit_whose_answer_is_lost(
-    publisher_db: Database, target_db: Database, tables: list[str], monkeypatch: pytest.MonkeyPatch, stored: bool
+    publisher18_db: Database, target_db: Database, tables: list[str], monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     """The apply worker passes over nothing of the table until it is known whether it was stored."""
     finish, lost = PostgresTableGroup.finish, list[str]()
@@ -190,16 +194,16 @@ async def test_a_commit_whose_answer_is_lost(
         if stored:
             await finish(self, lsn)
         connection.terminate()
-        publisher_db.execute("INSERT INTO t2 VALUES (3, 'behind the handover'); INSERT INTO t9 VALUES (3, 'likewise')")
+        publisher18_db.execute("INSERT INTO t2 VALUES (3, 'behind the handover'); INSERT INTO t9 VALUES (3, 'likewise')")
         await asyncio.sleep(0)
         raise TargetUnavailable("connection to the target was lost")
 
     monkeypatch.setattr(PostgresTableGroup, "finish", finished)
-    async with replica(publisher_db, target_db) as running:
+    async with replica(publisher18_db, target_db) as running:
         await all_ready(running)
         await same_rows(running, tables)
     assert lost
-    assert_nothing_is_left(publisher_db, target_db, origins=True)
+    assert_nothing_is_left(publisher18_db, target_db, origins=True)
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
@@ -231,7 +235,7 @@ async def until_two_phase(target: Database) -> None:
 
 
 async def test_a_publisher_that_is_lost_between_two_tables(
-    publisher_db: Database, target_db: Database, tables: list[str], snapshots: list[bool], monkeypatch: pytest.MonkeyPatch
+    publisher18_db: Database, target_db: Database, tables: list[str], snapshots: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the table whose turn it was leaves the group: one by one, 3,000 tables would take minutes."""
     finish, lost = PostgresTableGroup.finish, list[str]()
@@ -240,12 +244,12 @@ async def test_a_publisher_that_is_lost_between_two_tables(
         await finish(self, lsn)
         if not lost:
             lost.append("lost")
-            publisher_db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pg\\_%\\_sync\\_%'")
+            publisher18_db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pg\\_%\\_sync\\_%'")
 
     monkeypatch.setattr(PostgresTableGroup, "finish", finished)
-    async with replica(publisher_db, target_db, settings=ONE_GROUP) as running:
+    async with replica(publisher18_db, target_db, settings=ONE_GROUP) as running:
         await all_ready(running)
         await same_rows(running, tables)
     assert lost
     assert snapshots.count(False) == 1
-    assert_nothing_is_left(publisher_db, target_db)
+    assert_nothing_is_left(publisher18_db, target_db)

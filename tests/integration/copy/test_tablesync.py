@@ -95,33 +95,35 @@ async def test_parts_of_a_large_table_under_concurrent_writes(publisher_db: Data
     assert target_db.fetch('SELECT srrelid::int FROM subscriber."position"') == [(0,)]
 
 
-async def test_a_few_tables_at_a_time(publisher_db: Database, target_db: Database) -> None:
+async def test_a_few_tables_at_a_time(publisher18_db: Database, target_db: Database) -> None:
     names = [f"t{i}" for i in range(7)]
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute("".join(f"CREATE TABLE {name} (id int PRIMARY KEY);" for name in names))
-    publisher_db.execute("".join(f"INSERT INTO {name} VALUES (1), (2);" for name in names) + "CREATE PUBLICATION pub FOR ALL TABLES")
+    publisher18_db.execute("".join(f"INSERT INTO {name} VALUES (1), (2);" for name in names) + "CREATE PUBLICATION pub FOR ALL TABLES")
     settings = changed(QUICK, max_sync_workers_per_subscription=3)
     with open_transaction(target_db, f"LOCK TABLE {', '.join(names)} IN SHARE MODE") as release:
-        async with replica(publisher_db, target_db, settings=settings) as some:
+        async with replica(publisher18_db, target_db, settings=settings) as some:
             waiting = " + ".join(f"({waiting_for_lock_on(name)})" for name in names)
             await eventually(target_db, f"SELECT {waiting}", 3)
             # as a group the tables are given up soon, because they are locked; then each is waited for alone
             await eventually(target_db, COPIED_ALONE, 3)
             # the change of a table that is not copied yet is of no concern to the apply worker, and comes with its copy
-            publisher_db.execute("INSERT INTO t6 VALUES (3); INSERT INTO t0 VALUES (3)")
+            publisher18_db.execute("INSERT INTO t6 VALUES (3); INSERT INTO t0 VALUES (3)")
             release()
             for name in names:
                 assert len(await some.same(f"SELECT id FROM {name} ORDER BY id")) == (3 if name in {"t0", "t6"} else 2)
             await eventually(target_db, "SELECT DISTINCT srsubstate::text FROM subscriber.pg_subscription_rel", [("r",)])
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)
 
 
-async def test_a_run_that_ends_leaves_no_slot_behind(publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_ends_leaves_no_slot_behind(
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bug was that a run that ended with its last table's synchronization did not wait for that table's slot to be dropped."""
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    publisher_db.execute("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES")
-    subscription = subscription_of(publisher_db, target_db)
+    publisher18_db.execute("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES")
+    subscription = subscription_of(publisher18_db, target_db)
     drop_slot = PublisherSource.drop_slot
     ended_first = []
 
@@ -135,7 +137,7 @@ async def test_a_run_that_ends_leaves_no_slot_behind(publisher_db: Database, tar
     monkeypatch.setattr(PublisherSource, "drop_slot", drop_late)
     await subscription.run(Until())
     assert len(ended_first) == 1
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)
     assert target_db.fetch("SELECT id FROM t") == [(1,)]
 
 
@@ -237,43 +239,43 @@ async def test_column_lists_that_contradict_each_other(publisher_db: Database, t
     assert only_the_main_slot(publisher_db)
 
 
-async def test_two_publications_with_the_same_table(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_two_publications_with_the_same_table(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (n int)")
-    publisher_db.execute("INSERT INTO t VALUES (1), (2); CREATE PUBLICATION one FOR TABLE t; CREATE PUBLICATION two FOR ALL TABLES")
-    async with replica(publisher_db, target_db, publications=["one", "two"]) as both:
+    publisher18_db.execute("INSERT INTO t VALUES (1), (2); CREATE PUBLICATION one FOR TABLE t; CREATE PUBLICATION two FOR ALL TABLES")
+    async with replica(publisher18_db, target_db, publications=["one", "two"]) as both:
         assert await both.same("SELECT n FROM t ORDER BY n") == [(1,), (2,)]
-        publisher_db.execute("INSERT INTO t VALUES (3)")
+        publisher18_db.execute("INSERT INTO t VALUES (3)")
         assert await both.same("SELECT n FROM t ORDER BY n") == [(1,), (2,), (3,)]
 
 
-async def test_tables_come_and_go(publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tables_come_and_go(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE old (id int PRIMARY KEY); CREATE TABLE new (id int PRIMARY KEY)")
-    publisher_db.execute("CREATE TABLE missing (id int PRIMARY KEY); INSERT INTO old VALUES (1); INSERT INTO new VALUES (1)")
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE old")
-    async with replica(publisher_db, target_db) as first:
+    publisher18_db.execute("CREATE TABLE missing (id int PRIMARY KEY); INSERT INTO old VALUES (1); INSERT INTO new VALUES (1)")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE old")
+    async with replica(publisher18_db, target_db) as first:
         await first.same("SELECT id FROM old")
-        publisher_db.execute("INSERT INTO missing VALUES (1); ALTER PUBLICATION pub ADD TABLE new, missing")
+        publisher18_db.execute("INSERT INTO missing VALUES (1); ALTER PUBLICATION pub ADD TABLE new, missing")
         # until the next run a new table is not part of the subscription, and its changes are left out
-        publisher_db.execute("INSERT INTO new VALUES (2); INSERT INTO old VALUES (2)")
+        publisher18_db.execute("INSERT INTO new VALUES (2); INSERT INTO old VALUES (2)")
         await first.same("SELECT id FROM old ORDER BY id")
         assert target_db.value("SELECT count(*) FROM new") == 0
         assert [text for text in warnings() if 'table "public.new" is published, but not part of the subscription' in text]
-        publisher_db.execute("INSERT INTO new VALUES (3)")
-    publisher_db.execute("INSERT INTO new VALUES (4); INSERT INTO old VALUES (3)")
-    async with replica(publisher_db, target_db) as second:
+        publisher18_db.execute("INSERT INTO new VALUES (3)")
+    publisher18_db.execute("INSERT INTO new VALUES (4); INSERT INTO old VALUES (3)")
+    async with replica(publisher18_db, target_db) as second:
         assert await second.same("SELECT id FROM new ORDER BY id") == [(1,), (2,), (3,), (4,)]
-        publisher_db.execute("INSERT INTO new VALUES (5)")
+        publisher18_db.execute("INSERT INTO new VALUES (5)")
         assert len(await second.same("SELECT id FROM new ORDER BY id")) == 5
         assert await second.same("SELECT id FROM old ORDER BY id") == [(1,), (2,), (3,)]
         assert second.subscription.status.tables.keys() == {TableName("public", "old"), TableName("public", "new")}
         assert [text for text in warnings() if "is published but not replicated" in text and "public.missing" in text]
         # as natively: nothing is passed over for want of a table
-        publisher_db.execute("INSERT INTO missing VALUES (2); INSERT INTO new VALUES (6)")
+        publisher18_db.execute("INSERT INTO missing VALUES (2); INSERT INTO new VALUES (6)")
         async with asyncio.timeout(30):
             while not isinstance(second.subscription.status.last_error, RelationError):
                 await asyncio.sleep(0.02)
@@ -282,40 +284,40 @@ async def test_tables_come_and_go(publisher_db: Database, target_db: Database, c
         target_db.execute("CREATE TABLE missing (id int PRIMARY KEY)")
         assert len(await second.same("SELECT id FROM new ORDER BY id")) == 6
         assert target_db.value("SELECT count(*) FROM missing") == 0
-    publisher_db.execute(
+    publisher18_db.execute(
         "ALTER PUBLICATION pub DROP TABLE old; INSERT INTO old VALUES (4); INSERT INTO new VALUES (7); INSERT INTO missing VALUES (3)"
     )
-    async with replica(publisher_db, target_db) as third:
+    async with replica(publisher18_db, target_db) as third:
         await third.same("SELECT id FROM new ORDER BY id")
         assert await third.same("SELECT id FROM missing ORDER BY id") == [(1,), (2,), (3,)]
         assert target_db.fetch("SELECT id FROM old ORDER BY id") == [(1,), (2,), (3,)]
         assert third.subscription.status.tables.keys() == {TableName("public", "missing"), TableName("public", "new")}
         assert third.subscription.status.last_error is None
     assert {name for name, _ in target_db.fetch(STATES)} == {"missing", "new"}
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)
 
 
-async def test_without_copy_data(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_without_copy_data(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)")
-    publisher_db.execute("INSERT INTO t VALUES (1, 'before'), (2, 'before'); CREATE PUBLICATION pub FOR TABLE t")
-    async with replica(publisher_db, target_db, copy_data=False) as following:
+    publisher18_db.execute("INSERT INTO t VALUES (1, 'before'), (2, 'before'); CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher18_db, target_db, copy_data=False) as following:
         await following.caught_up()
         assert target_db.value("SELECT count(*) FROM t") == 0
         assert following.subscription.status.tables[TableName("public", "t")].state is TableState.READY
-        publisher_db.execute(
+        publisher18_db.execute(
             "INSERT INTO t VALUES (3, 'after'); UPDATE t SET v = 'missing' WHERE id = 1; ALTER PUBLICATION pub ADD TABLE u"
         )
-        publisher_db.execute("INSERT INTO u VALUES (1)")
+        publisher18_db.execute("INSERT INTO u VALUES (1)")
         await following.caught_up()
         assert target_db.fetch("SELECT id, v FROM t") == [(3, "after")]
         assert following.subscription.status.statistics.confl_update_missing == 1
-    async with replica(publisher_db, target_db, copy_data=False) as again:
+    async with replica(publisher18_db, target_db, copy_data=False) as again:
         await again.caught_up()
-        publisher_db.execute("INSERT INTO u VALUES (2)")
+        publisher18_db.execute("INSERT INTO u VALUES (2)")
         await again.caught_up()
         assert target_db.fetch("SELECT id FROM u") == [(2,)]
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)
 
 
 @contextlib.asynccontextmanager
@@ -341,11 +343,11 @@ async def one_failing(publisher: Database, target: Database, mischief: str) -> A
         yield found
 
 
-async def test_failing_copy_does_not_stop_others_and_succeeds_once_fixed(publisher_db: Database, target_db: Database) -> None:
+async def test_failing_copy_does_not_stop_others_and_succeeds_once_fixed(publisher18_db: Database, target_db: Database) -> None:
     """The last part fails while earlier ones are committed already: they are undone, rows of others stay."""
     mischief = "INSERT INTO bad VALUES (-1, 'mine'); ALTER TABLE bad ADD CONSTRAINT small CHECK (id < 2000)"
-    async with one_failing(publisher_db, target_db, mischief) as failing:
-        publisher_db.execute(
+    async with one_failing(publisher18_db, target_db, mischief) as failing:
+        publisher18_db.execute(
             "INSERT INTO good VALUES (2, 'followed'); UPDATE bad SET v = 'changed' WHERE id <= 3; DELETE FROM bad WHERE id = 4"
         )
         await eventually(target_db, "SELECT count(*) FROM good", 2)
@@ -359,53 +361,53 @@ async def test_failing_copy_does_not_stop_others_and_succeeds_once_fixed(publish
         target_db.execute("DELETE FROM bad WHERE id = -1")
         assert len(await failing.same("SELECT id, v FROM bad ORDER BY id, v")) == 1999
         await failing.same("SELECT id, v FROM good ORDER BY id")
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)
     assert target_db.value("SELECT count(*) FROM subscriber.copy_part") == 0
 
 
-async def test_truncated_while_it_is_copied(publisher_db: Database, target_db: Database) -> None:
+async def test_truncated_while_it_is_copied(publisher18_db: Database, target_db: Database) -> None:
     """TRUNCATE waits for the transaction that reads the rows: what was copied goes again, by catching up or by another copy."""
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)")
-    publisher_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+    publisher18_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
     make_row_gate(target_db, "t", "NEW.id = 100", 1)
-    with closed_gates(target_db, 1) as release, contextlib.closing(publisher_db.connect()) as session:
-        async with replica(publisher_db, target_db) as found:
+    with closed_gates(target_db, 1) as release, contextlib.closing(publisher18_db.connect()) as session:
+        async with replica(publisher18_db, target_db) as found:
             await eventually(target_db, waiting_at_gate(1), 1)
             await asyncio.to_thread(wait_for_state, target_db, "other", "sr")
             statements = b"BEGIN; TRUNCATE t, other; INSERT INTO t VALUES (1, 'followed'); INSERT INTO other VALUES (1); COMMIT"
             truncating = asyncio.create_task(asyncio.to_thread(session.execute, statements))
-            await eventually(publisher_db, waiting_for_lock_on("t"), 1)
+            await eventually(publisher18_db, waiting_for_lock_on("t"), 1)
             release(1)
             await truncating
-            publisher_db.execute("INSERT INTO t VALUES (2, 'later')")
+            publisher18_db.execute("INSERT INTO t VALUES (2, 'later')")
             assert await found.same("SELECT id, v FROM t ORDER BY id") == [(1, "followed"), (2, "later")]
             assert await found.same("SELECT id FROM other") == [(1,)]
             assert isinstance(found.subscription.status.last_error, CopyOutdated | None)
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)
 
 
-async def test_a_catch_up_that_fails_does_not_copy_again(publisher_db: Database, target_db: Database) -> None:
+async def test_a_catch_up_that_fails_does_not_copy_again(publisher18_db: Database, target_db: Database) -> None:
     """A row of the target conflicts with a change, not with the copy: the copy stays, and the change is applied once the row is fixed."""
-    publisher_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    publisher18_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
     target_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
     async with asyncio.timeout(90):
-        for database in (publisher_db, target_db):
+        for database in (publisher18_db, target_db):
             database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        publisher_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+        publisher18_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
         make_row_gate(target_db, "t", "NEW.id = 100", 1)
         with closed_gates(target_db, 1) as release:
-            async with replica(publisher_db, target_db) as failing:
+            async with replica(publisher18_db, target_db) as failing:
                 await eventually(target_db, waiting_at_gate(1), 1)
                 await asyncio.to_thread(wait_for_state, target_db, "other", "sr")
                 target_db.execute("INSERT INTO t VALUES (1000, 'mine')")
-                publisher_db.execute("UPDATE t SET v = 'followed' WHERE id = 1; INSERT INTO t VALUES (1000, 'theirs')")
+                publisher18_db.execute("UPDATE t SET v = 'followed' WHERE id = 1; INSERT INTO t VALUES (1000, 'theirs')")
                 # the apply worker is past them: they are the synchronization's
-                publisher_db.execute("INSERT INTO other VALUES (0)")
+                publisher18_db.execute("INSERT INTO other VALUES (0)")
                 await eventually(target_db, "SELECT count(*) FROM other", 1)
                 release(1)
                 await asyncio.to_thread(wait_for_state, target_db, "t", "f")
-                publisher_db.execute("INSERT INTO other VALUES (1)")
+                publisher18_db.execute("INSERT INTO other VALUES (1)")
                 await eventually(target_db, "SELECT count(*) FROM other", 2)
                 copied = target_db.fetch("SELECT DISTINCT xmin::text FROM t WHERE id BETWEEN 2 AND 100")
                 while not isinstance(failing.subscription.status.last_error, ApplyError):
@@ -414,4 +416,4 @@ async def test_a_catch_up_that_fails_does_not_copy_again(publisher_db: Database,
                 target_db.execute("DELETE FROM t WHERE id = 1000")
                 assert len(await failing.same("SELECT id, v FROM t ORDER BY id")) == 101
                 assert target_db.fetch("SELECT DISTINCT xmin::text FROM t WHERE id BETWEEN 2 AND 100") == copied
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)

@@ -149,32 +149,32 @@ async def test_every_type_as_by_the_landing(publisher18_db: Database, tmp_path: 
 
 
 @pytest.mark.timeout(300)
-async def test_copied_in_parts_under_load_and_followed(publisher_db: Database, tmp_path: Path) -> None:
+async def test_copied_in_parts_under_load_and_followed(publisher18_db: Database, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    await create_tables(publisher_db.dsn, rows=4000)
-    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
-    load = MixedLoad(publisher_db.dsn, seed=11, sessions=2, huge_rows=1000)
-    let_slots_be_created(publisher_db)
-    found = by_executors(publisher_db, tmp_path)
+    await create_tables(publisher18_db.dsn, rows=4000)
+    publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    load = MixedLoad(publisher18_db.dsn, seed=11, sessions=2, huge_rows=1000)
+    let_slots_be_created(publisher18_db)
+    found = by_executors(publisher18_db, tmp_path)
     running = asyncio.create_task(found.run())
     async with copier(lake):
         await load.run(transactions=60)
         await load.finish()
-        await found.wait_for(publisher_db.current_lsn(), 90)
+        await found.wait_for(publisher18_db.current_lsn(), 90)
     small = ApplierSettings(target_rows=500)
     await applied(lake, small)
     found.stop()
     await running
-    let_small_transactions_stream(publisher_db)
-    found = by_executors(publisher_db, tmp_path)
+    let_small_transactions_stream(publisher18_db)
+    found = by_executors(publisher18_db, tmp_path)
     running = asyncio.create_task(found.run())
     await load.run(transactions=20)
     await load.finish()
-    await found.wait_for(publisher_db.current_lsn(), 60)
+    await found.wait_for(publisher18_db.current_lsn(), 60)
     found.stop()
     await running
     names = [TableName("load", name) for name in TABLES]
-    assert_same(lake, await applied(lake, small), publisher_db, names)
+    assert_same(lake, await applied(lake, small), publisher18_db, names)
     for name in names:
         changes = [(row["_lsn"], row["_seq"]) for row in log_of(lake, name) if row["_op"] != "c"]
         assert len(changes) == len(set(changes))
@@ -219,8 +219,8 @@ async def test_parts_that_are_done_are_kept_when_the_applier_is_stopped(publishe
     assert len({row["_lsn"] for row in log_of(lake)}) == 1
 
 
-async def test_stopped_subscriber_starts_the_copy_again_and_leaves_no_files(publisher_db: Database, tmp_path: Path) -> None:
-    many_rows(publisher_db)
+async def test_stopped_subscriber_starts_the_copy_again_and_leaves_no_files(publisher18_db: Database, tmp_path: Path) -> None:
+    many_rows(publisher18_db)
     lake, begun = tmp_path / "lake", threading.Event()
 
     def one_part(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
@@ -228,15 +228,15 @@ async def test_stopped_subscriber_starts_the_copy_again_and_leaves_no_files(publ
         return numbers[:1] if order.generation == 1 and len(numbers) == len(order.queries) else [] if order.generation == 1 else numbers
 
     async with copier(lake, Watched(lake, one_part)):
-        running = asyncio.create_task(by_executors(publisher_db, tmp_path).run(Until()))
+        running = asyncio.create_task(by_executors(publisher18_db, tmp_path).run(Until()))
         assert await asyncio.to_thread(begun.wait, 30)
         await until((lake / "copy/1-1/done-000000.json").exists)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        publisher_db.execute("DELETE FROM t WHERE id % 2 = 0")
-        await by_executors(publisher_db, tmp_path).run(Until())
+        publisher18_db.execute("DELETE FROM t WHERE id % 2 = 0")
+        await by_executors(publisher18_db, tmp_path).run(Until())
     snapshot = await applied(lake)
-    assert_same(lake, snapshot, publisher_db, [T])
+    assert_same(lake, snapshot, publisher18_db, [T])
     assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, snapshot)
     assert not (lake / "copy/1-1").exists()
 
@@ -355,10 +355,10 @@ async def test_swapped_while_a_part_waits_to_be_read(publisher18_db: Database, t
 
 
 async def test_executors_that_may_not_connect_are_told_of_until_they_may(
-    publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    publisher18_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    many_rows(publisher_db, 10)
-    found = by_executors(publisher_db, tmp_path)
+    many_rows(publisher18_db, 10)
+    found = by_executors(publisher18_db, tmp_path)
     passfile = tmp_path / "passfile"
     right = passfile.read_text()
     passfile.write_text(right.rsplit(":", 1)[0] + ":wrong\n")
@@ -368,8 +368,8 @@ async def test_executors_that_may_not_connect_are_told_of_until_they_may(
             await until(lambda: 'table "public.t" could not be copied: an executor could not connect to the publisher' in caplog.text)
             passfile.write_text(right)
             await running
-    assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher_db, [T])
-    password = conninfo_to_dict(publisher_db.conninfo())["password"]
+    assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher18_db, [T])
+    password = conninfo_to_dict(publisher18_db.conninfo())["password"]
     for file in (tmp_path / "lake").rglob("*.json"):
         assert f"password={password}" not in file.read_text()
 

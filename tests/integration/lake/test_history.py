@@ -41,26 +41,26 @@ def values(item: dict[str, Any]) -> tuple[Any, ...]:
     return item["id"], item["v"], item["big"], item.get("more")
 
 
-async def test_history_has_the_rows_of_each_lsn(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute(
+async def test_history_has_the_rows_of_each_lsn(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text, big text); ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL;"
         "CREATE TABLE u (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t, u;"
         f"INSERT INTO t SELECT i, 'a', {BIG} FROM generate_series(1, 10) AS i; INSERT INTO u SELECT i, 'a' FROM generate_series(1, 4) AS i"
     )
     lake, parameters = tmp_path / "lake", "?history.public.t=scd2&history.public.u=soft_delete"
-    await subscription(publisher_db, lake, parameters=parameters).run(Until())
+    await subscription(publisher18_db, lake, parameters=parameters).run(Until())
     await applied(lake)
     states: dict[Lsn, Counter[tuple[Any, ...]]] = {}
     for statement in STATEMENTS:
-        publisher_db.execute(statement)
-        more = ", more" if publisher_db.value("SELECT count(*) FROM pg_attribute WHERE attname = 'more'") else ", NULL"
-        lsn = Lsn.parse(str(publisher_db.value("SELECT pg_current_wal_insert_lsn()::text")))
-        states[lsn] = Counter(publisher_db.fetch(f"SELECT id, v, big{more} FROM t"))
+        publisher18_db.execute(statement)
+        more = ", more" if publisher18_db.value("SELECT count(*) FROM pg_attribute WHERE attname = 'more'") else ", NULL"
+        lsn = Lsn.parse(str(publisher18_db.value("SELECT pg_current_wal_insert_lsn()::text")))
+        states[lsn] = Counter(publisher18_db.fetch(f"SELECT id, v, big{more} FROM t"))
         if "FULL" in statement:
-            await subscription(publisher_db, lake, parameters=parameters).run(Until())
+            await subscription(publisher18_db, lake, parameters=parameters).run(Until())
             await applied(lake)
-    publisher_db.execute("DELETE FROM u WHERE id > 2; UPDATE u SET v = 'b' WHERE id = 1; INSERT INTO u VALUES (3, 'again')")
-    await subscription(publisher_db, lake, parameters=parameters).run(Until())
+    publisher18_db.execute("DELETE FROM u WHERE id > 2; UPDATE u SET v = 'b' WHERE id = 1; INSERT INTO u VALUES (3, 'again')")
+    await subscription(publisher18_db, lake, parameters=parameters).run(Until())
     snapshot = await applied(lake)
     found = rows_of(lake, snapshot, SCD2)
     for lsn, state in states.items():

@@ -34,26 +34,26 @@ def subscription(publisher: Database, path: Path, *, parameters: str = "", setti
 T = TableName("public", "t")
 
 
-async def test_copies_follows_and_resumes_after_a_stop(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text, d numeric(10,2), at timestamptz)")
-    publisher_db.execute(
+async def test_copies_follows_and_resumes_after_a_stop(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text, d numeric(10,2), at timestamptz)")
+    publisher18_db.execute(
         "INSERT INTO t SELECT i, 'copied' || i, i / 4.0, timestamptz '2024-01-01 00:00+00' FROM generate_series(1, 5000) AS i;"
         "CREATE PUBLICATION pub FOR TABLE t"
     )
     lake = tmp_path / "lake"
-    await subscription(publisher_db, lake).run(Until())
+    await subscription(publisher18_db, lake).run(Until())
     snapshot = await applied(lake)
-    assert_same(lake, snapshot, publisher_db, [T])
-    publisher_db.execute(
+    assert_same(lake, snapshot, publisher18_db, [T])
+    publisher18_db.execute(
         "UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id > 4990; UPDATE t SET id = id + 100000 WHERE id < 5"
     )
-    second = subscription(publisher_db, lake)
+    second = subscription(publisher18_db, lake)
     await second.run(Until())
     assert second.status.statistics.updates == 14
     assert second.status.statistics.deletes == 10
     snapshot = await applied(lake)
-    assert_same(lake, snapshot, publisher_db, [T])
-    assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
+    assert_same(lake, snapshot, publisher18_db, [T])
+    assert publisher18_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
 
 
 async def test_the_applier_is_a_thread_of_the_same_process(publisher18_db: Database, tmp_path: Path) -> None:
@@ -80,9 +80,11 @@ async def test_the_applier_is_a_thread_of_the_same_process(publisher18_db: Datab
 
 
 @pytest.mark.parametrize("confirm", ["landed", "applied"])
-async def test_table_removed_from_the_publication_while_no_subscriber_runs(publisher_db: Database, tmp_path: Path, confirm: str) -> None:
+async def test_table_removed_from_the_publication_while_no_subscriber_runs(publisher18_db: Database, tmp_path: Path, confirm: str) -> None:
     """The bug was that what is durable was reported as the table went, before anything was received: that ended the run, each time."""
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t, u")
+    publisher18_db.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t, u"
+    )
     lake, parameters = tmp_path / "lake", f"?apply=local&confirm={confirm}"
     for statement in (
         "INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)",
@@ -90,9 +92,9 @@ async def test_table_removed_from_the_publication_while_no_subscriber_runs(publi
         "INSERT INTO t VALUES (3); INSERT INTO u VALUES (3)",
         "INSERT INTO t VALUES (4); ALTER PUBLICATION pub ADD TABLE u",
     ):
-        publisher_db.execute(statement)
-        await subscription(publisher_db, lake, parameters=parameters).run(Until())
-    assert_same(lake, published(lake), publisher_db, [T, TableName("public", "u")])
+        publisher18_db.execute(statement)
+        await subscription(publisher18_db, lake, parameters=parameters).run(Until())
+    assert_same(lake, published(lake), publisher18_db, [T, TableName("public", "u")])
 
 
 async def test_an_applier_that_cannot_be_ends_the_run(publisher18_db: Database, tmp_path: Path) -> None:
@@ -107,43 +109,43 @@ async def test_an_applier_that_cannot_be_ends_the_run(publisher18_db: Database, 
     other.close()
 
 
-async def test_every_type_and_every_kind_of_transaction_comes_through(publisher_db: Database, tmp_path: Path) -> None:
+async def test_every_type_and_every_kind_of_transaction_comes_through(publisher18_db: Database, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    await create_tables(publisher_db.dsn, rows=300)
-    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    await create_tables(publisher18_db.dsn, rows=300)
+    publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     names = [TableName("load", name) for name in TABLES]
-    load = MixedLoad(publisher_db.dsn, seed=5, sessions=2, huge_rows=2000)
-    let_slots_be_created(publisher_db)
+    load = MixedLoad(publisher18_db.dsn, seed=5, sessions=2, huge_rows=2000)
+    let_slots_be_created(publisher18_db)
     for _ in range(2):
-        found = subscription(publisher_db, lake, parameters="?batch_delay=50ms", two_phase=True)
+        found = subscription(publisher18_db, lake, parameters="?batch_delay=50ms", two_phase=True)
         running = asyncio.create_task(found.run())
         await load.run(transactions=40)
         await load.finish()
-        await found.wait_for(publisher_db.current_lsn(), 60)
+        await found.wait_for(publisher18_db.current_lsn(), 60)
         await applied(lake)
         found.stop()
         await running
-        let_small_transactions_stream(publisher_db)  # to the next one: all is copied
+        let_small_transactions_stream(publisher18_db)  # to the next one: all is copied
     snapshot = await applied(lake)
-    assert_same(lake, snapshot, publisher_db, names)
+    assert_same(lake, snapshot, publisher18_db, names)
 
 
-async def test_keys_that_are_toasted(publisher_db: Database, tmp_path: Path) -> None:
+async def test_keys_that_are_toasted(publisher18_db: Database, tmp_path: Path) -> None:
     """The bug was that the publisher sends such a key in the old row alone, and all rows of it became one."""
     text = "(SELECT string_agg(md5(i::text || g::text || '{}'), '') FROM generate_series(1, 13) i)"
     columns = ", ".join(text.format(column) for column in "abcde")
-    publisher_db.execute(f"""
+    publisher18_db.execute(f"""
         CREATE TABLE t (url text PRIMARY KEY, a text, b text, c text, d text, e text, v int);
         CREATE PUBLICATION pub FOR TABLE t;
         INSERT INTO t SELECT {text.format("url")}, {columns}, 1 FROM generate_series(1, 20) g
     """)
     lake = tmp_path / "lake"
-    await subscription(publisher_db, lake).run(Until())
-    assert_same(lake, await applied(lake), publisher_db, [T])
-    publisher_db.execute("UPDATE t SET v = 2; UPDATE t SET v = 3, a = 'short' WHERE url < '5'; DELETE FROM t WHERE url > 'd'")
-    publisher_db.execute("UPDATE t SET url = 'x' || url WHERE url > '9'; UPDATE t SET v = 4 WHERE url > 'x'")
-    await subscription(publisher_db, lake).run(Until())
-    assert_same(lake, await applied(lake), publisher_db, [T])
+    await subscription(publisher18_db, lake).run(Until())
+    assert_same(lake, await applied(lake), publisher18_db, [T])
+    publisher18_db.execute("UPDATE t SET v = 2; UPDATE t SET v = 3, a = 'short' WHERE url < '5'; DELETE FROM t WHERE url > 'd'")
+    publisher18_db.execute("UPDATE t SET url = 'x' || url WHERE url > '9'; UPDATE t SET v = 4 WHERE url > 'x'")
+    await subscription(publisher18_db, lake).run(Until())
+    assert_same(lake, await applied(lake), publisher18_db, [T])
 
 
 async def test_a_second_subscriber_of_a_lake_is_refused(publisher18_db: Database, tmp_path: Path) -> None:
@@ -166,17 +168,17 @@ async def test_a_directory_that_is_no_lake_is_refused_before_anything_is_made(pu
     assert publisher18_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
 
 
-async def test_columns_come_and_go_while_it_runs(publisher_db: Database, tmp_path: Path) -> None:
+async def test_columns_come_and_go_while_it_runs(publisher18_db: Database, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'x'); CREATE PUBLICATION pub FOR TABLE t")
-    await subscription(publisher_db, lake).run(Until())
-    publisher_db.execute("ALTER TABLE t ADD COLUMN b int; INSERT INTO t VALUES (2, 'y', 7)")
-    publisher_db.execute("ALTER TABLE t ALTER COLUMN b TYPE bigint; INSERT INTO t VALUES (3, 'z', 5000000000)")
-    await subscription(publisher_db, lake).run(Until())
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'x'); CREATE PUBLICATION pub FOR TABLE t")
+    await subscription(publisher18_db, lake).run(Until())
+    publisher18_db.execute("ALTER TABLE t ADD COLUMN b int; INSERT INTO t VALUES (2, 'y', 7)")
+    publisher18_db.execute("ALTER TABLE t ALTER COLUMN b TYPE bigint; INSERT INTO t VALUES (3, 'z', 5000000000)")
+    await subscription(publisher18_db, lake).run(Until())
     snapshot = await applied(lake)
-    assert_same(lake, snapshot, publisher_db, [T])
-    publisher_db.execute("ALTER TABLE t DROP COLUMN a; UPDATE t SET b = 0 WHERE id = 1")
-    await subscription(publisher_db, lake).run(Until())
+    assert_same(lake, snapshot, publisher18_db, [T])
+    publisher18_db.execute("ALTER TABLE t DROP COLUMN a; UPDATE t SET b = 0 WHERE id = 1")
+    await subscription(publisher18_db, lake).run(Until())
     snapshot = await applied(lake)
-    assert_same(lake, snapshot, publisher_db, [T])
+    assert_same(lake, snapshot, publisher18_db, [T])
     assert set(lake_rows(lake, snapshot, T, ["a"])) == {(None,)}

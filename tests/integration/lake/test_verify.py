@@ -59,10 +59,10 @@ async def verified(publisher: Database, lake: Path, *, show_values: bool = False
     )
 
 
-async def test_a_lake_is_equal_at_one_lsn_under_load(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute(TABLES)
+async def test_a_lake_is_equal_at_one_lsn_under_load(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute(TABLES)
     lake = tmp_path / "lake"
-    async with running(publisher_db, lake):
+    async with running(publisher18_db, lake):
         stop = asyncio.Event()
 
         async def write() -> None:
@@ -70,12 +70,12 @@ async def test_a_lake_is_equal_at_one_lsn_under_load(publisher_db: Database, tmp
             while not stop.is_set():
                 number += 1
                 changes = f"INSERT INTO bag VALUES ('b', {number}); DELETE FROM bag WHERE n = {number - 9}"
-                await asyncio.to_thread(publisher_db.execute, f"UPDATE t SET v = 'w{number}' WHERE id % 500 = 3; {changes}")
+                await asyncio.to_thread(publisher18_db.execute, f"UPDATE t SET v = 'w{number}' WHERE id % 500 = 3; {changes}")
 
         writer = asyncio.create_task(write())
         try:
             for _ in range(3):
-                report = await verified(publisher_db, lake)
+                report = await verified(publisher18_db, lake)
                 assert report.equal, str(report.to_json())
                 assert report.held_seconds < 2
                 assert report.tables[1].target_rows == 3001
@@ -84,21 +84,21 @@ async def test_a_lake_is_equal_at_one_lsn_under_load(publisher_db: Database, tmp
             await writer
 
 
-async def test_names_rows_that_differ_in_a_lake(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute(TABLES)
+async def test_names_rows_that_differ_in_a_lake(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute(TABLES)
     lake = tmp_path / "lake"
-    async with running(publisher_db, lake, "?apply=local&confirm=applied&batch_delay=20ms"):
-        report = await verified(publisher_db, lake)
+    async with running(publisher18_db, lake, "?apply=local&confirm=applied&batch_delay=20ms"):
+        report = await verified(publisher18_db, lake)
         assert report.equal, str(report.to_json())
         assert [table.publisher_rows for table in report.tables] == [3, 3001]
         # changes that are not published
-        publisher_db.execute("ALTER PUBLICATION pub SET (publish = 'truncate')")
-        publisher_db.execute(
+        publisher18_db.execute("ALTER PUBLICATION pub SET (publish = 'truncate')")
+        publisher18_db.execute(
             "UPDATE t SET v = 'x', f = '{0.1, NULL}' WHERE id = 10; DELETE FROM t WHERE id = 20; INSERT INTO t (id) VALUES (9999)"
         )
-        publisher_db.execute("INSERT INTO bag VALUES ('b', 3)")
-        publisher_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate'); UPDATE t SET n = 7 WHERE id = 30")
-        bag, table = (await verified(publisher_db, lake, show_values=True)).tables
+        publisher18_db.execute("INSERT INTO bag VALUES ('b', 3)")
+        publisher18_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate'); UPDATE t SET n = 7 WHERE id = 30")
+        bag, table = (await verified(publisher18_db, lake, show_values=True)).tables
         assert [(each.kind.value, each.publisher) for each in bag.differences] == [("missing", {"v": "b", "n": "3"})]
         assert sorted((each.kind.value, each.key["id"], each.columns) for each in table.differences) == [
             ("different", "10", ("v", "f")),
@@ -109,34 +109,34 @@ async def test_names_rows_that_differ_in_a_lake(publisher_db: Database, tmp_path
         assert different.target is not None
         assert (different.target["v"], different.target["f"]) == ("v10", "{3.3333333}")
         with pytest.raises(ConfigurationError, match="the rows of a lake cannot be repaired"):
-            await repair(await verified(publisher_db, lake), target=f"spark://{lake}")
+            await repair(await verified(publisher18_db, lake), target=f"spark://{lake}")
 
 
 async def test_the_applier_publishes_a_snapshot_where_apply_was_held(
-    publisher_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publisher18_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     lake = tmp_path / "lake"
-    async with running(publisher_db, lake, "?batch_delay=0s") as found:
-        publisher_db.execute("INSERT INTO t VALUES (1)")
-        await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
-        task = asyncio.create_task(verified(publisher_db, lake))
+    async with running(publisher18_db, lake, "?batch_delay=0s") as found:
+        publisher18_db.execute("INSERT INTO t VALUES (1)")
+        await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
+        task = asyncio.create_task(verified(publisher18_db, lake))
         while not (lake / "boundary.json").exists():
             assert not task.done()
             await asyncio.sleep(0.02)
         for number in (2, 3):
-            publisher_db.execute(f"INSERT INTO t VALUES ({number})")
-            await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+            publisher18_db.execute(f"INSERT INTO t VALUES ({number})")
+            await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
         # everything has been landed before the first round
         snapshot = await applied(lake)
         report = await task
         assert (report.equal, report.tables[0].publisher_rows) == (True, 1), str(report.to_json())
         assert report.lsn is not None
         assert snapshot.lsn > report.lsn
-        publisher_db.execute("INSERT INTO t VALUES (4)")
+        publisher18_db.execute("INSERT INTO t VALUES (4)")
         monkeypatch.setattr(compared_lake, "_NOT_RUNNING_SECONDS", 1)
         with pytest.raises(TargetError, match="the lake has no applier"):
-            await verified(publisher_db, lake)
+            await verified(publisher18_db, lake)
 
 
 async def test_compares_every_type_of_a_lake(publisher18_db: Database, tmp_path: Path) -> None:
@@ -150,24 +150,24 @@ async def test_compares_every_type_of_a_lake(publisher18_db: Database, tmp_path:
         assert report.equal, {column for each in report.tables[0].differences for column in each.columns} or report.to_json()
 
 
-async def test_a_killed_verification_of_a_lake_leaves_nothing_behind(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+async def test_a_killed_verification_of_a_lake_leaves_nothing_behind(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     lake = tmp_path / "lake"
-    async with running(publisher_db, lake, "?batch_delay=0s") as found:
-        publisher_db.execute("INSERT INTO t VALUES (1)")
-        await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
-        arguments = ["verify", f"lake_{publisher_db.name}", "--connection", publisher_db.dsn, "--target", f"spark://{lake}"]
+    async with running(publisher18_db, lake, "?batch_delay=0s") as found:
+        publisher18_db.execute("INSERT INTO t VALUES (1)")
+        await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
+        arguments = ["verify", f"lake_{publisher18_db.name}", "--connection", publisher18_db.dsn, "--target", f"spark://{lake}"]
         with running_program(*arguments) as program:
             while not (lake / "boundary.json").exists():
                 assert program.process.poll() is None
                 await asyncio.sleep(0.02)
             program.send(signal.SIGKILL)
             await asyncio.to_thread(program.ended)
-        publisher_db.execute("INSERT INTO t VALUES (2)")
-        await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+        publisher18_db.execute("INSERT INTO t VALUES (2)")
+        await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
         sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%snapshot'"
-        await asyncio.to_thread(publisher_db.wait, sessions, 0)
-        task = asyncio.create_task(verified(publisher_db, lake))
+        await asyncio.to_thread(publisher18_db.wait, sessions, 0)
+        task = asyncio.create_task(verified(publisher18_db, lake))
         while not task.done():
             await applied(lake)
         report = await task
@@ -175,22 +175,22 @@ async def test_a_killed_verification_of_a_lake_leaves_nothing_behind(publisher_d
 
 
 async def test_verification_ends_if_the_applier_fails_again_and_again(
-    publisher_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publisher18_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bug was that it waited without end, and did not say why."""
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     lake = tmp_path / "lake"
-    async with running(publisher_db, lake, "?batch_delay=0s") as found:
-        publisher_db.execute("INSERT INTO t VALUES (1)")
-        await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+    async with running(publisher18_db, lake, "?batch_delay=0s") as found:
+        publisher18_db.execute("INSERT INTO t VALUES (1)")
+        await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
         (lake / "tables").write_text("in the way")
         monkeypatch.setattr(compared_lake, "_FAILING_SECONDS", 0.5)
         with running_program("spark-apply", str(lake), "--engine=local") as program:
             with pytest.raises(
                 TargetError, match=r"has published no snapshot at [0-9A-F/]+, because its applier fails: cannot write .*/tables"
             ):
-                await verified(publisher_db, lake)
+                await verified(publisher18_db, lake)
             assert program.process.poll() is None
             # an old failure is none
             (lake / "tables").unlink()
-            assert (await verified(publisher_db, lake)).equal
+            assert (await verified(publisher18_db, lake)).equal

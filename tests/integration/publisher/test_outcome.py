@@ -15,8 +15,8 @@ from tests.support.database import Database, ServerAddress, fresh_database
 XID = "SELECT pg_current_xact_id()::text::int8 % 4294967296"
 
 
-async def test_of_every_kind(publisher_db: Database) -> None:
-    await check_every_kind(publisher_db)
+async def test_of_every_kind(publisher18_db: Database) -> None:
+    await check_every_kind(publisher18_db)
 
 
 async def test_when_ids_are_used_again(make_server: Callable[..., EmbeddedServer]) -> None:

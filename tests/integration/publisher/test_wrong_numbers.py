@@ -71,15 +71,15 @@ async def test_keepalive_far_ahead(publisher18_db: Database, target_db: Database
         await found.same(ROWS)
 
 
-async def test_wal_end_of_a_busy_publisher(publisher_db: Database, target_db: Database) -> None:
+async def test_wal_end_of_a_busy_publisher(publisher18_db: Database, target_db: Database) -> None:
     """What is far beyond the WAL end that was known, but was written since, counts; for it the publisher is asked once."""
-    make_tables(publisher_db, target_db)
-    async with injector(publisher_db) as proxy, running(publisher_db, target_db, proxy) as found:
+    make_tables(publisher18_db, target_db)
+    async with injector(publisher18_db) as proxy, running(publisher18_db, target_db, proxy) as found:
         before = proxy.sessions
-        publisher_db.execute(filler(80_000_000))
-        await acknowledged(publisher_db, publisher_db.current_lsn())
+        publisher18_db.execute(filler(80_000_000))
+        await acknowledged(publisher18_db, publisher18_db.current_lsn())
         assert 0 < proxy.sessions - before < 3
-        publisher_db.execute("INSERT INTO t VALUES (1)")
+        publisher18_db.execute("INSERT INTO t VALUES (1)")
         await found.same(ROWS)
 
 

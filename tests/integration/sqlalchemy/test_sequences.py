@@ -10,8 +10,8 @@ from tests.support.sqlalchemy_targets import OtherTarget
 COUNTED = {"sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT", "mariadb": "INTEGER PRIMARY KEY AUTO_INCREMENT"}
 
 
-async def test_counters_are_set_beyond_what_was_handed_out(publisher_db: Database, other_target: OtherTarget) -> None:
-    publisher_db.execute(
+async def test_counters_are_set_beyond_what_was_handed_out(publisher18_db: Database, other_target: OtherTarget) -> None:
+    publisher18_db.execute(
         'CREATE SCHEMA s; CREATE TABLE s."T t" (id int GENERATED ALWAYS AS IDENTITY (CACHE 10) PRIMARY KEY, v int);'
         "CREATE TABLE plain (id serial PRIMARY KEY); CREATE TABLE ahead (id serial PRIMARY KEY, v int); CREATE SEQUENCE free;"
         'INSERT INTO s."T t" (v) VALUES (1), (2); INSERT INTO plain DEFAULT VALUES; INSERT INTO ahead DEFAULT VALUES;'
@@ -27,7 +27,7 @@ async def test_counters_are_set_beyond_what_was_handed_out(publisher_db: Databas
     async def sync(*, dry_run: bool = False, force: bool = False) -> dict[str, SequenceState]:
         results = await sync_sequences(
             target=other_target.url,
-            connection=publisher_db.conninfo(),
+            connection=publisher18_db.conninfo(),
             publications=["pub"],
             schemas=["public"],
             dry_run=dry_run,
@@ -39,12 +39,12 @@ async def test_counters_are_set_beyond_what_was_handed_out(publisher_db: Databas
     assert await sync(dry_run=True) == {"T t_id_seq": SequenceState.SET, **left}
     assert await sync() == {"T t_id_seq": SequenceState.SET, **left}
     assert await sync() == {"T t_id_seq": SequenceState.EQUAL, **left}
-    publisher_db.execute('INSERT INTO s."T t" (v) VALUES (3)')
+    publisher18_db.execute('INSERT INTO s."T t" (v) VALUES (3)')
     other_target.execute(f"INSERT INTO {table} (v) VALUES (4)")
     ((theirs,),) = other_target.fetch(f"SELECT id FROM {table}")
     assert theirs == 11, "10 values were in the cache of the publisher's session"
     ended = subscriber(
-        "sequences", "sync", "--target", other_target.url, "--connection", publisher_db.conninfo(), "--publication", "pub", loud=True
+        "sequences", "sync", "--target", other_target.url, "--connection", publisher18_db.conninfo(), "--publication", "pub", loud=True
     )
     assert ended.status == 1
     assert "column id of table plain: not set: it has no AUTO_INCREMENT in the target: define it there\n" in ended.output

@@ -63,10 +63,10 @@ async def verified(subscription: Subscription, publisher: Database, target: Othe
     )
 
 
-async def test_finds_and_repairs_what_differs(publisher_db: Database, other_target: OtherTarget) -> None:
-    publisher_db.execute(TABLES)
-    async with running(publisher_db, other_target) as found:
-        report = await verified(found, publisher_db, other_target)
+async def test_finds_and_repairs_what_differs(publisher18_db: Database, other_target: OtherTarget) -> None:
+    publisher18_db.execute(TABLES)
+    async with running(publisher18_db, other_target) as found:
+        report = await verified(found, publisher18_db, other_target)
         assert report.equal, str(report.to_json())
         assert [table.publisher_rows for table in report.tables] == [3, 3003, 20]
         for statement in (
@@ -80,7 +80,7 @@ async def test_finds_and_repairs_what_differs(publisher_db: Database, other_targ
         ):
             # in a thread: the subscription runs in this loop, and may hold SQLite's lock
             await asyncio.to_thread(other_target.execute, statement)
-        report = await verified(found, publisher_db, other_target)
+        report = await verified(found, publisher18_db, other_target)
         bag, t, words = report.tables
         assert sorted((each.kind.value, each.count) for each in bag.differences) == [("extra", 1), ("missing", 1)]
         assert sorted((each.kind.value, each.key["id"], each.columns) for each in t.differences) == [
@@ -90,20 +90,20 @@ async def test_finds_and_repairs_what_differs(publisher_db: Database, other_targ
             ("missing", "30", ()),
         ]
         assert len(words.differences) == 20
-        report = await verified(found, publisher_db, other_target, "t", "words")
-        publisher_db.execute("UPDATE t SET v = 'later' WHERE id IN (10, 20); DELETE FROM t WHERE id = 30")
+        report = await verified(found, publisher18_db, other_target, "t", "words")
+        publisher18_db.execute("UPDATE t SET v = 'later' WHERE id IN (10, 20); DELETE FROM t WHERE id = 30")
         await repair(report, target=other_target.url)
-        await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
-        assert (await verified(found, publisher_db, other_target, "t", "words")).equal
+        await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
+        assert (await verified(found, publisher18_db, other_target, "t", "words")).equal
         assert other_target.fetch("SELECT v FROM t WHERE id IN (10, 20, 30)") == [("later",), ("later",)]
 
 
 @pytest.mark.parametrize("other_target", ["mariadb"], indirect=True)
-async def test_repair_does_not_wait_for_a_locked_row(publisher_db: Database, other_target: OtherTarget) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t")
-    async with running(publisher_db, other_target) as found:
+async def test_repair_does_not_wait_for_a_locked_row(publisher18_db: Database, other_target: OtherTarget) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t")
+    async with running(publisher18_db, other_target) as found:
         await asyncio.to_thread(other_target.execute, "UPDATE t SET v = 2")
-        report = await verified(found, publisher_db, other_target)
+        report = await verified(found, publisher18_db, other_target)
         async with SnapshotSessions.open(other_target.url, 1) as sessions, sessions.connection() as connection:
             await connection.exec_driver_sql("SELECT * FROM t FOR UPDATE")
             began = asyncio.get_running_loop().time()
@@ -111,23 +111,23 @@ async def test_repair_does_not_wait_for_a_locked_row(publisher_db: Database, oth
                 await repair(report, target=other_target.url)
             assert asyncio.get_running_loop().time() - began < 9, "a session that applies waits for ten seconds"
         await repair(report, target=other_target.url)
-        assert (await verified(found, publisher_db, other_target)).equal
+        assert (await verified(found, publisher18_db, other_target)).equal
 
 
-async def test_is_equal_at_one_lsn_under_load(publisher_db: Database, other_target: OtherTarget) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 100) AS i")
-    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with running(publisher_db, other_target) as found:
+async def test_is_equal_at_one_lsn_under_load(publisher18_db: Database, other_target: OtherTarget) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 100) AS i")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with running(publisher18_db, other_target) as found:
         stop = asyncio.Event()
 
         async def write() -> None:
             while not stop.is_set():
-                await asyncio.to_thread(publisher_db.execute, "UPDATE t SET v = v + 1 WHERE id % 10 = 3")
+                await asyncio.to_thread(publisher18_db.execute, "UPDATE t SET v = v + 1 WHERE id % 10 = 3")
 
         writer = asyncio.create_task(write())
         try:
             for _ in range(3):
-                report = await verified(found, publisher_db, other_target)
+                report = await verified(found, publisher18_db, other_target)
                 assert report.equal, str(report.to_json())
                 assert report.tables[0].target_rows == 100
         finally:
@@ -136,38 +136,38 @@ async def test_is_equal_at_one_lsn_under_load(publisher_db: Database, other_targ
 
 
 async def test_a_target_without_snapshots_and_locks_is_compared_in_two_passes(
-    publisher_db: Database, other_target: OtherTarget, monkeypatch: pytest.MonkeyPatch
+    publisher18_db: Database, other_target: OtherTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "_BEGIN", {})
     monkeypatch.setattr(locks, "_backend", lambda *_: locks._NoLocks())
-    publisher_db.execute("""
+    publisher18_db.execute("""
         CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 100) AS i;
         CREATE TABLE bag (v int); ALTER TABLE bag REPLICA IDENTITY FULL; INSERT INTO bag VALUES (-1), (-2);
         CREATE PUBLICATION pub FOR ALL TABLES
     """)
     reads = 0
-    async with running(publisher_db, other_target) as found:
+    async with running(publisher18_db, other_target) as found:
         read = SnapshotTable.rows
 
         async def read_after_a_change(table: SnapshotTable, *arguments: Any) -> AsyncIterator[Sequence[Sequence[object]]]:
             nonlocal reads
             reads += 1
-            publisher_db.execute(
+            publisher18_db.execute(
                 f"UPDATE t SET v = v + 1 WHERE id IN (7, 8); INSERT INTO bag VALUES ({reads}); DELETE FROM t WHERE id = {reads}"
             )
-            await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+            await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
             async for part in read(table, *arguments):
                 yield part
 
         monkeypatch.setattr(SnapshotTable, "rows", read_after_a_change)
-        report = await verified(found, publisher_db, other_target)
+        report = await verified(found, publisher18_db, other_target)
         assert report.equal, str(report.to_json())
         assert report.lsn is None
         assert reads > 2, "each read has made a difference"
         await asyncio.to_thread(other_target.execute, "UPDATE t SET v = -1 WHERE id = 50")
         await asyncio.to_thread(other_target.execute, "DELETE FROM t WHERE id = 51")
         await asyncio.to_thread(other_target.execute, "DELETE FROM bag WHERE v = -2")
-        bag, table = (await verified(found, publisher_db, other_target)).tables
+        bag, table = (await verified(found, publisher18_db, other_target)).tables
         assert [(each.kind.value, each.count, each.publisher) for each in bag.differences] == [("missing", 1, {"v": "-2"})]
         assert [(each.kind.value, each.key, each.target) for each in table.differences] == [
             ("different", {"id": "50"}, {"id": "50", "v": "-1"}),
@@ -176,32 +176,32 @@ async def test_a_target_without_snapshots_and_locks_is_compared_in_two_passes(
 
 
 @pytest.mark.parametrize("other_target", ["sqlite"], indirect=True)
-async def test_compares_large_tables_by_ranges(publisher_db: Database, other_target: OtherTarget) -> None:
-    publisher_db.execute("""
+async def test_compares_large_tables_by_ranges(publisher18_db: Database, other_target: OtherTarget) -> None:
+    publisher18_db.execute("""
         CREATE TABLE in_order (id int PRIMARY KEY, v text); CREATE TABLE shuffled (id text PRIMARY KEY, v text);
         INSERT INTO in_order SELECT i, md5(i::text) FROM generate_series(1, 120000) AS i;
         INSERT INTO shuffled SELECT v, v FROM in_order ORDER BY v DESC;
         ANALYZE in_order, shuffled; CREATE PUBLICATION pub FOR ALL TABLES
     """)
-    async with running(publisher_db, other_target) as found:
+    async with running(publisher18_db, other_target) as found:
         await asyncio.to_thread(other_target.execute, "UPDATE in_order SET v = 'x' WHERE id = 77777")
         await asyncio.to_thread(other_target.execute, "DELETE FROM shuffled WHERE v = (SELECT min(v) FROM shuffled)")
-        in_order, shuffled = (await verified(found, publisher_db, other_target)).tables
+        in_order, shuffled = (await verified(found, publisher18_db, other_target)).tables
         assert in_order.ranges > 1
         assert [(each.key, each.columns) for each in in_order.differences] == [({"id": "77777"}, ("v",))]
         assert [each.kind.value for each in shuffled.differences] == ["missing"]
 
 
-async def test_apply_continues_if_the_requester_does_not_answer(publisher_db: Database, other_target: OtherTarget) -> None:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
-    async with running(publisher_db, other_target) as found:
+async def test_apply_continues_if_the_requester_does_not_answer(publisher18_db: Database, other_target: OtherTarget) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    async with running(publisher18_db, other_target) as found:
         async with open_store(other_target.url, "test") as (store, find):
-            requests = StoredRequests(store, (await find(f"other_{publisher_db.name}")).oid, "the test")
+            requests = StoredRequests(store, (await find(f"other_{publisher18_db.name}")).oid, "the test")
             await requests.take_lock()
             await requests.put("1", {"kind": "snapshot"})
             held = other_target.ours("snapshot_request")
             await asyncio.to_thread(other_target.wait, f"SELECT state FROM {held}", [("h",)])
-            publisher_db.execute("INSERT INTO t VALUES (1)")
-            await found.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+            publisher18_db.execute("INSERT INTO t VALUES (1)")
+            await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
             assert other_target.fetch(f"SELECT state FROM {held}")[0][0] in {"e", "f"}
-        assert (await verified(found, publisher_db, other_target)).equal
+        assert (await verified(found, publisher18_db, other_target)).equal

@@ -7,15 +7,15 @@ from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.replica import replica
 
 
-async def test_all_tables_of_a_replica(publisher_db: Database, target_db: Database, target_server: ServerAddress) -> None:
+async def test_all_tables_of_a_replica(publisher18_db: Database, target_db: Database, target_server: ServerAddress) -> None:
     with fresh_database(target_server, "end") as end:
-        for database in (publisher_db, target_db, end):
+        for database in (publisher18_db, target_db, end):
             database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        publisher_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+        publisher18_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
         # before our catalog is there
         target_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-        async with replica(publisher_db, target_db) as first, replica(target_db, end) as second:
-            publisher_db.execute("UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id = 100")
+        async with replica(publisher18_db, target_db) as first, replica(target_db, end) as second:
+            publisher18_db.execute("UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id = 100")
             await first.same("SELECT id, v FROM t ORDER BY id")
             assert len(await second.same("SELECT id, v FROM t ORDER BY id")) == 99
             assert list(second.subscription.status.tables) == [TableName("public", "t")]

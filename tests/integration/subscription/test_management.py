@@ -50,41 +50,41 @@ async def defined(target: Database) -> Subscription:
     return Subscription.of_definition(definition, target.dsn, QUICK)
 
 
-async def test_life_of_a_subscription_from_create_to_drop(publisher_db: Database, target_db: Database) -> None:
-    tables(publisher_db, target_db, "t", "u")
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO t VALUES (1, 'a')")
-    name = await create(publisher_db, target_db)
+async def test_life_of_a_subscription_from_create_to_drop(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t", "u")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO t VALUES (1, 'a')")
+    name = await create(publisher18_db, target_db)
     # there when it returns
-    assert slots(publisher_db) == [name]
+    assert slots(publisher18_db) == [name]
     assert target_db.fetch(TABLES) == [("t", "i")]
     assert target_db.fetch("SELECT subname, subenabled, subslotname, subpublications FROM subscriber.pg_subscription") == [
         (name, True, name, ["pub"])
     ]
     with pytest.raises(TargetError, match=f'^subscription "{name}" already exists$'):
-        await create(publisher_db, target_db)
+        await create(publisher18_db, target_db)
     async with launched(target_db):
-        assert await same(publisher_db, target_db, name, ROWS) == [(1, "a")]
-        publisher_db.execute("INSERT INTO t VALUES (2, 'b'); INSERT INTO u VALUES (1, 'u')")
-        assert await same(publisher_db, target_db, name, ROWS) == [(1, "a"), (2, "b")]
+        assert await same(publisher18_db, target_db, name, ROWS) == [(1, "a")]
+        publisher18_db.execute("INSERT INTO t VALUES (2, 'b'); INSERT INTO u VALUES (1, 'u')")
+        assert await same(publisher18_db, target_db, name, ROWS) == [(1, "a"), (2, "b")]
         async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
             await subscription.add_publications(["more"])
             # added when it returns, as pollers of srsubstate expect
             assert target_db.fetch(TABLES) == [("t", "r"), ("u", "i")]
-        assert await same(publisher_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
+        assert await same(publisher18_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
         async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
             await subscription.disable()
-        publisher_db.execute("INSERT INTO t VALUES (3, 'c')")
+        publisher18_db.execute("INSERT INTO t VALUES (3, 'c')")
         target_db.wait("SELECT count(*) FROM subscriber.pg_stat_subscription WHERE pid IS NOT NULL", 0)
-        publisher_db.wait("SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()", 0)
+        publisher18_db.wait("SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()", 0)
         renamed = f"{name}_2"
         async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
             await subscription.rename(renamed)
             await subscription.set({"binary": True, "streaming": "off", "origin": "none", "synchronous_commit": "local"})
             await subscription.enable()
-        assert len(await same(publisher_db, target_db, renamed, ROWS)) == 3
-        assert publisher_db.fetch("SELECT application_name FROM pg_stat_replication WHERE state = 'streaming'") == [(renamed,)]
+        assert len(await same(publisher18_db, target_db, renamed, ROWS)) == 3
+        assert publisher18_db.fetch("SELECT application_name FROM pg_stat_replication WHERE state = 'streaming'") == [(renamed,)]
         await drop_subscription(renamed, target=target_db.dsn, settings=QUICK)
-        assert slots(publisher_db) == []
+        assert slots(publisher18_db) == []
         for table in ("pg_subscription", "pg_subscription_rel", '"position"', "worker", "subscription_stats"):
             assert target_db.value(f"SELECT count(*) FROM subscriber.{table}") == 0
         assert len(target_db.fetch(ROWS)) == 3

@@ -80,9 +80,9 @@ def made(publisher: Database, target: Database) -> ReplicaPair:
 
 
 @pytest.fixture
-def any_version_pair(publisher_db: Database, target_db: Database) -> ReplicaPair:
+def any_version_pair(publisher18_db: Database, target_db: Database) -> ReplicaPair:
     """With the publisher that the run is for."""
-    return made(publisher_db, target_db)
+    return made(publisher18_db, target_db)
 
 
 @pytest.fixture

@@ -30,22 +30,22 @@ def given(database: Database, verb: str, target: str, connection: str | None = N
 
 
 @pytest.mark.parametrize("verb", ["check", "create", "run"])
-def test_verbs_refuse_the_publisher_as_target(publisher_db: Database, verb: str) -> None:
-    publisher_db.execute(PUBLISHED)
-    ended = given(publisher_db, verb, publisher_db.dsn)
+def test_verbs_refuse_the_publisher_as_target(publisher18_db: Database, verb: str) -> None:
+    publisher18_db.execute(PUBLISHED)
+    ended = given(publisher18_db, verb, publisher18_db.dsn)
     assert ended.status == 1
     assert SAME in ended.output + ended.errors
-    assert publisher_db.value("SELECT count(*) FROM t") == 10
-    assert slots(publisher_db) == []
+    assert publisher18_db.value("SELECT count(*) FROM t") == 10
+    assert slots(publisher18_db) == []
 
 
-def test_same_database_by_another_address_and_role(publisher_db: Database) -> None:
-    publisher_db.execute(PUBLISHED)
-    with role(publisher_db, "LOGIN REPLICATION") as replicator:
-        publisher_db.execute(f"GRANT SELECT ON t TO {replicator.name}")
-        other = publisher_db.dsn.replace("127.0.0.1", "localhost")
-        assert other != publisher_db.dsn
-        assert SAME in given(publisher_db, "run", other, replicator.conninfo).errors
+def test_same_database_by_another_address_and_role(publisher18_db: Database) -> None:
+    publisher18_db.execute(PUBLISHED)
+    with role(publisher18_db, "LOGIN REPLICATION") as replicator:
+        publisher18_db.execute(f"GRANT SELECT ON t TO {replicator.name}")
+        other = publisher18_db.dsn.replace("127.0.0.1", "localhost")
+        assert other != publisher18_db.dsn
+        assert SAME in given(publisher18_db, "run", other, replicator.conninfo).errors
 
 
 @pytest.fixture
@@ -55,20 +55,20 @@ def neighbour_db(publisher: ServerAddress) -> Iterator[Database]:
         yield database
 
 
-async def test_known_subscription_that_is_turned_towards_its_target(publisher_db: Database, neighbour_db: Database) -> None:
-    publisher_db.execute(PUBLISHED)
+async def test_known_subscription_that_is_turned_towards_its_target(publisher18_db: Database, neighbour_db: Database) -> None:
+    publisher18_db.execute(PUBLISHED)
     neighbour_db.execute("CREATE TABLE t (v int)")
-    async with replica(publisher_db, neighbour_db) as found:
+    async with replica(publisher18_db, neighbour_db) as found:
         await found.same("SELECT v FROM t ORDER BY v")
     neighbour_db.execute("CREATE PUBLICATION pub FOR TABLE t")
     with pytest.raises(ConfigurationError, match=SAME):
-        await subscription_of(publisher_db, neighbour_db, conninfo=neighbour_db.conninfo()).run()
-    name = await create(publisher_db, neighbour_db)
+        await subscription_of(publisher18_db, neighbour_db, conninfo=neighbour_db.conninfo()).run()
+    name = await create(publisher18_db, neighbour_db)
     async with alter_subscription(name, target=neighbour_db.dsn, settings=QUICK) as subscription:
         await subscription.set_connection(neighbour_db.conninfo())
         with pytest.raises(ConfigurationError, match=SAME):
             await subscription.refresh()
-        await subscription.set_connection(publisher_db.conninfo())
+        await subscription.set_connection(publisher18_db.conninfo())
     await drop_subscription(name, target=neighbour_db.dsn, settings=QUICK)
     assert neighbour_db.value("SELECT count(*) FROM t") == 10
 

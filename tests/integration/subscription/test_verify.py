@@ -39,14 +39,14 @@ Replicated = Callable[..., AbstractAsyncContextManager[Replica]]
 
 
 @pytest.fixture
-def replicated(publisher_db: Database, target_db: Database) -> Replicated:
+def replicated(publisher18_db: Database, target_db: Database) -> Replicated:
     """Subscribe to all tables: ``replicated(TABLES, ROWS)``. ``there``: the target's tables, if they are others."""
 
     @asynccontextmanager
     async def start(tables: str, rows: str = "SELECT", *, there: str | None = None, **options: Any) -> AsyncIterator[Replica]:
-        publisher_db.execute(f"{tables}; {rows}; CREATE PUBLICATION pub FOR ALL TABLES")
+        publisher18_db.execute(f"{tables}; {rows}; CREATE PUBLICATION pub FOR ALL TABLES")
         target_db.execute(there or tables)
-        async with replica(publisher_db, target_db, **options) as found:
+        async with replica(publisher18_db, target_db, **options) as found:
             await found.caught_up(60)
             yield found
 
@@ -116,9 +116,9 @@ CREATE TABLE entry (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account 
 """
 
 
-async def test_both_sides_are_equal_at_one_lsn_under_load(replicated: Replicated, publisher_db: Database) -> None:
+async def test_both_sides_are_equal_at_one_lsn_under_load(replicated: Replicated, publisher18_db: Database) -> None:
     async with replicated(ACCOUNTS, "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i") as found:
-        with load(publisher_db, TRANSFER, TRANSFER, TRANSFER, "SET synchronous_commit = off; " + TRANSFER):
+        with load(publisher18_db, TRANSFER, TRANSFER, TRANSFER, "SET synchronous_commit = off; " + TRANSFER):
             lsns = []
             for _ in range(3):
                 report = await verified(found)
@@ -129,9 +129,9 @@ async def test_both_sides_are_equal_at_one_lsn_under_load(replicated: Replicated
         assert sorted(set(lsns)) == lsns, "each verification is of a later position"
 
 
-async def test_a_transaction_that_stays_open_does_not_delay_it(replicated: Replicated, publisher_db: Database) -> None:
+async def test_a_transaction_that_stays_open_does_not_delay_it(replicated: Replicated, publisher18_db: Database) -> None:
     async with replicated(ACCOUNTS, "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i") as found:
-        with publisher_db.connect() as writer:
+        with publisher18_db.connect() as writer:
             writer.execute("BEGIN; UPDATE account SET balance = 0 WHERE id = 1")
             report = await asyncio.wait_for(verified(found, "account"), 30)
             assert report.equal
@@ -140,14 +140,14 @@ async def test_a_transaction_that_stays_open_does_not_delay_it(replicated: Repli
         assert (await verified(found, "account")).equal
 
 
-async def test_a_publisher_that_is_read_only_for_others_can_be_verified(replicated: Replicated, publisher_db: Database) -> None:
+async def test_a_publisher_that_is_read_only_for_others_can_be_verified(replicated: Replicated, publisher18_db: Database) -> None:
     async with replicated("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)") as found:
         # as during a switch
-        publisher_db.execute(f"ALTER DATABASE {publisher_db.name} SET default_transaction_read_only = on")
+        publisher18_db.execute(f"ALTER DATABASE {publisher18_db.name} SET default_transaction_read_only = on")
         assert (await verified(found)).equal
 
 
-async def test_names_rows_and_repairs_them(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+async def test_names_rows_and_repairs_them(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     table = "CREATE TABLE t (id int, part text, v text, n numeric(10, 2), PRIMARY KEY (id, part))"
     rows = "INSERT INTO t SELECT i, 'ä' || i, 'v', i FROM generate_series(1, 1000) AS i"
     async with replicated(table, rows, there=f"{table}; ALTER TABLE t ADD own text DEFAULT 'target'") as found:
@@ -173,7 +173,7 @@ async def test_names_rows_and_repairs_them(replicated: Replicated, publisher_db:
         hidden = only(await verified(found))
         assert all(each.publisher is None and each.target is None for each in hidden.differences)
         # what changes after the verification is not undone
-        publisher_db.execute("UPDATE t SET v = 'later' WHERE id IN (10, 20); DELETE FROM t WHERE id = 30")
+        publisher18_db.execute("UPDATE t SET v = 'later' WHERE id IN (10, 20); DELETE FROM t WHERE id = 30")
         assert await repair(report, target=target_db.dsn) == {TableName("public", "t"): 5}
         await found.same("SELECT id, part, v, n FROM t ORDER BY id, part")
         assert (await verified(found)).equal
@@ -232,9 +232,9 @@ async def test_names_and_repairs_rows_whose_keys_have_another_type(replicated: R
         assert (await verified(found)).equal
 
 
-async def test_repair_under_load_undoes_nothing(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+async def test_repair_under_load_undoes_nothing(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     async with replicated(ACCOUNTS, "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i") as found:
-        with load(publisher_db, TRANSFER, TRANSFER, TRANSFER):
+        with load(publisher18_db, TRANSFER, TRANSFER, TRANSFER):
             target_db.execute("SET session_replication_role = replica; UPDATE account SET remark = 'wrong' WHERE id % 2 = 0")
             report = await verified(found, "account")
             # an UPDATE writes all columns, so some rows are right again
@@ -279,17 +279,17 @@ async def test_compares_types_that_the_target_stores_differently(replicated: Rep
         assert named(only(await verified(found))) == [("different", ("1",), ("b", "g", "i", "l")), ("different", ("2",), ("d",))]
 
 
-async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher_db: Database, target_db: Database) -> None:
+async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher18_db: Database, target_db: Database) -> None:
     table = "CREATE TABLE {0} (id int PRIMARY KEY, v text)"
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute(table.format("in_order") + ";" + table.format("shuffled"))
-    publisher_db.execute("""
+    publisher18_db.execute("""
         INSERT INTO in_order SELECT i, md5(i::text) FROM generate_series(1, 120000) AS i;
         INSERT INTO shuffled SELECT id, v FROM in_order ORDER BY v;
         ANALYZE in_order, shuffled;
         CREATE PUBLICATION pub FOR ALL TABLES
     """)
-    async with replica(publisher_db, target_db) as found:
+    async with replica(publisher18_db, target_db) as found:
         await found.caught_up(60)
         target_db.execute("UPDATE in_order SET v = 'x' WHERE id = 77777; UPDATE shuffled SET v = 'x' WHERE id = 77777")
         report = await verified(found)
@@ -350,11 +350,11 @@ async def test_refuses_a_subscription_that_does_not_run(replicated: Replicated, 
 
 
 async def test_compares_only_what_changed_since_both_sides_were_equal(
-    replicated: Replicated, publisher_db: Database, target_db: Database
+    replicated: Replicated, publisher18_db: Database, target_db: Database
 ) -> None:
     async with replicated(TEXTS, "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i") as found:
         assert not only(await verified(found, changed=True)).changed_only, "there was no verification before"
-        publisher_db.execute("UPDATE t SET v = 'new' WHERE id <= 10; DELETE FROM t WHERE id = 500; INSERT INTO t VALUES (2000, 'x')")
+        publisher18_db.execute("UPDATE t SET v = 'new' WHERE id <= 10; DELETE FROM t WHERE id = 500; INSERT INTO t VALUES (2000, 'x')")
         await found.caught_up()
         report = await verified(found, changed=True)
         assert report.equal
@@ -369,12 +369,14 @@ async def test_compares_only_what_changed_since_both_sides_were_equal(
         assert len(table.differences) == 1
 
 
-async def test_a_column_that_was_added_is_compared_in_old_rows(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+async def test_a_column_that_was_added_is_compared_in_old_rows(
+    replicated: Replicated, publisher18_db: Database, target_db: Database
+) -> None:
     async with replicated("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 100)") as found:
         assert (await verified(found)).equal
         # no row is written
         target_db.execute("ALTER TABLE t ADD v int DEFAULT 1")
-        publisher_db.execute("ALTER TABLE t ADD v int DEFAULT 2")
+        publisher18_db.execute("ALTER TABLE t ADD v int DEFAULT 2")
         report = await verified(found, changed=True)
         assert {each.columns for each in only(report).differences} == {("v",)}
         assert len(only(report).differences) == 100
@@ -427,32 +429,32 @@ def sessions(name: str) -> str:
     return f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%{name}'"
 
 
-async def test_a_killed_verification_leaves_nothing_behind(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+async def test_a_killed_verification_leaves_nothing_behind(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     async with replicated(TEXTS, "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100000) AS i; ANALYZE t") as found:
-        arguments = ["verify", found.subscription.name, "--connection", publisher_db.dsn, "--target", target_db.dsn, "--max-rate", "1000"]
+        arguments = ["verify", found.subscription.name, "--connection", publisher18_db.dsn, "--target", target_db.dsn, "--max-rate", "1000"]
         with running(*arguments) as program:
-            await asyncio.to_thread(publisher_db.wait, sessions("verify"), 2)
+            await asyncio.to_thread(publisher18_db.wait, sessions("verify"), 2)
             await asyncio.to_thread(target_db.wait, "SELECT count(*) FROM subscriber.snapshot_request", 0)
             program.send(signal.SIGKILL)
             await asyncio.to_thread(program.ended)
-        publisher_db.execute("UPDATE t SET v = 'later' WHERE id = 1")
+        publisher18_db.execute("UPDATE t SET v = 'later' WHERE id = 1")
         await found.caught_up()
-        await asyncio.to_thread(publisher_db.wait, sessions("verify"), 0)
+        await asyncio.to_thread(publisher18_db.wait, sessions("verify"), 0)
         assert (await verified(found)).equal
 
 
-async def test_snapshots_of_a_requester_that_ends_are_closed(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+async def test_snapshots_of_a_requester_that_ends_are_closed(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     async with replicated("CREATE TABLE t (id int PRIMARY KEY)") as found:
         async with open_store(target_db.dsn, "test") as (store, find):
             requests = StoredRequests(store, (await find(found.subscription.name)).oid, "the test")
             await requests.take_lock()
             await requests.put("1", {"kind": "snapshot"})
             await asyncio.to_thread(target_db.wait, "SELECT state FROM subscriber.snapshot_request", "o")
-            assert publisher_db.value(sessions("snapshot")) == 1
-            publisher_db.execute("INSERT INTO t VALUES (1)")
+            assert publisher18_db.value(sessions("snapshot")) == 1
+            publisher18_db.execute("INSERT INTO t VALUES (1)")
             await found.caught_up()
         # its lock is free now
-        await asyncio.to_thread(publisher_db.wait, sessions("snapshot"), 0)
+        await asyncio.to_thread(publisher18_db.wait, sessions("snapshot"), 0)
         assert (await verified(found)).equal
 
 
@@ -472,12 +474,12 @@ async def test_resumes_after_an_interruption(replicated: Replicated, tmp_path: P
         assert not file.exists()
 
 
-async def test_the_command_line_tells_and_repairs(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+async def test_the_command_line_tells_and_repairs(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     async with replicated(TEXTS, "INSERT INTO t SELECT i, 'secret' FROM generate_series(1, 10) AS i") as found:
         target_db.execute("UPDATE t SET v = 'wrong' WHERE id = 3")
 
         async def run(*more: str) -> Ended:
-            arguments = ["verify", found.subscription.name, "--connection", publisher_db.dsn, "--target", target_db.dsn, *more]
+            arguments = ["verify", found.subscription.name, "--connection", publisher18_db.dsn, "--target", target_db.dsn, *more]
             return await asyncio.to_thread(subscriber, *arguments)
 
         done = await run("--repair", "--dry-run")
@@ -534,11 +536,11 @@ async def test_repair_of_rows_that_a_prepared_transaction_has_locked_ends(
 
 
 async def test_repair_does_not_delete_the_rows_of_a_rewritten_table(
-    replicated: Replicated, publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+    replicated: Replicated, publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def after_rewriting(*arguments: Any) -> Any:
         # the rows are now newer than the snapshot
-        publisher_db.execute("ALTER TABLE t ALTER v TYPE bigint")
+        publisher18_db.execute("ALTER TABLE t ALTER v TYPE bigint")
         return await rows_by_key(*arguments)
 
     async with replicated(NUMBERS, "INSERT INTO t VALUES (1, 1), (2, 2)") as found:

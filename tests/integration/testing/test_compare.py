@@ -145,19 +145,19 @@ async def test_partitioned_on_one_side_inherited_on_neither(publisher18_db: Data
     assert (await compare_one((publisher18_db, target_db))).equal
 
 
-async def test_every_type_between_two_versions(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_every_type_between_two_versions(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         await create_tables(database.dsn, rows=1000)
-    found = await compare(publisher_db.dsn, target_db.dsn, table_names("load"))
+    found = await compare(publisher18_db.dsn, target_db.dsn, table_names("load"))
     assert [comparison.table for comparison in found if not comparison.equal] == []
     assert all(comparison.publisher is not None and comparison.publisher.rows > 0 for comparison in found)
 
 
-async def test_published_tables_follow_the_publications(publisher_db: Database) -> None:
-    publisher_db.execute("CREATE TABLE b (id int); CREATE TABLE a (id int); CREATE TABLE c (id int)")
-    publisher_db.execute("CREATE PUBLICATION p1 FOR TABLE b, a; CREATE PUBLICATION p2 FOR TABLE a")
-    assert await published_tables(publisher_db.dsn, ["p1", "p2"]) == [TableName("public", "a"), TableName("public", "b")]
-    assert await published_tables(publisher_db.dsn, ["p2", "absent"]) == [TableName("public", "a")]
+async def test_published_tables_follow_the_publications(publisher18_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE b (id int); CREATE TABLE a (id int); CREATE TABLE c (id int)")
+    publisher18_db.execute("CREATE PUBLICATION p1 FOR TABLE b, a; CREATE PUBLICATION p2 FOR TABLE a")
+    assert await published_tables(publisher18_db.dsn, ["p1", "p2"]) == [TableName("public", "a"), TableName("public", "b")]
+    assert await published_tables(publisher18_db.dsn, ["p2", "absent"]) == [TableName("public", "a")]
 
 
 @pytest.fixture

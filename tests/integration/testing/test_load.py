@@ -26,9 +26,9 @@ async def differing_tables(left: Database, right: Database) -> list[str]:
     return [comparison.table.name for comparison in await compare(left.dsn, right.dsn, table_names("load")) if not comparison.equal]
 
 
-async def test_every_kind_comes_even_in_a_short_load(publisher_db: Database) -> None:
-    await create_tables(publisher_db.dsn, rows=ROWS)
-    load = MixedLoad(publisher_db.dsn, seed=1, huge_rows=3000)
+async def test_every_kind_comes_even_in_a_short_load(publisher18_db: Database) -> None:
+    await create_tables(publisher18_db.dsn, rows=ROWS)
+    load = MixedLoad(publisher18_db.dsn, seed=1, huge_rows=3000)
     report = await load.run(transactions=len(Kind))
     assert report.kinds == dict.fromkeys(Kind, 1)
     assert report.transactions == len(Kind)
