@@ -29,9 +29,9 @@ def made(publisher: Database) -> Database:
 
 
 @pytest.fixture
-def any_source(publisher18_db: Database) -> Database:
+def any_source(publisher_db: Database) -> Database:
     """Of the version that the run is for, because the result depends on the protocol."""
-    return made(publisher18_db)
+    return made(publisher_db)
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from tests.support.received import SMALL, SOON, TIMEOUT, Simple, changes, confir
 
 
 @pytest.fixture
-def source(publisher18_db: Database) -> Database:
-    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    publisher18_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return publisher18_db
+def source(publisher_db: Database) -> Database:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    publisher_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return publisher_db
 
 
 class TestChanges:

@@ -22,28 +22,27 @@ from tests.support.table_swap import ROWS, make_swappable_table, swap_in, swap_o
 from tests.support.table_synchronization import IN_PARTS, STATES, only_the_main_slot
 
 
-@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
-async def test_unpublished_in_the_middle_of_its_copy(publisher_db: Database, target_db: Database) -> None:
+async def test_unpublished_in_the_middle_of_its_copy(publisher18_db: Database, target_db: Database) -> None:
     """What was copied is undone with it: published again, no row is there twice. Rows of others stay."""
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE big (id int, v text); CREATE TABLE other (id int PRIMARY KEY)")
-    publisher_db.execute(
+    publisher18_db.execute(
         "INSERT INTO big SELECT i, repeat('v', 100) FROM generate_series(1, 3000) AS i; CREATE PUBLICATION pub FOR ALL TABLES"
     )
     target_db.execute("INSERT INTO big VALUES (-1, 'mine')")
     make_row_gate(target_db, "big", "NEW.id = 3000", 1)
     with closed_gates(target_db, 1):
-        async with replica(publisher_db, target_db, settings=IN_PARTS):
+        async with replica(publisher18_db, target_db, settings=IN_PARTS):
             await eventually(target_db, waiting_at_gate(1), 1)
             await eventually(target_db, "SELECT count(*) > 0 FROM subscriber.copy_part", True)
     assert ("big", "d") in target_db.fetch(STATES)
-    publisher_db.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE other")
-    await subscription_of(publisher_db, target_db).run(Until())
+    publisher18_db.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE other")
+    await subscription_of(publisher18_db, target_db).run(Until())
     assert target_db.fetch("SELECT id FROM big") == [(-1,)]
     assert target_db.fetch(STATES) == [("other", "r")] or target_db.fetch(STATES) == [("other", "s")]
-    assert only_the_main_slot(publisher_db)
-    publisher_db.execute("ALTER PUBLICATION pub ADD TABLE big")
-    await subscription_of(publisher_db, target_db).run(Until())
+    assert only_the_main_slot(publisher18_db)
+    publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE big")
+    await subscription_of(publisher18_db, target_db).run(Until())
     assert target_db.fetch("SELECT count(*), count(DISTINCT id) FROM big") == [(3001, 3001)]
 
 
@@ -104,14 +103,13 @@ async def test_swapped_for_a_table_that_is_newer_than_the_snapshot(
     assert only_the_main_slot(publisher18_db)
 
 
-@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("partitioned", [False, True])
 async def test_swapped_between_two_parts(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, partitioned: bool, back: bool
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, partitioned: bool, back: bool
 ) -> None:
     """The bug was that parts that were read while another table had the name were that one's."""
-    name = make_swappable_table(publisher_db, partitioned=partitioned)
+    name = make_swappable_table(publisher18_db, partitioned=partitioned)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     real, readers = SnapshotReader.open, 0
 
@@ -120,17 +118,17 @@ async def test_swapped_between_two_parts(
         readers += 1
         # the first finds the parts, the second reads one of them, and so on
         if readers == 3:
-            await asyncio.to_thread(publisher_db.execute, swap_in(name))
+            await asyncio.to_thread(publisher18_db.execute, swap_in(name))
         if readers == 4 and back:
-            await asyncio.to_thread(publisher_db.execute, swap_out(name))
+            await asyncio.to_thread(publisher18_db.execute, swap_out(name))
         return await real(conninfo, snapshot_name, application_name=application_name)
 
     monkeypatch.setattr(SnapshotReader, "open", opened)
     settings = changed(IN_PARTS, max_copy_workers_per_table=1, max_sync_workers_per_subscription=1)
-    async with replica(publisher_db, target_db, settings=settings) as found:
+    async with replica(publisher18_db, target_db, settings=settings) as found:
         assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
         assert target_db.value("SELECT max(srcopyattempt) FROM subscriber.pg_subscription_rel") > 1
-    assert only_the_main_slot(publisher_db)
+    assert only_the_main_slot(publisher18_db)
 
 
 async def test_swapped_while_a_part_waits_to_be_read_and_back(

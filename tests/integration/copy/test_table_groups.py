@@ -206,28 +206,29 @@ async def test_a_commit_whose_answer_is_lost(
     assert_nothing_is_left(publisher18_db, target_db, origins=True)
 
 
-@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_a_transaction_that_is_prepared_meanwhile(
-    publisher_db: Database, target_db: Database, tables: list[str], before_copy: BeforeCopy
+    publisher18_db: Database, target_db: Database, tables: list[str], before_copy: BeforeCopy
 ) -> None:
     done: list[str] = []
 
     async def prepare(table: str) -> None:
         if not done:
             done.append(table)
-            publisher_db.execute("BEGIN; INSERT INTO t4 VALUES (3, 'new'); INSERT INTO t0 VALUES (3, 'new'); PREPARE TRANSACTION 'groups'")
-            publisher_db.execute("INSERT INTO t9 VALUES (3, 'new')")
-            publisher_db.execute("COMMIT PREPARED 'groups'")
+            publisher18_db.execute(
+                "BEGIN; INSERT INTO t4 VALUES (3, 'new'); INSERT INTO t0 VALUES (3, 'new'); PREPARE TRANSACTION 'groups'"
+            )
+            publisher18_db.execute("INSERT INTO t9 VALUES (3, 'new')")
+            publisher18_db.execute("COMMIT PREPARED 'groups'")
 
     before_copy(prepare)
-    async with replica(publisher_db, target_db, two_phase=True, settings=ONE_GROUP) as running:
+    async with replica(publisher18_db, target_db, two_phase=True, settings=ONE_GROUP) as running:
         await all_ready(running)
         await until_two_phase(target_db)
-        publisher_db.execute("BEGIN; INSERT INTO t4 VALUES (4, 'new'); PREPARE TRANSACTION 'later'")
-        publisher_db.execute("COMMIT PREPARED 'later'")
+        publisher18_db.execute("BEGIN; INSERT INTO t4 VALUES (4, 'new'); PREPARE TRANSACTION 'later'")
+        publisher18_db.execute("COMMIT PREPARED 'later'")
         await same_rows(running, tables)
     assert done
-    assert_nothing_is_left(publisher_db, target_db)
+    assert_nothing_is_left(publisher18_db, target_db)
 
 
 async def until_two_phase(target: Database) -> None:

@@ -241,26 +241,25 @@ async def test_stopped_subscriber_starts_the_copy_again_and_leaves_no_files(publ
     assert not (lake / "copy/1-1").exists()
 
 
-@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
 async def test_lost_snapshot_is_reported_and_the_table_copied_again(
-    publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    publisher18_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    many_rows(publisher_db)
+    many_rows(publisher18_db)
     lake = tmp_path / "lake"
 
     def lose(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
         if order.generation == 1:
             walsender = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walsender' AND application_name LIKE '%_sync_%'"
-            with publisher_db.connect() as session:
+            with publisher18_db.connect() as session:
                 for (pid,) in session.execute(walsender).fetchall():
                     session.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
         return numbers
 
     with caplog.at_level(logging.WARNING):
         async with copier(lake, Watched(lake, lose)):
-            await by_executors(publisher_db, tmp_path).run(Until())
+            await by_executors(publisher18_db, tmp_path).run(Until())
     assert "the session that exported the snapshot was lost" in caplog.text
-    assert_same(lake, await applied(lake), publisher_db, [T])
+    assert_same(lake, await applied(lake), publisher18_db, [T])
 
 
 @pytest.mark.parametrize(
@@ -503,14 +502,13 @@ async def test_the_applier_ends_while_the_publisher_does_not_answer(publisher18_
     await given_up(syncing)
 
 
-@pytest.mark.publisher(min=14, lacks="client_connection_check_interval")
-async def test_killed_applier_leaves_no_session_waiting_on_the_publisher(publisher_db: Database, tmp_path: Path) -> None:
-    syncing = await ordered(publisher_db, tmp_path)
-    with open_transaction(publisher_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
-        await asyncio.to_thread(publisher_db.wait, WAITS, True)
+async def test_killed_applier_leaves_no_session_waiting_on_the_publisher(publisher18_db: Database, tmp_path: Path) -> None:
+    syncing = await ordered(publisher18_db, tmp_path)
+    with open_transaction(publisher18_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
+        await asyncio.to_thread(publisher18_db.wait, WAITS, True)
         applier.send(signal.SIGKILL)
         await asyncio.to_thread(applier.ended)
-        await asyncio.to_thread(publisher_db.wait, WAITS, False)
+        await asyncio.to_thread(publisher18_db.wait, WAITS, False)
     await given_up(syncing)
 
 

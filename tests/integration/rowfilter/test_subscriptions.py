@@ -29,10 +29,10 @@ async def has(target: Database, table: str, ids: list[int]) -> None:
 
 
 @pytest.fixture
-def source(publisher18_db: Database) -> Database:
-    publisher18_db.execute(f"{TABLE}; {OTHER}; CREATE PUBLICATION pub FOR ALL TABLES")
-    publisher18_db.execute("INSERT INTO orders SELECT n, n, 'copied' FROM generate_series(1, 10) AS n; INSERT INTO other VALUES (1)")
-    return publisher18_db
+def source(publisher_db: Database) -> Database:
+    publisher_db.execute(f"{TABLE}; {OTHER}; CREATE PUBLICATION pub FOR ALL TABLES")
+    publisher_db.execute("INSERT INTO orders SELECT n, n, 'copied' FROM generate_series(1, 10) AS n; INSERT INTO other VALUES (1)")
+    return publisher_db
 
 
 @pytest.mark.parametrize("binary", [False, True])

@@ -49,9 +49,9 @@ def test_same_database_by_another_address_and_role(publisher18_db: Database) -> 
 
 
 @pytest.fixture
-def neighbour_db(publisher: ServerAddress) -> Iterator[Database]:
+def neighbour_db(publisher18: ServerAddress) -> Iterator[Database]:
     """Another database of the publisher's server."""
-    with fresh_database(publisher, "tgt") as database:
+    with fresh_database(publisher18, "tgt") as database:
         yield database
 
 

@@ -301,10 +301,9 @@ async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher18_db: Dat
         assert (await verified(found, limits=VerificationLimits(sample=10))).tables[0].publisher_rows < 60000
 
 
-@pytest.mark.publisher(min=15, lacks="column lists")
-async def test_compares_partition_roots_and_column_lists(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+async def test_compares_partition_roots_and_column_lists(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     columns = "id int, part int, v text, hidden text"
-    publisher_db.execute(f"""
+    publisher18_db.execute(f"""
         CREATE TABLE root ({columns}, doubled int GENERATED ALWAYS AS (part * 2) STORED, PRIMARY KEY (id, part)) PARTITION BY LIST (part);
         CREATE TABLE one PARTITION OF root FOR VALUES IN (1); CREATE TABLE two PARTITION OF root FOR VALUES IN (2);
         INSERT INTO root SELECT i, 1 + i % 2, 'v', 'h' FROM generate_series(1, 1000) AS i;
@@ -312,7 +311,7 @@ async def test_compares_partition_roots_and_column_lists(replicated: Replicated,
     """)
     # the target is not partitioned, and a table inherits from it
     target_db.execute(f"CREATE TABLE root ({columns}, PRIMARY KEY (id, part)); CREATE TABLE child () INHERITS (root)")
-    async with replica(publisher_db, target_db) as found:
+    async with replica(publisher18_db, target_db) as found:
         await found.caught_up()
         target_db.execute("INSERT INTO child VALUES (1, 1, 'not replicated', NULL); UPDATE root SET hidden = 'not replicated'")
         report = await verified(found, changed=True)
@@ -385,16 +384,15 @@ async def test_a_column_that_was_added_is_compared_in_old_rows(
         assert only(await verified(found, changed=True)).changed_only
 
 
-@pytest.mark.publisher(min=15, lacks="column lists")
-async def test_a_column_that_is_published_now_is_compared_in_old_rows(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_a_column_that_is_published_now_is_compared_in_old_rows(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
-    publisher_db.execute("INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t (id)")
-    async with replica(publisher_db, target_db) as found:
+    publisher18_db.execute("INSERT INTO t VALUES (1, 1); CREATE PUBLICATION pub FOR TABLE t (id)")
+    async with replica(publisher18_db, target_db) as found:
         await found.caught_up()
         assert (await verified(found)).equal
         assert only(await verified(found, changed=True)).changed_only
-        publisher_db.execute("ALTER PUBLICATION pub SET TABLE t (id, v)")
+        publisher18_db.execute("ALTER PUBLICATION pub SET TABLE t (id, v)")
         assert named(only(await verified(found, changed=True))) == [("different", ("1",), ("v",))]
 
 
@@ -500,37 +498,35 @@ async def test_the_command_line_tells_and_repairs(replicated: Replicated, publis
         assert "--dry-run belongs to --repair" in (await run("--dry-run")).errors
 
 
-@pytest.mark.publisher(min=15, lacks="two-phase commit")
-async def test_prepared_transactions_are_on_neither_side(replicated: Replicated, publisher_db: Database, target_db: Database) -> None:
+async def test_prepared_transactions_are_on_neither_side(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     async with replicated(TEXTS, "INSERT INTO t VALUES (1, 'v')", two_phase=True) as found:
         await asyncio.to_thread(target_db.wait, "SELECT subtwophasestate FROM subscriber.pg_subscription", "e")
-        gid = f"verify_{publisher_db.name}"
-        publisher_db.execute("BEGIN; UPDATE t SET v = 'prepared'; INSERT INTO t VALUES (2, 'prepared')")
-        publisher_db.execute(f"PREPARE TRANSACTION '{gid}'")
+        gid = f"verify_{publisher18_db.name}"
+        publisher18_db.execute("BEGIN; UPDATE t SET v = 'prepared'; INSERT INTO t VALUES (2, 'prepared')")
+        publisher18_db.execute(f"PREPARE TRANSACTION '{gid}'")
         await found.caught_up()
         report = await verified(found)
         assert (report.equal, only(report).publisher_rows) == (True, 1)
-        publisher_db.execute(f"COMMIT PREPARED '{gid}'")
+        publisher18_db.execute(f"COMMIT PREPARED '{gid}'")
         report = await verified(found)
         assert (report.equal, only(report).publisher_rows) == (True, 2)
 
 
-@pytest.mark.publisher(min=15, lacks="two-phase commit")
 async def test_repair_of_rows_that_a_prepared_transaction_has_locked_ends(
-    replicated: Replicated, publisher_db: Database, target_db: Database
+    replicated: Replicated, publisher18_db: Database, target_db: Database
 ) -> None:
     async with replicated(TEXTS, "INSERT INTO t VALUES (1, 'v')", two_phase=True) as found:
         await asyncio.to_thread(target_db.wait, "SELECT subtwophasestate FROM subscriber.pg_subscription", "e")
         target_db.execute("UPDATE t SET v = 'wrong'")
         report = await verified(found)
-        gid = f"locked_{publisher_db.name}"
-        publisher_db.execute("BEGIN; UPDATE t SET v = 'prepared'")
-        publisher_db.execute(f"PREPARE TRANSACTION '{gid}'")
+        gid = f"locked_{publisher18_db.name}"
+        publisher18_db.execute("BEGIN; UPDATE t SET v = 'prepared'")
+        publisher18_db.execute(f"PREPARE TRANSACTION '{gid}'")
         await found.caught_up()
         # the lock is free only when apply has continued
         with pytest.raises(TargetError, match="are locked in the target"):
             await asyncio.wait_for(repair(report, target=target_db.dsn), 30)
-        publisher_db.execute(f"COMMIT PREPARED '{gid}'")
+        publisher18_db.execute(f"COMMIT PREPARED '{gid}'")
         await found.caught_up()
         assert (await verified(found)).equal
 
@@ -555,21 +551,22 @@ async def test_repair_does_not_delete_the_rows_of_a_rewritten_table(
         assert (await verified(found)).equal
 
 
-@pytest.mark.publisher(min=15, lacks="row filters")
-async def test_a_subscription_of_the_catalog_needs_no_connection_string(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_a_subscription_of_the_catalog_needs_no_connection_string(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)")
-    publisher_db.execute("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 10) AS i; CREATE PUBLICATION pub FOR TABLE t WHERE (id > 5)")
-    name = await create(publisher_db, target_db)
+    publisher18_db.execute(
+        "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 10) AS i; CREATE PUBLICATION pub FOR TABLE t WHERE (id > 5)"
+    )
+    name = await create(publisher18_db, target_db)
     async with launched(target_db):
-        await asyncio.to_thread(catch_up, publisher_db, target_db, name)
+        await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
         report = await verify(name, target=target_db.dsn)
         assert report.equal
         # the target holds what the row filter publishes
         assert (only(report).publisher_rows, only(report).target_rows) == (5, 5)
         target_db.execute("INSERT INTO t VALUES (1, 'v')")
         assert named(only(await verify(name, target=target_db.dsn))) == [("extra", ("1",), ())]
-        publisher_db.execute("ALTER PUBLICATION pub ADD TABLE other")
+        publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE other")
         assert [table.left_out for table in (await verify(name, target=target_db.dsn)).tables] == [
             "it is not part of the subscription",
             None,
@@ -586,8 +583,8 @@ async def test_a_lake_that_does_not_exist_is_not_created(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_instants_have_the_same_hash_in_all_versions(publisher18_db: Database) -> None:
-    publisher18_db.execute(
+def test_instants_have_the_same_hash_in_all_versions(publisher_db: Database) -> None:
+    publisher_db.execute(
         "CREATE TABLE t AS SELECT v::timestamptz FROM unnest(ARRAY['epoch', '4714-11-24 00:00:00+00 BC', '294276-12-31 23:59:59.999999+00',"
         " '2024-10-27 00:30:00.000001+00', 'infinity', '-infinity', NULL]) AS v"
     )
@@ -597,5 +594,5 @@ def test_instants_have_the_same_hash_in_all_versions(publisher18_db: Database) -
     )
     assert "timestamptz_hash_extended" not in old
     for zone in ("UTC", "Europe/Berlin"):
-        publisher18_db.execute(f"SET timezone = '{zone}'")
-        assert publisher18_db.fetch(f"SELECT count(*), count(DISTINCT {new}) FROM t WHERE {old} = {new}") == [(7, 7)]
+        publisher_db.execute(f"SET timezone = '{zone}'")
+        assert publisher_db.fetch(f"SELECT count(*), count(DISTINCT {new}) FROM t WHERE {old} = {new}") == [(7, 7)]
