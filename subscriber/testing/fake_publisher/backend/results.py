@@ -97,9 +97,10 @@ def normalized(text: str) -> str:
 
 
 def known(template: str, handler: Handler) -> KnownQuery:
-    """A query by its text, in which ``{name}`` stands for any text and ``...`` for a part that does not matter here."""
+    """A query by its text. ``{name}`` stands for any text, in quotes for a literal, and ``...`` for a part that does not matter here."""
     pattern = re.escape(normalized(template))
     pattern = pattern.replace(re.escape("..."), ".*?")
+    pattern = re.sub(r"'\\\{(\w+)\\\}'", r"'(?P<\1>(?:[^']|'')*)'", pattern)
     pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.*?)", pattern)
     return KnownQuery(re.compile(pattern, re.DOTALL), handler)
 
