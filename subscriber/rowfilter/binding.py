@@ -41,7 +41,7 @@ from subscriber.rowfilter.typed import (
 from subscriber.types import PgType
 from subscriber.types.containers import ArrayReader
 
-__all__ = ["Evaluation", "bind"]
+__all__ = ["Evaluation", "bind", "bind_expression"]
 
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 _SIGNS: Final[dict[type[exp.Expr], str]] = {
@@ -79,9 +79,19 @@ def bind(parsed: ParsedExpression, columns: Mapping[str, PgType]) -> Evaluation:
     Raises:
         RowFilterError: a column does not exist, types do not fit, or the filter cannot be evaluated exactly.
     """
+    used, whole = bind_expression(parsed, columns)
+    return Evaluation(used, boolean(whole, "PUBLICATION WHERE").evaluate)
+
+
+def bind_expression(parsed: ParsedExpression, columns: Mapping[str, PgType]) -> tuple[Mapping[str, str], Typed]:
+    """Return the columns that an expression of any type uses, and the expression.
+
+    Raises:
+        RowFilterError: as :func:`bind`.
+    """
     binder = _Binder(parsed, columns)
     whole = binder.bind(parsed.tree)
-    return Evaluation(binder.used, boolean(whole, "PUBLICATION WHERE").evaluate)
+    return binder.used, whole
 
 
 class _Binder:
@@ -183,7 +193,7 @@ class _Binder:
         if part.type == UNKNOWN:
             raise unsupported("the sign of a quoted constant", hint="write the sign inside the quotes")
         if part.type not in operators.NUMBERS:
-            raise RowFilterError(f"operator does not exist: - {type_name(part.type)}", sqlstate="42883")
+            raise unsupported(f"operator - {type_name(part.type)}")
         if part.type in INTEGERS:
             type_ = part.type
             return strict(type_, lambda value: in_range(-value, type_), [part])
@@ -275,14 +285,10 @@ class _Binder:
         return folded(Typed(type_, evaluate, constant=all(part.constant for part in parts), collation=collation))
 
     def _nullif(self, node: exp.Expr) -> Typed:
-        left, right = (self.bind(each) for each in arguments(node))
+        left, right = _known(*(self.bind(each) for each in arguments(node)))
         equal = self._compare("=", left, right)
-        if left.type == UNKNOWN:
-            left = typed_literal(left, right.type if right.type != UNKNOWN else "text")
-        type_ = right.type if right.type != UNKNOWN else left.type
-        if (left.type in INTEGERS and type_ not in INTEGERS) or left.type == "numeric" or left.type in TEXTS:
-            # the operator converts it
-            left = converted(left, operators.common_type("=", left.type, type_))
+        # the value is the left operand of the operator, after its conversion
+        left = converted(left, operators.operand_type(left.type, operators.common_type("=", left.type, right.type)))
         first, same = left.evaluate, equal.evaluate
 
         def evaluate(row: Sequence[Any]) -> Any:
@@ -293,9 +299,7 @@ class _Binder:
     # --- comparisons
 
     def _compare(self, sign: str, left: Typed, right: Typed) -> Typed:
-        if left.type == right.type == UNKNOWN:
-            left, right = typed_literal(left, "text"), typed_literal(right, "text")
-        left, right = typed_literal(left, right.type), typed_literal(right, left.type)
+        left, right = _known(left, right)
         type_ = operators.common_type(sign, left.type, right.type)
         if type_ in TEXTS and sign not in {"=", "<>"} and collation_of([left, right]) != "C":
             raise operators.needs_collation(f"operator {sign}")
@@ -333,21 +337,19 @@ class _Binder:
         if isinstance(array, exp.Array):
             if not array.expressions:
                 raise unsupported("an empty array")
-            type_, parts = alike([self.bind(each) for each in array.expressions], "ARRAY")
-            if "varchar" in {type_, target} or (target is not None and target != type_ and not all(part.constant for part in parts)):
-                # the server would have to convert an array
-                raise not_allowed(NOT_SIMPLE)
-            if target is not None:
-                parts = [cast(part, target) for part in parts]
+            parts = [self.bind(each) for each in array.expressions]
+            # a cast of ARRAY[…] is a cast of each element
+            element, parts = alike(parts, "ARRAY") if target is None else (target, [cast(part, target) for part in parts])
         elif isinstance(array, exp.Literal) and array.is_string:
-            if target == "varchar":
-                raise not_allowed(NOT_SIMPLE)
             element = target or {"varchar": "text"}.get(subject.type, subject.type)
             parts = [constant(element, each) for each in self._elements(str(array.this), element)]
         else:
             raise unsupported("an array that is neither ARRAY[…] nor a constant")
         if subject.type == UNKNOWN:
             raise _quoted_subject()
+        if operators.operand_type(element, operators.common_type(sign, subject.type, element)) != element:
+            # the server would have to convert the array
+            raise not_allowed(NOT_SIMPLE)
         return any_or_all(subject, parts, [self._compare(sign, subject, part) for part in parts], any_=any_)
 
     def _elements(self, text: str, type_: str) -> list[Any]:
@@ -358,7 +360,7 @@ class _Binder:
         try:
             found = _ARRAY.read(text, lambda each: read_literal(each, type_))
         except ValueError:
-            raise RowFilterError("malformed array literal", sqlstate="22P02") from None
+            raise unsupported("a constant array that is not written as PostgreSQL prints it", hint="use ARRAY[…]") from None
         if any(isinstance(each, list) for each in found):
             raise unsupported("an array of several dimensions")
         return found
@@ -368,6 +370,8 @@ class _Binder:
         types = {part.type for part in parts}
         if "bpchar" in types and types <= TEXTS:
             raise unsupported("LIKE of character", hint="cast it to text")
+        if "bytea" in types:
+            raise unsupported("LIKE of bytea")
         if not types <= TEXTS:
             raise no_operator("~~", parts[0].type, parts[1].type)
         negated = bool(node.args.get("negate"))
@@ -405,6 +409,13 @@ class _Binder:
         collation = collation_of(parts)
         type_, function = operators.call(name, [part.type for part in parts], c_collation=collation == "C")
         return strict(type_, function, parts, collation)
+
+
+def _known(left: Typed, right: Typed) -> tuple[Typed, Typed]:
+    """The operands of a comparison: a constant without type takes the type of the other one, and two of them are texts."""
+    if left.type == right.type == UNKNOWN:
+        return typed_literal(left, "text"), typed_literal(right, "text")
+    return typed_literal(left, right.type), typed_literal(right, left.type)
 
 
 def _quoted_subject() -> RowFilterError:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.rowfilter.errors import syntax_error, unsupported
+from subscriber.rowfilter.errors import unsupported
 
 __all__ = ["RESERVED", "Token", "tokens_of"]
 
@@ -64,7 +64,7 @@ def tokens_of(text: str) -> list[Token]:
     """Split a filter into tokens.
 
     Raises:
-        RowFilterError: PostgreSQL has no such token, or row filters may not use it here.
+        RowFilterError: row filters may not use a token here.
     """
     found: list[Token] = []
     position = 0
@@ -72,14 +72,14 @@ def tokens_of(text: str) -> list[Token]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise syntax_error(text[position])
+            raise unsupported(f'"{text[position]}" in this place')
         kind = str(match.lastgroup)
         raw = match[0]
         if kind == "operator" and ("--" in raw or "/*" in raw):
             raise unsupported("it has a comment")
         if (before, kind) in _ATTACHED:
-            # E'…', U&'…', 12abc, 1..2, 'a''b' is one string already
-            raise syntax_error(raw)
+            # E'…', U&'…', 1_000, 1..2, 'a''b' is one string already
+            raise unsupported("two words without a space between them, or a prefix of a constant")
         if kind == "operator":
             found += [Token("mark", each) for each in _operators(raw)]
         elif kind != "space":

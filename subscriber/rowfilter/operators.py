@@ -18,7 +18,7 @@ from typing import Any, Final
 from subscriber.rowfilter.errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, unsupported
 from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, TEXTS, float4, in_range
 
-__all__ = ["NUMBERS", "arithmetic", "call", "cast", "common_type", "comparison", "convert", "like"]
+__all__ = ["NUMBERS", "arithmetic", "call", "cast", "common_type", "comparison", "convert", "like", "operand_type"]
 
 Function = Callable[..., Any]
 
@@ -72,6 +72,14 @@ def common_type(sign: str, left: str, right: str) -> str:
         # it depends on the time zone of the session
         raise not_allowed(MUTABLE_FUNCTION)
     raise no_operator(sign, left, right)
+
+
+def operand_type(type_: str, common: str) -> str:
+    """Return the type that an operand of a comparison is converted to, if its operands compare as ``common``.
+
+    Numbers of one kind, and a date with a timestamp, have operators of their own and stay as they are.
+    """
+    return type_ if type_ in _FLOATS or common in INTEGERS or common == "timestamp" else common
 
 
 def convert(source: str, target: str) -> Function | None:
@@ -200,7 +208,7 @@ def cast(source: str, target: str) -> Function | None:
         return convert(source, target)
     if target == "float4" and source in {*INTEGERS, "numeric", "float8"}:
         return _to_float4
-    if source == "bool" and target in {"text", "varchar"}:
+    if source == "bool" and target in TEXTS:
         return lambda value: "true" if value else "false"
     if (source, target) == ("date", "timestamp"):
         return _midnight
@@ -261,7 +269,7 @@ def call(name: str, types: Sequence[str], *, c_collation: bool) -> tuple[str, Fu
     if name == "abs" and len(types) == 1 and types[0] in NUMBERS:
         type_ = types[0]
         return (type_, lambda value: in_range(abs(value), type_)) if type_ in INTEGERS else (type_, _absolute)
-    if name == "mod" and len(types) == 2 and not _FLOATS & set(types):
+    if name == "mod" and len(types) == 2 and set(types) <= {*INTEGERS, "numeric"}:
         return arithmetic("%", *types)
     found = _TEXT_FUNCTIONS.get((name, integers))
     # octet_length counts the spaces of a bpchar

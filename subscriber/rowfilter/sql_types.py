@@ -172,24 +172,18 @@ def read_literal(text: str, name: str) -> Any:
     """Read the text of a constant.
 
     Raises:
-        RowFilterError: PostgreSQL refuses it, or may read it differently.
+        RowFilterError: PostgreSQL refuses it, or may read it as another value.
     """
     try:
         return _READERS[name](text)
     except RowFilterError:
         raise
     except (ValueError, ArithmeticError, LookupError):
-        raise _invalid(name) from None
-
-
-def _invalid(name: str) -> RowFilterError:
-    # the message leaves out the text: a constant of a filter may be private data
-    return RowFilterError(
-        f"invalid input syntax for type {SQL_NAMES.get(name, name)}",
-        hint="write the constant as PostgreSQL prints values of the type (datestyle ISO); the time of a timestamp with time zone needs its"
-        " offset, as in '2026-01-31 12:00:00+00'",
-        sqlstate="22P02",
-    )
+        # PostgreSQL may accept it. The message leaves out the text: a constant of a filter may be private data
+        raise unsupported(
+            f"a constant of type {SQL_NAMES.get(name, name)} that is not written as PostgreSQL prints values of the type",
+            hint="the datestyle is ISO; a timestamp with time zone needs its offset, as in '2026-01-31 12:00:00+00'",
+        ) from None
 
 
 def _integer(name: str) -> Callable[[str], int]:

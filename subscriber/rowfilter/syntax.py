@@ -26,6 +26,7 @@ from subscriber.rowfilter.sql_types import TYPE_WORDS
 __all__ = ["ParsedExpression", "arguments", "connected", "parse_expression"]
 
 _DEPTH: Final = 120
+_FORMS: Final = "put each operand of an operator into parentheses, and use the forms that the documentation of row filters lists"
 # levels of gram.y, from the loosest
 _OR, _AND, _NOT, _IS, _COMPARISON, _IN, _OPERATOR, _PLUS, _TIMES, _COLLATE, _MINUS, _CAST, _ATOM = range(1, 14)
 _ANY: Final = 0
@@ -65,11 +66,11 @@ _FUNCTIONS: Final[dict[type[exp.Expr], tuple[tuple[str, ...], tuple[str, ...]]]]
 _MUTABLE_NAMES: Final = """
     now random clock_timestamp statement_timestamp transaction_timestamp timeofday current_date current_time current_timestamp localtime
     localtimestamp current_user session_user system_user current_role user current_catalog current_schema nextval currval lastval setval
-    gen_random_uuid uuidv7 to_char to_timestamp to_date age version pg_sleep current_setting set_config concat concat_ws format
+    gen_random_uuid uuidv7 to_char to_date version pg_sleep current_setting set_config concat concat_ws format
     current_database inet_client_addr txid_current pg_backend_pid
 """
 _MUTABLE: Final = frozenset(_MUTABLE_NAMES.split())
-"""Built-in functions that are not immutable."""
+"""Built-in functions of which no form is immutable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +100,14 @@ def parse_expression(text: str) -> ParsedExpression:
     try:
         trees = dialect.parser().parse(dialect.tokenize(text), text)
     except (SqlglotError, RecursionError):
-        raise syntax_error(tokens[-1].text if tokens else "") from None
+        raise unsupported("it could not be parsed", hint=_FORMS) from None
     if len(trees) != 1 or trees[0] is None:
         raise syntax_error("")
     tree = trees[0]
     _check_nodes(tree)
     matcher = _Conformity(tokens)
     if len(tokens) not in matcher.ends(tree, 0, _ANY):
-        raise unsupported(
-            "PostgreSQL may read it differently",
-            hint="put each operand of an operator into parentheses, and use the forms that the documentation of row filters lists",
-        )
+        raise unsupported("PostgreSQL may read it differently", hint=_FORMS)
     return ParsedExpression(text, tree, matcher.casts)
 
 
@@ -144,7 +142,7 @@ def _check_words(tokens: Sequence[Token]) -> None:
         following = tokens[place + 1].text if place + 1 < len(tokens) and tokens[place + 1].kind == "mark" else ""
         if token.kind == "word" and token.text in _MUTABLE and (following == "(" or token.text in RESERVED):
             raise not_allowed(NOT_SIMPLE if token.text in RESERVED else MUTABLE_FUNCTION)
-        if token.kind == "word" and token.text in {"select", "exists", "values", "table"}:
+        if token.kind == "word" and (token.text in {"select", "table"} or (token.text in {"exists", "values"} and following == "(")):
             raise not_allowed(NOT_SIMPLE)
 
 
@@ -165,7 +163,9 @@ def _check_nodes(tree: exp.Expr) -> None:
         if isinstance(node, exp.AggFunc):
             raise RowFilterError("aggregate functions are not allowed in WHERE", sqlstate="42803")
         if not isinstance(node, _ALLOWED):
-            raise _unknown_function(node.sql_name().lower()) if isinstance(node, exp.Func) else not_allowed(NOT_SIMPLE)
+            raise (
+                _unknown_function(node.sql_name().lower()) if isinstance(node, exp.Func) else unsupported(f"syntax of the kind {node.key}")
+            )
         for value in node.args.values():
             waiting += [(each, depth + 1) for each in (value if isinstance(value, list) else [value]) if isinstance(each, exp.Expr)]
 

@@ -160,7 +160,7 @@ def arithmetic(sign: str, left: Typed, right: Typed) -> Typed:
 def converted(part: Typed, type_: str) -> Typed:
     """The part after the implicit conversion to a type that it is compared as."""
     conversion = operators.convert(part.type, type_)
-    return part if conversion is None else strict(type_, conversion, [part])
+    return replace(part, type=type_) if conversion is None else strict(type_, conversion, [part], part.collation)
 
 
 def cast(part: Typed, target: str) -> Typed:
@@ -169,7 +169,7 @@ def cast(part: Typed, target: str) -> Typed:
         return typed_literal(part, target)
     function = operators.cast(part.type, target)
     if function is None:
-        return Typed(target, part.evaluate, constant=part.constant, collation=part.collation)
+        return replace(part, type=target)
     return strict(target, function, [part])
 
 
@@ -197,10 +197,7 @@ def alike(parts: Sequence[Typed], what: str) -> tuple[str, list[Typed]]:
 def _aligned(part: Typed, type_: str) -> Typed:
     if part.type == type_:
         return part
-    if type_ == "float4" or type_ in TEXTS:
-        return cast(part, type_)
-    result = converted(part, type_)
-    return result if result.type == type_ else Typed(type_, part.evaluate, constant=part.constant, collation=part.collation)
+    return cast(part, type_) if type_ == "float4" or type_ in TEXTS else converted(part, type_)
 
 
 def any_or_all(subject: Typed, elements: Sequence[Typed], comparisons: Sequence[Typed], *, any_: bool) -> Typed:

@@ -82,6 +82,7 @@ def bound(text: str, of: Relation | None = None) -> RowFilter:
         "b IS DISTINCT FROM 6",
         "COALESCE(b, a) = 6",
         "NULLIF(a, 6) IS NULL",
+        "NULLIF(code, c) <> 'ab ' AND NULLIF(code, 'x') = 'ab '",
         "CASE WHEN b = 1 THEN false ELSE flag END",
         "a IN (1, 6)",
         "a = ANY ('{5,6}'::integer[]) AND a <> ALL (ARRAY[1, 2])",
@@ -122,18 +123,15 @@ def test_null_and_false_do_not_match(text: str) -> None:
         ("current_user = c", "invalid publication WHERE expression", NOT_SIMPLE),
         ("a::text = '6'", "invalid publication WHERE expression", NOT_SIMPLE),
         ("v IN ('a', 'b')", "invalid publication WHERE expression", NOT_SIMPLE),
-        ("c IS JSON", "invalid publication WHERE expression", NOT_SIMPLE),
         ("zz = 1", 'column "zz" does not exist', None),
         ("a", "argument of PUBLICATION WHERE must be type boolean, not type integer", None),
         ("NOT a", "argument of NOT must be type boolean, not type integer", None),
         ("flag AND a", "argument of AND must be type boolean, not type integer", None),
         ("c = 5", "operator does not exist: text = integer", None),
         ("CASE '6' WHEN a THEN true END", "operator does not exist: text = integer", None),
-        ("a = 'abc'", "invalid input syntax for type integer", None),
         ("sum(a) = 1", "aggregate functions are not allowed in WHERE", None),
         ("1 / 0 = 1", "division by zero", None),
         ("", "syntax error at end of input", None),
-        ("a =", 'syntax error at or near "="', None),
         ("order = 1", 'syntax error at or near "order"', None),
     ],
 )
@@ -170,6 +168,15 @@ def test_what_the_server_refuses_is_refused_in_its_words(text: str, message: str
         "a = 1; DROP TABLE t",
         "a%-1 = 0",
         "if(flag, flag, flag)",
+        "a =",
+        # what PostgreSQL accepts, or may accept
+        "c IS JSON",
+        "a = 'abc'",
+        "größe = 1",
+        "(a, b) = (1, 2)",
+        "at > timestamptz '2020-01-01 00:00:00+00' + interval '1 day'",
+        "age(timestamp '2020-01-01 00:00:00', timestamp '2020-01-01 00:00:00') IS NULL",
+        "a = 1_000 AND flag = 'on'",
         # COLLATE is no part of b_expr
         "a BETWEEN '5' COLLATE \"C\" AND '7'",
         "c COLLATE \"C\" BETWEEN c || 'b' COLLATE \"C\" AND 'x'",
@@ -188,15 +195,15 @@ def test_what_the_server_refuses_is_refused_in_its_words(text: str, message: str
         "a::numeric(5,2) = 1",
     ],
 )
-def test_what_cannot_be_evaluated_exactly_is_refused(text: str) -> None:
-    with pytest.raises(RowFilterError):
+def test_what_cannot_be_evaluated_exactly_is_refused_in_our_words(text: str) -> None:
+    with pytest.raises(RowFilterError, match=r"^row filter cannot be evaluated by the subscriber: "):
         bound(text)
 
 
 def test_deep_and_long_filters() -> None:
     long = " OR ".join(f"a = {number}" for number in range(1500))
     assert bound(long).matches(tuple_data(*VALUES))
-    with pytest.raises(RowFilterError, match=r"nested too deeply|syntax error"):
+    with pytest.raises(RowFilterError, match=r"nested too deeply|could not be parsed"):
         bound("(" * 500 + "flag" + ")" * 500)
     with pytest.raises(RowFilterError, match="too long"):
         bound(" OR ".join(["flag"] * 10_000))
