@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
+import subscriber
 from subscriber.apply.spool_file import spool_failure
 from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetUnavailable
 from subscriber.sinks.postgres.apply.change_sql import control, set_role
@@ -104,3 +108,28 @@ def test_each_error_that_was_found_has_its_own_hint() -> None:
     error.also = [ApplyError("b is too long", hint="make it shorter"), ApplyError("c is odd")]
     assert error.lines() == ["table a is missing (hint: create it)", "b is too long (hint: make it shorter)", "c is odd"]
     assert error.one_line() == "table a is missing (hint: create it); also: b is too long (hint: make it shorter); also: c is odd"
+
+
+def hints() -> Iterator[tuple[str, str]]:
+    """All literal hints of the package, each with its module. Plugins and tests are read by their developers."""
+    package = Path(subscriber.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in {"plugins", "testing"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.keyword(arg="hint", value=value) | ast.Assign(targets=[ast.Attribute(attr="hint")], value=value):
+                    for part in ast.walk(value):
+                        match part:
+                            case ast.Constant(value=str() as text):
+                                yield f"{path.name}:{part.lineno}", text
+
+
+def test_no_hint_is_for_the_developer_of_a_sink() -> None:
+    """The bug was that an operator who lost a session was told to open the sink again."""
+    found = {
+        place: text
+        for place, text in hints()
+        if re.search(r"\bsinks?\b|\w_\w+\(|set_position|^(begin|describe|open) (it )?(again|first)", text)
+    }
+    assert found == {}

@@ -93,7 +93,9 @@ class OpenedAtomicSink:
 
     def _position(self, record: SubscriptionRecord) -> Position:
         if record.position is None:
-            raise TargetError(f'subscription "{self.state.name}" has no position', hint="call set_position before the first change")
+            raise TargetError(
+                f'subscription "{self.state.name}" has no position', hint="was the subscription dropped? start it with a new name"
+            )
         return record.position
 
     # --- the state store

@@ -118,7 +118,7 @@ class Stored:
             TargetUnavailable: ``user`` does not hold the lock.
         """
         if user not in self._users:
-            raise TargetUnavailable("the sink is not open", hint="open it again")
+            raise TargetUnavailable("the sink is not open", hint="the connection is retried")
         if self._record is None:
             text = await self._target.load(self._name)
             self._record = SubscriptionRecord() if text is None else SubscriptionRecord.from_json(text)

@@ -80,7 +80,8 @@ class OpenedMemorySink:
         found = self._record.position
         if found is None:
             raise TargetError(
-                f'subscription "{self.state.name}" has no position in the target', hint="call set_position before the first change"
+                f'subscription "{self.state.name}" has no position in the target',
+                hint="was the subscription dropped? start it with a new name",
             )
         return found
 

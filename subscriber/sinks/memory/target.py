@@ -177,7 +177,7 @@ class MemoryTarget:
             TargetUnavailable: ``who`` was disconnected by :meth:`sever`, or was never opened.
         """
         if holder is not who:
-            raise TargetUnavailable(f"{what} is not open, or was cut off", hint="open it again")
+            raise TargetUnavailable(f"{what} is not open, or was cut off", hint="the connection is retried")
 
 
 def no_table(name: TableName | str) -> RelationError:

@@ -265,7 +265,8 @@ class OpenedPostgresSink(CatalogStateStore):
         self._durability.require_watch()
         if not self._has_position:
             raise TargetError(
-                f'subscription "{self.state.name}" has no position in the target', hint="call set_position before the first change"
+                f'subscription "{self.state.name}" has no position in the target',
+                hint="was the subscription dropped? start it with a new name",
             )
 
     @property

@@ -281,7 +281,8 @@ class OpenedSqlAlchemySink(CatalogStateStore):
     def _require_position(self) -> None:
         if not self._has_position:
             raise TargetError(
-                f'subscription "{self.state.name}" has no position in the target', hint="call set_position before the first change"
+                f'subscription "{self.state.name}" has no position in the target',
+                hint="was the subscription dropped? start it with a new name",
             )
 
     async def apply(self, batch: Batch) -> None:

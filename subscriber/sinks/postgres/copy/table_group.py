@@ -102,7 +102,7 @@ class PostgresTableGroup:
     @property
     def _connection(self) -> asyncpg.Connection[Any]:
         if self._reader is None or not self.usable:
-            raise TargetUnavailable("the session of a group of tables was lost", hint="begin again")
+            raise TargetUnavailable("the session of a group of tables was lost", hint="it is retried")
         return self._reader.connection
 
     async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:

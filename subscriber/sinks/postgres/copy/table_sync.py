@@ -115,7 +115,7 @@ class PostgresTableSink:
     @property
     def _control(self) -> ApplySession:
         if self._session is None:
-            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
         return self._session
 
     @property
@@ -176,7 +176,7 @@ class PostgresTableSink:
 
     async def _read_table(self) -> TargetTable:
         if self._reader is None:
-            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
         table = await read_table(self._reader, self._table, as_owner=self._as_owner)
         if table.oid != self.relation_id:
             raise RelationError(
@@ -248,7 +248,9 @@ class PostgresTableSink:
                 async with connection.transaction():
                     await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
                     if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
-                        raise TargetUnavailable(f'the copy of table "{self._table}" was begun again by another process', hint="begin again")
+                        raise TargetUnavailable(
+                            f'the copy of table "{self._table}" was begun again by another process', hint="it is retried"
+                        )
                     await connection.execute(set_role(table.role).sql.decode())
                     await copying.copy(copy_format, data)
                     crash_points.reached("postgres.part_copied")
@@ -278,7 +280,7 @@ class PostgresTableSink:
         if self._applier is None:
             position = (await self.position()).lsn
             if self._reader is None:
-                raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+                raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
             relations = RelationMap(self._reader, as_owner=self._as_owner, subscription=None)
             owner = Owner(self._oid, self.relation_id)
             self._applier = Applier(self._control, relations, owner, position=position, tally=self._tally, committed=_durable_already)

@@ -275,7 +275,8 @@ class PostgresParallelTransaction:
             if failure.statement is WAL:
                 # the statement after COMMIT
                 raise TargetUnavailable(
-                    "a commit was interrupted", hint="open the sink again: its position shows whether the transaction was committed"
+                    "a commit was interrupted",
+                    hint="the connection is retried; the target's position shows whether the transaction was committed",
                 ) from None
             # the apply worker applies the spooled records, and reports the error if it occurs again
             _log.info("transaction %d could not be ended by its parallel apply worker: %s", self._xid, self._error(failure))

@@ -182,7 +182,7 @@ class ApplySession:
 
     def _require_usable(self) -> None:
         if not self.usable:
-            raise TargetUnavailable("the session with the target was interrupted", hint="open the sink again")
+            raise TargetUnavailable("the session with the target was interrupted", hint="the connection is retried")
 
     async def close(self) -> None:
         """Disconnect. The server rolls back an open transaction and releases the locks. Idempotent."""

@@ -52,7 +52,7 @@ class CatalogReader:
         """
         async with self._turn:
             if self.connection.is_closed():
-                raise TargetUnavailable("the session with the target was lost", hint="open the sink again")
+                raise TargetUnavailable("the session with the target was lost", hint="the connection is retried")
             try:
                 with translated():
                     return [dict(row) for row in await self.connection.fetch(query, *parameters)]
@@ -71,7 +71,7 @@ class CatalogReader:
         """
         async with self._turn:
             if self.connection.is_closed():
-                raise TargetUnavailable("the session with the target was lost", hint="open the sink again")
+                raise TargetUnavailable("the session with the target was lost", hint="the connection is retried")
             # not asyncpg's transaction(): after a cancelled BEGIN, it takes every later transaction for a part of the one that was begun
             try:
                 with translated():

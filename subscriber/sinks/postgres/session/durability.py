@@ -49,7 +49,9 @@ class Durability:
             TargetUnavailable: the session that asks the server was lost. The sink must be opened again.
         """
         if self._failure is not None:
-            raise TargetUnavailable(f"durability of commits is unknown: {self._failure}", hint="open the sink again") from self._failure
+            raise TargetUnavailable(
+                f"durability of commits is unknown: {self._failure}", hint="the connection is retried"
+            ) from self._failure
 
     def committed(self, lsn: Lsn, wal: Lsn | None) -> None:
         """Note a commit up to ``lsn``. ``wal``: end of the target's WAL at that time; None: this and all earlier commits are on disk."""

@@ -78,7 +78,7 @@ class SparkTableGroup:
 
         async with self._catalog:
             if not self.usable:
-                raise TargetUnavailable("the lake was closed", hint="begin again")
+                raise TargetUnavailable("the lake was closed", hint="it is retried")
             await run_in_thread(lambda: self._lake.change(begin))
             await run_in_thread(self._lake.remove_abandoned_copies)
         return {name: table.id for name, table in begun.items()}
@@ -109,7 +109,7 @@ class SparkTableGroup:
 
         async with self._catalog:
             if not self.usable:
-                raise TargetUnavailable("the lake was closed", hint="begin again")
+                raise TargetUnavailable("the lake was closed", hint="it is retried")
             try:
                 await run_in_thread(lambda: self._lake.change(finish))
             finally:

@@ -71,7 +71,7 @@ class SqlAlchemyTableGroup:
     @property
     def _usable_session(self) -> Session:
         if self._session is None or not self.usable:
-            raise TargetUnavailable("the session of a group of tables was lost", hint="begin again")
+            raise TargetUnavailable("the session of a group of tables was lost", hint="it is retried")
         return self._session
 
     def _rows(self, connection: AsyncConnection) -> SubscriptionRows:

@@ -106,7 +106,7 @@ class SqlAlchemyTableSink:
     @property
     def relation_id(self) -> int:
         if self._relid is None:
-            raise TargetError(f'the synchronization of table "{self._table}" was not begun', hint="begin it first")
+            raise TargetError(f'the synchronization of table "{self._table}" was not begun', hint="report this")
         return self._relid
 
     async def begin(self) -> TableEntry:
@@ -145,7 +145,7 @@ class SqlAlchemyTableSink:
     async def _locked(self, state: TableState | None = None) -> AsyncIterator[tuple[AsyncConnection, SubscriptionRows, TableRow]]:
         """Open a transaction that holds the fence and the lock on the table's row. ``state``: the state in which the table must be."""
         if self._session is None:
-            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
         async with self._session.transaction() as connection:
             await self._fence.hold(connection)
             rows = subscription_rows(connection, self._database.tables, self._fence.oid)
@@ -222,7 +222,7 @@ class SqlAlchemyTableSink:
         """Return the publisher's description of the table, reduced to these columns."""
         known = self._described or self._published.get(self._table)
         if known is None or not set(columns) <= set(known.columns):
-            raise TargetError(f'the columns of table "{self._table}" are not known', hint="describe it first")
+            raise TargetError(f'the columns of table "{self._table}" are not known', hint="report this")
         if tuple(columns) == known.columns:
             return known
         places = [known.columns.index(column) for column in columns]
@@ -316,7 +316,7 @@ class SqlAlchemyTableSink:
         if self._applier is None:
             position = (await self.position()).lsn
             if self._session is None:
-                raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+                raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
             self._applier = Applier(
                 self._session,
                 self._database.tables,
