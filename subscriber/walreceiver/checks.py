@@ -15,7 +15,7 @@ from subscriber.abc import Finding, PublishedTable
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.errors import PLUGIN_HINT
+from subscriber.walreceiver.errors import PLUGIN_HINT, invalidation_remedy
 from subscriber.walreceiver.publication import missing_publications
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
@@ -104,8 +104,8 @@ async def _slot(connection: WalReceiverConnection, name: str | None) -> list[Fin
     if slot.database != dbname:
         return [Finding("error", f'replication slot "{name}" belongs to database "{slot.database}"', "use another slot_name")]
     if slot.lost:
-        why = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
-        return [Finding("error", f'replication slot "{name}" was invalidated{why}', "drop it and copy the tables again with a new slot")]
+        remedy = f"{invalidation_remedy(slot.lost_because)}; drop the slot and copy the tables again with a new one"
+        return [Finding("error", f'replication slot "{name}" was invalidated ({slot.lost_because})', remedy)]
     findings = []
     if slot.active:
         findings.append(Finding("warning", f'replication slot "{name}" is active for PID {slot.active_pid}', "stop the other subscriber"))

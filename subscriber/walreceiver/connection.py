@@ -82,6 +82,11 @@ class SlotInfo:
         """Whether it can never be used again."""
         return self.wal_status == "lost" or self.conflicting or self.invalidation_reason is not None
 
+    @property
+    def lost_because(self) -> str:
+        """Why it is lost, as ``invalidation_reason`` names it, which publishers before 17 do not have."""
+        return self.invalidation_reason or ("rows_removed" if self.conflicting else "wal_removed")
+
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Build from the row's columns by name."""

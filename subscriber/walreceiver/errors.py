@@ -25,8 +25,9 @@ from subscriber.errors import (
     connection_hint,
 )
 
-__all__ = ["PLUGIN_HINT", "connect_error", "connection_lost", "conninfo_error", "is_undecodable", "result_error"]
+__all__ = ["PLUGIN_HINT", "connect_error", "connection_lost", "conninfo_error", "invalidation_remedy", "is_undecodable", "result_error"]
 
+_POOLER_HINT: Final = "a connection pooler is in front of the publisher and passes no replication on: connect to the server itself"
 _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
     ("password authentication failed", "28P01", "check user and password (including the passfile)"),
     ("no password supplied", "28P01", "give a password in the connection string, PGPASSWORD or a passfile"),
@@ -40,6 +41,11 @@ _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
     (r'role ".*" is not permitted to log in', "28000", "ALTER ROLE … LOGIN on the publisher"),
     (r'database ".*" does not exist', "3D000", "check dbname in the connection string"),
     (r"permission denied for database", "42501", "GRANT CONNECT ON DATABASE … on the publisher"),
+    (
+        r"unsupported startup parameter",
+        "08P01",
+        _POOLER_HINT,
+    ),
     (r"permission denied to start WAL sender|must be superuser or replication role", "42501", "ALTER ROLE … REPLICATION on the publisher"),
     (
         r"does not support SSL|certificate verify failed|server certificate for|root certificate file|could not load",
@@ -58,6 +64,8 @@ _LOST: Final = re.compile(
 # Errors from decoding transactions that were rolled back: a streamed one with ALTER TABLE, which is not decoded without streaming; on 18
 # a prepared one, which the publisher drops when memory gets short, even within a long value, and then decodes further.
 _RACES: Final = re.compile(r"could not map filen(umber|ode) .* to relation OID|got sequence entry \d+ for toast chunk \d+ instead of seq")
+# a server takes the commands of a walsender for SQL if the connection's parameter replication did not reach it
+_COMMAND: Final = re.compile(r'"(?:IDENTIFY_SYSTEM|TIMELINE_HISTORY|[A-Z]+_REPLICATION(?:_SLOT)?)"')
 # a new slot's initial snapshot fails if too many subtransactions run, or if one ends at that moment
 _SNAPSHOT: Final = re.compile(r"initial slot snapshot")
 _ROW_VALUE_CLASSES: Final = frozenset({"22", "23", "38", "39", "P0"})
@@ -69,6 +77,22 @@ _HINTS: Final = {
 
 PLUGIN_HINT: Final = "add pgoutput to output_plugin_libraries there (its default has it), and reload the configuration"
 """18.6, 17.11, 16.15, 15.19, 14.24 and later refuse a slot whose plugin is not in that list, also one that exists."""
+
+_INVALIDATIONS: Final = {
+    "wal_removed": "increase max_slot_wal_keep_size on the publisher",
+    "idle_timeout": "increase idle_replication_slot_timeout on the publisher",
+    "rows_removed": "set hot_standby_feedback = on on the standby that publishes, which must use a replication slot of its primary",
+    "wal_level_insufficient": "keep wal_level = logical on the publisher, and on the primary of a standby that publishes",
+}
+
+
+def invalidation_remedy(reason: str) -> str:
+    """How to keep a slot from being invalidated again.
+
+    Args:
+        reason: ``pg_replication_slots.invalidation_reason``, or a text of the publisher that may hold it.
+    """
+    return next((remedy for known, remedy in _INVALIDATIONS.items() if known in reason), _INVALIDATIONS["wal_removed"])
 
 
 def is_undecodable(error: SubscriberError) -> bool:
@@ -124,15 +148,16 @@ def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberEr
     ours = _HINTS.get(sqlstate) if sqlstate != "53400" or "replication slots" in text else None
     if "may not be used as an output plugin" in text:
         ours = PLUGIN_HINT
+    if sqlstate == "42601" and _COMMAND.search(text):
+        ours = _POOLER_HINT
     hint = ours or _field(result, pq.DiagnosticField.MESSAGE_HINT)
     if rows and sqlstate[:2] in _ROW_VALUE_CLASSES:
         text = f"the publisher failed on a row (SQLSTATE {sqlstate})"
         hint = "see the publisher's log for the row; usual reasons are a row filter, a generated value, or text that is not UTF-8"
     if _LOST.search(text):
         detail = _field(result, pq.DiagnosticField.MESSAGE_DETAIL)
-        return DataLossError(
-            f"{text}: {_one_line(detail)}" if detail else text, sqlstate=sqlstate, hint="copy the tables again with a new slot"
-        )
+        hint = f"{invalidation_remedy(detail or '')}; copy the tables again with a new slot"
+        return DataLossError(f"{text}: {_one_line(detail)}" if detail else text, sqlstate=sqlstate, hint=hint)
     if sqlstate == "55006" and "is active" in text:
         return SlotInUse(
             text,

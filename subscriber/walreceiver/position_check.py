@@ -14,6 +14,7 @@ from dataclasses import replace
 from subscriber.abc import Position
 from subscriber.errors import DataLossError, PublisherError
 from subscriber.walreceiver.connection import SlotInfo, SystemIdentity, WalReceiverConnection
+from subscriber.walreceiver.errors import invalidation_remedy
 
 __all__ = ["check_position"]
 
@@ -83,10 +84,9 @@ def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdent
             hint="use another slot (-o slot_name=…) or another database in --connection",
         )
     if slot.lost:
-        reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
         raise DataLossError(
-            f'replication slot "{name}" was invalidated{reason}: changes after {position.lsn} are lost',
-            hint=f"increase max_slot_wal_keep_size on the publisher; {_START_OVER}",
+            f'replication slot "{name}" was invalidated ({slot.lost_because}): changes after {position.lsn} are lost',
+            hint=f"{invalidation_remedy(slot.lost_because)}; {_START_OVER}",
         )
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn > position.lsn:
         raise DataLossError(

@@ -63,6 +63,11 @@ def test_too_many_open_files(error: SubscriberError) -> None:
     assert error.hint == "this process may not open more files: increase its limit (ulimit -n)"
 
 
+def test_a_pooler_in_front_of_the_publisher() -> None:
+    said = "connection failed: FATAL:  unsupported startup parameter: replication"
+    assert "connection pooler" in (connect_error(psycopg.OperationalError(said)).hint or "")
+
+
 def test_other_reasons_keep_their_hints() -> None:
     assert connect_error(psycopg.OperationalError("Connection refused")).hint == "check that the publisher runs, and host and port"
 

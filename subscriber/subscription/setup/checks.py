@@ -10,6 +10,7 @@ from subscriber.abc import Finding, Sink, TableName
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.subscription.setup.encodings import find_encodings
 from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.row_filters import find_filter_problems
 from subscriber.subscription.setup.same_database import find_same_database
@@ -147,6 +148,7 @@ async def check(
     async with await spec.connect("check") as session:
         same = await find_same_database(session, spec.sink)
         publisher, found = await find_problems(session, spec, known=await _is_known(spec.sink, name))
+        publisher += await find_encodings(session, spec.sink)
         if isinstance(target, str) and not is_lake(target) and not same and not await missing_publications(session, publications):
             found += difference_findings(await find_differences(session, target, publications))
     return [*same, *publisher, *found]

@@ -34,14 +34,15 @@ async def refused(feed: Feed, *messages: Message) -> TargetError:
 
 TABLE = """
 CREATE DOMAIN short AS text CHECK (length(value) < 5);
+CREATE TYPE "Mood" AS ENUM ('happy');
 CREATE DOMAIN needed AS text CONSTRAINT needed_not_null NOT NULL;
 CREATE TABLE t (
     id int PRIMARY KEY, v text UNIQUE, n int, w varchar(5), d short, r int NOT NULL DEFAULT 0,
-    c text CONSTRAINT no_secret CHECK (c NOT LIKE 'S3CRET%'), e text, q needed DEFAULT '', EXCLUDE USING btree (e WITH =)
+    c text CONSTRAINT no_secret CHECK (c NOT LIKE 'S3CRET%'), e text, q needed DEFAULT '', m "Mood", EXCLUDE USING btree (e WITH =)
 )
 """
-COLUMNS = ("*id", "v", "n", "w", "d", "r", "c", "e", "q")
-GOOD: dict[str, object] = {"id": 1, "v": "v", "n": 1, "w": "w", "d": "d", "r": 0, "c": "c", "e": "e", "q": ""}
+COLUMNS = ("*id", "v", "n", "w", "d", "r", "c", "e", "q", "m")
+GOOD: dict[str, object] = {"id": 1, "v": "v", "n": 1, "w": "w", "d": "d", "r": 0, "c": "c", "e": "e", "q": "", "m": "happy"}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ GOOD: dict[str, object] = {"id": 1, "v": "v", "n": 1, "w": "w", "d": "d", "r": 0
         ({"n": SECRET}, "22P02", "invalid text representation (SQLSTATE 22P02)", "n"),
         ({"n": Binary(SECRET.encode())}, "22P03", "incorrect binary data format in logical replication column 3", "n"),
         ({"n": "99999999999"}, "22003", "numeric value out of range (SQLSTATE 22003)", "n"),
+        ({"m": SECRET}, "22P02", 'invalid input value for enum "Mood"', "m"),
         ({"w": SECRET}, "22001", "string data right truncation (SQLSTATE 22001)", None),
         ({"v": b"\xff" + SECRET.encode()}, "22021", "character not in repertoire (SQLSTATE 22021)", "v"),
     ],
@@ -75,6 +77,7 @@ async def test_refused_values(any_target_db: Database, wrong: dict[str, object],
             column = None
             message = "invalid binary representation (SQLSTATE 22P03)" if sqlstate == "22P03" else message
         assert (str(error), error.sqlstate) == (message, sqlstate)
+        assert ("ADD VALUE" in (error.hint or "")) == ("m" in wrong)
         where = f' column "{column}"' if column else ""
         expected = (
             f'processing remote data for replication origin "pg_{feed.oid}" during message type "INSERT" '
@@ -98,12 +101,20 @@ async def test_conflicts_are_named_as_native_names_them(target_db: Database) -> 
         assert 'conflict detected on relation "public.t": conflict=update_exists' in error.one_line()
 
 
-@pytest.mark.parametrize("errcode", ["P0001", "23505", "42P01", "22012"])
+async def test_truncate_of_a_referenced_table_names_the_other(target_db: Database) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE child (id int REFERENCES t)")
+    remote = Remote("t", "*id")
+    async with opened(target_db) as feed:
+        error = await refused(feed, remote.relation, truncate(remote))
+    assert str(error) == 'cannot truncate a table referenced in a foreign key constraint: Table "child" references "t".'
+
+
+@pytest.mark.parametrize("errcode", ["P0001", "22P02", "23505", "42P01", "22012"])
 async def test_message_of_a_trigger_is_not_repeated(target_db: Database, errcode: str) -> None:
     target_db.execute(f"""
         CREATE TABLE t (v text);
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-            BEGIN RAISE EXCEPTION 'no %', NEW.v USING ERRCODE = '{errcode}', DETAIL = NEW.v, HINT = NEW.v; END $$;
+            BEGIN RAISE 'invalid input value for enum %: "', NEW.v USING ERRCODE = '{errcode}', DETAIL = NEW.v, HINT = NEW.v; END $$;
         CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse(); ALTER TABLE t ENABLE ALWAYS TRIGGER refuse
     """)
     remote = Remote("t", "v", identity="n")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+import subscriber
 from subscriber import PublisherError, create_subscription
 from subscriber.abc import Finding
 from subscriber.config import Settings, SubscriptionOptions
@@ -75,6 +76,27 @@ async def test_an_output_plugin_that_is_not_allowed(make_server: MakeServer) -> 
     await receiver.close()
     assert found.severity == "error"
     assert found.hint == refused.value.hint == PLUGIN_HINT
+
+
+async def test_encodings(publisher18_db: Database, make_server: MakeServer) -> None:
+    publisher18_db.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    server = make_server(18)
+    for encoding, finding in (
+        (
+            "LATIN1",
+            "warning: the target's database has encoding LATIN1, the publisher's UTF8: a character that the target lacks stops replication",
+        ),
+        ("SQL_ASCII", None),
+    ):
+        dsn = server.createdb(encoding.lower(), encoding=encoding, template="template0", locale="C")
+        with psycopg.connect(dsn) as connection:
+            connection.execute("CREATE TABLE t (a int PRIMARY KEY)")
+        found = messages(await subscriber.check("s", connection=publisher18_db.dsn, publications=["p"], target=dsn))
+        assert found == ([finding] if finding else [])
+    ours = [publisher18_db.dsn, "warning: the publisher's database has encoding SQL_ASCII: a text that is not UTF-8 stops replication"]
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE PUBLICATION p FOR TABLE t")
+    assert messages(await subscriber.check("s", connection=dsn, publications=["p"], target=ours[0])) == ours[1:]
 
 
 async def test_headroom(make_server: MakeServer) -> None:

@@ -62,7 +62,7 @@ _APPLY_HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """The fields of one error report. ``message`` and ``context`` may contain values, and must not leave this module unchanged."""
+    """The fields of one error report. ``message``, ``detail`` and ``context`` may hold values, and must not leave this module unchanged."""
 
     sqlstate: str | None
     message: str = ""
@@ -72,6 +72,7 @@ class Diagnostics:
     datatype: str | None = None
     constraint: str | None = None
     schema: str | None = None
+    detail: str | None = None
 
     @property
     def relation(self) -> TableName | None:
@@ -95,6 +96,7 @@ class Diagnostics:
             datatype=field(pq.DiagnosticField.DATATYPE_NAME),
             constraint=field(pq.DiagnosticField.CONSTRAINT_NAME),
             schema=field(pq.DiagnosticField.SCHEMA_NAME),
+            detail=field(pq.DiagnosticField.MESSAGE_DETAIL),
         )
 
     @classmethod
@@ -110,6 +112,7 @@ class Diagnostics:
             datatype=diag.datatype_name,
             constraint=diag.constraint_name,
             schema=diag.schema_name,
+            detail=diag.message_detail,
         )
 
     @classmethod
@@ -124,6 +127,7 @@ class Diagnostics:
             datatype=error.data_type_name,
             constraint=error.constraint_name,
             schema=error.schema_name,
+            detail=error.detail,
         )
 
 
@@ -137,6 +141,7 @@ def condition_name(sqlstate: str) -> str:
 
 
 _PARAMETER = re.compile(r"parameter \$(\d+)")
+_ENUM = re.compile(r'invalid input value for enum (?P<type>[^\n]+?): "')
 _COPY_COLUMN = re.compile(r"\ACOPY [^\n]*?, line \d+, column (?P<name>[^\n]*?)(?:: |\Z|\n)")
 
 
@@ -175,14 +180,27 @@ def _violation(diagnostics: Diagnostics) -> str:
             return condition_name(diagnostics.sqlstate or "23000")
 
 
+def _enum(diagnostics: Diagnostics) -> str | None:
+    """The name of the enum type that lacks a label. A trigger may raise this error with any text; then the context names its function."""
+    context = diagnostics.context
+    if diagnostics.sqlstate != "22P02" or not (context is None or parameter_number(diagnostics) or context.startswith("COPY ")):
+        return None
+    found = _ENUM.match(diagnostics.message)
+    return found["type"] if found else None
+
+
 def _text(diagnostics: Diagnostics) -> str:
     sqlstate = diagnostics.sqlstate
     if sqlstate is None:
         return " ".join(diagnostics.message.split())
     if sqlstate.startswith("23") and (diagnostics.constraint or diagnostics.column or diagnostics.table or diagnostics.datatype):
         return _violation(diagnostics)
+    if enum := _enum(diagnostics):
+        return f"invalid input value for enum {enum}"
     if sqlstate[:2] in _SAFE_CLASSES and not diagnostics.context:
-        return " ".join(diagnostics.message.split())
+        # the details of what is not supported name objects, for example the table of a foreign key that refuses a TRUNCATE
+        detail = f": {diagnostics.detail}" if sqlstate == "0A000" and diagnostics.detail else ""
+        return " ".join((diagnostics.message + detail).split())
     return f"{condition_name(sqlstate)} (SQLSTATE {sqlstate})"
 
 
@@ -204,6 +222,8 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
         return TargetError(text, sqlstate=sqlstate, hint=CATALOG_HINT)
     if sqlstate[:2] == "42" or sqlstate == "3F000":
         return RelationError(text, sqlstate=sqlstate, hint=_RELATION_HINT if diagnostics.context is None else _LOG_HINT)
+    if enum := _enum(diagnostics):
+        return ApplyError(text, sqlstate=sqlstate, hint=f"ALTER TYPE {enum} ADD VALUE … in the target, with the publisher's new value")
     if sqlstate[:2] in _APPLY_CLASSES:
         return ApplyError(text, sqlstate=sqlstate, hint=_APPLY_HINTS.get(sqlstate) or _APPLY_HINTS.get(sqlstate[:2], _LOG_HINT))
     return TargetError(text, sqlstate=sqlstate, hint=_LOG_HINT)

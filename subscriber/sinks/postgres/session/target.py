@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import asyncpg
+import asyncpg.connect_utils
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
@@ -78,6 +79,21 @@ _TOO_MANY = re.compile(r"too many (?:clients|connections)|remaining connection s
 _OPTION_NAME = re.compile(
     r'invalid (?:connection option|URI query parameter): ?"?(?P<name>[A-Za-z_]{1,40})"?|invalid connection option "(?P<other>\w{1,40})"'
 )
+
+
+class _TlsRequest(asyncpg.connect_utils.TLSUpgradeProto):
+    """asyncpg's wait for the answer to its request for TLS.
+
+    If an attempt to connect is cancelled just before that wait, nobody asks for the error, and asyncio prints it. This class asks.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self.on_data.cancelled():
+            self.on_data.exception()
+
+
+asyncpg.connect_utils.TLSUpgradeProto = _TlsRequest  # type: ignore[misc]
 
 
 class Target:

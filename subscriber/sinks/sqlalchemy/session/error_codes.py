@@ -157,6 +157,11 @@ _MYSQL_TARGET: Final = {
     1836: ("the target is read-only", "25006", _READ_ONLY_HINT),
     2061: ("authentication failed", "28000", "check user and password in the URL"),
 }
+# errors whose sentence is the server's own and can hold no value: a limit, a privilege, a setting, the name of an object
+_MYSQL_SAID: Final = frozenset(
+    {1037, 1038, 1104, 1126, 1143, 1180, 1181, 1193, 1203, 1226, 1235, 1238, 1286, 1305, 1370, 1390, 1419, 1436, 1461, 1701, 1785, 1874}
+    | {1878, 3024, 3098, 3100, 3101, 3750}
+)
 # errors of files; the message holds the operating system's error number
 _MYSQL_FILES: Final = frozenset({3, 11, 20, 1004, 1005, 1016, 1026, 1030})
 _NO_SPACE: Final = re.compile(r"(?:[Ee]rror|Errcode:|errno:) 28\b")
@@ -171,9 +176,10 @@ _MYSQL_VALUE: Final = {
     1452: ("row violates foreign key constraint", "23503", _CONSTRAINT_HINT),
     3819: ("new row violates check constraint", "23514", _CONSTRAINT_HINT),
     4025: ("new row violates check constraint", "23514", _CONSTRAINT_HINT),
+    1526: ("no partition of the table found for row", "23514", _CONSTRAINT_HINT),
     1263: ("null value violates not-null constraint", "23502", _CONSTRAINT_HINT),
     1264: ("a value is out of the column's range", "22003", "widen the column, or make it text"),
-    1265: ("a value does not fit the column", "22000", "make the column text"),
+    1265: ("a value does not fit the column", "22000", "make the column text; or add the publisher's new value to an ENUM"),
     1292: ("a value cannot be read as the column's type", "22007", "make the column text"),
     1366: ("a value cannot be read as the column's type", "22P02", "make the column text, of character set utf8mb4"),
     1364: ("a column that is not replicated has no default value", "23502", "give the column a default value"),
@@ -219,7 +225,8 @@ def mysql_refusal(code: int, message: str) -> Refusal | None:
         if name is not None and value_sqlstate.startswith("23") and value_sqlstate != "23502":
             text = f'{text} "{name[1]}"'
         return Refusal("apply", text, value_sqlstate, column, value_hint)
-    return Refusal("target", f"the target rejected a statement (error {code})", "XX000", column)
+    said = f": {_one_line(message)}" if code in _MYSQL_SAID else ""
+    return Refusal("target", f"the target rejected a statement (error {code}){said}", "XX000", column)
 
 
 def _mysql_column(message: str) -> str | None:

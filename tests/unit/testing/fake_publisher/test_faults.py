@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from subscriber.config import SubscriptionOptions
 from subscriber.errors import DataLossError, ProtocolError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.capabilities import negotiate
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.memory import MemoryTarget
 from subscriber.testing.fake_publisher import FakePublisher
+from subscriber.walreceiver.connection import WalReceiverConnection
 from tests.unit.testing.fake_publisher.replicas import items, replica, subscription_of
 
 
@@ -92,15 +95,31 @@ async def followed(publisher: FakePublisher, target: MemoryTarget) -> None:
         await copy.same()
 
 
-@pytest.mark.parametrize("reason", ["wal_removed", "rows_removed"])
-@pytest.mark.parametrize("version", [14, 17, 18])
-async def test_an_invalidated_slot_is_an_error(version: int, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "reason", "setting"),
+    [
+        (14, "wal_removed", "max_slot_wal_keep_size"),
+        (17, "wal_removed", "max_slot_wal_keep_size"),
+        (17, "rows_removed", "hot_standby_feedback"),
+        (18, "wal_level_insufficient", "wal_level"),
+        (18, "idle_timeout", "idle_replication_slot_timeout"),
+    ],
+)
+async def test_an_invalidated_slot_is_an_error_that_names_the_setting(version: int, reason: str, setting: str) -> None:
     target = MemoryTarget()
     async with items(version) as publisher:
         await followed(publisher, target)
         publisher.invalidate_slot("sub", reason)
-        with pytest.raises(DataLossError, match="was invalidated"):
+        with pytest.raises(DataLossError, match="was invalidated") as raised:
             await run_again(publisher, target)
+        assert setting in (raised.value.hint or "")
+        stream = await WalReceiverConnection.connect(publisher.dsn(), application_name="test")
+        options = negotiate(stream.capabilities, SubscriptionOptions(), publications=["p"], two_phase=False)
+        if version >= 18:
+            with pytest.raises(DataLossError) as raised:
+                await stream.start_replication("sub", INVALID_LSN, options)
+            assert setting in (raised.value.hint or "")
+        await stream.close()
 
 
 async def test_a_lost_slot_and_another_cluster_are_errors() -> None:

@@ -29,6 +29,7 @@ SECRET = "53CRET"
         (1290, "The MariaDB server is running with the --read-only option", "target", "25006", None),
         (1146, "Table 'd.t' doesn't exist", "relation", "42P01", None),
         (2013, "Lost connection to MySQL server during query", "unavailable", "08006", None),
+        (1526, f"Table has no partition for value {SECRET}", "apply", "23514", None),
         (31337, f"something with {SECRET}", "target", "XX000", None),
     ],
 )
@@ -37,6 +38,13 @@ def test_mysql(code: int, message: str, kind: str, sqlstate: str, column: str | 
     assert found is not None
     assert (found.kind, found.sqlstate, found.column) == (kind, sqlstate, column)
     assert SECRET not in f"{found.text} {found.hint}"
+
+
+def test_an_error_without_values_is_the_servers_own_sentence() -> None:
+    said = "The SELECT would examine more than MAX_JOIN_SIZE rows; check your WHERE and use SET SQL_BIG_SELECTS=1"
+    found = mysql_refusal(1104, said)
+    assert found is not None
+    assert found.text == f"the target rejected a statement (error 1104): {said}"
 
 
 def test_the_key_is_named() -> None:
