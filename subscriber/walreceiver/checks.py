@@ -78,9 +78,9 @@ async def decoding_problems(session: Session, place: str) -> list[tuple[str, str
     Returns:
         Messages with their hints.
     """
-    ((wal_level, effective, standby, libraries),) = await session.execute(
-        "SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('effective_wal_level', true),"
-        " pg_catalog.pg_is_in_recovery(),"
+    ((standby, wal_level, effective, libraries),) = await session.execute(
+        "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('wal_level'),"
+        " pg_catalog.current_setting('effective_wal_level', true),"
         " (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'output_plugin_libraries')"  # hidden from most roles
     )
     problems = []

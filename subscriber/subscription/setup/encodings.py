@@ -21,7 +21,7 @@ async def find_encodings(publisher: Session, sink: Sink) -> list[Finding]:
         PublisherError, TargetError: one of the two cannot be queried.
     """
     ((source,),) = await publisher.execute(_ENCODING)
-    destination = "UTF8"
+    destination: str | None = "UTF8"
     if isinstance(sink, PostgresDatabase):
         async with sink.querying() as query:
             if query is not None:

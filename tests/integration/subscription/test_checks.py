@@ -81,6 +81,7 @@ async def test_an_output_plugin_that_is_not_allowed(make_server: MakeServer) -> 
 async def test_encodings(publisher18_db: Database, make_server: MakeServer) -> None:
     publisher18_db.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
     server = make_server(18)
+    dsn = ""
     for encoding, finding in (
         (
             "LATIN1",

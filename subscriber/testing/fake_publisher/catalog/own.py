@@ -98,7 +98,7 @@ def _decoding(session: Session, values: Mapping[str, str]) -> Result:
     level, effective, libraries = (
         session.publisher.parameter(session, name) if session.publisher.knows_parameter(session, name) else None for name in names
     )
-    return result({"wal_level": TEXT, "effective": TEXT, "standby": BOOL, "libraries": TEXT}, [(level, effective, False, libraries)])
+    return result({"standby": BOOL, "wal_level": TEXT, "effective": TEXT, "libraries": TEXT}, [(False, level, effective, libraries)])
 
 
 def _headroom(session: Session, values: Mapping[str, str]) -> Result:
@@ -198,7 +198,7 @@ QUERIES: Final = (
         _types,
     ),
     known("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({names})", _publications),
-    known("SELECT pg_catalog.current_setting('wal_level'), pg_catalog.current_setting('effective_wal_level', true), ...", _decoding),
+    known("SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('wal_level'), ...", _decoding),
     known(
         """SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots),
            pg_catalog.current_setting('max_replication_slots'), ... WHERE slot_name = '{name}')""",

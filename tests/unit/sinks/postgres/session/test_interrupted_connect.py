@@ -8,6 +8,7 @@ import gc
 from typing import Any
 
 import asyncpg
+import asyncpg.connect_utils
 
 from subscriber.sinks.postgres.session import target
 
@@ -16,7 +17,7 @@ STEPS = 40
 
 async def test_a_cancelled_attempt_to_connect_is_silent() -> None:
     """The bug was that asyncio printed "Future finished exception=ConnectionError('unexpected connection_lost() call')"."""
-    assert target.Target
+    assert issubclass(asyncpg.connect_utils.TLSUpgradeProto, target._TlsRequest)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
