@@ -25,6 +25,15 @@ __all__ = ["check_publisher", "decoding_problems"]
 # entries are compared exactly; a name may stand in double quotes
 _NAMES_PGOUTPUT: Final = re.compile(r'(?:^|,)\s*(?:pgoutput|"pgoutput")\s*(?:,|$)')
 
+# functions that all roles may use by default: a hardened server may have revoked that
+_FUNCTIONS: Final = """
+array_position bool_and bool_or count current_database current_setting has_any_column_privilege has_column_privilege has_schema_privilege
+has_table_privilege json_agg json_build_array lower max pg_backend_pid pg_blocking_pids pg_column_size pg_current_snapshot
+pg_current_wal_flush_lsn pg_get_expr pg_get_publication_tables pg_get_replica_identity_index pg_is_in_recovery pg_last_wal_replay_lsn
+pg_partition_ancestors pg_partition_tree pg_relation_filenode pg_relation_size pg_snapshot_xmax pg_wal_lsn_diff pg_xact_status
+row_security_active set_config starts_with sum to_json to_jsonb to_regclass
+"""
+
 
 async def check_publisher(
     connection: WalReceiverConnection,
@@ -51,6 +60,7 @@ async def check_publisher(
         PublisherError: the publisher refused to answer.
     """
     findings = [Finding("error", message, hint) for message, hint in await decoding_problems(connection, "on the publisher")]
+    findings += await _functions(connection)
     findings += await _slot(connection, slot_name)
     findings += await _headroom(connection, slot_name, settings.max_sync_workers_per_subscription if options.copy_data else 0)
     absent = await missing_publications(connection, publications)
@@ -91,6 +101,18 @@ async def decoding_problems(session: Session, place: str) -> list[tuple[str, str
     if libraries is not None and not _NAMES_PGOUTPUT.search(libraries):
         problems.append((f"output_plugin_libraries does not allow pgoutput {place}", PLUGIN_HINT))
     return problems
+
+
+async def _functions(connection: WalReceiverConnection) -> list[Finding]:
+    rows = await connection.execute(f"""
+        SELECT p.oid::pg_catalog.regprocedure FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+         WHERE n.nspname = 'pg_catalog' AND p.proname IN ({", ".join(map(quote_literal, _FUNCTIONS.split()))})
+           AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') ORDER BY 1
+    """)  # noqa: S608
+    return [
+        Finding("error", f"permission denied for function {name} on the publisher", "GRANT EXECUTE ON FUNCTION … TO the role")
+        for (name,) in rows
+    ]
 
 
 async def _slot(connection: WalReceiverConnection, name: str | None) -> list[Finding]:

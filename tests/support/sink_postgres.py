@@ -121,6 +121,7 @@ class Feed:
 
     def __init__(self, database: Database, **options: Any) -> None:
         self.database = database
+        self.target = database.dsn
         self.options = SubscriptionOptions(**{"synchronous_commit": "local", **options})
         self.durable: list[Lsn] = []
         self.closed: set[str] = set()
@@ -131,7 +132,7 @@ class Feed:
         self.opened: OpenedPostgresSink
 
     def new_sink(self, target: str | None = None) -> PostgresSink:
-        return PostgresSink(target or self.database.dsn, options=self.options, settings=Settings())
+        return PostgresSink(target or self.target, options=self.options, settings=Settings())
 
     async def open(self) -> None:
         self.opened = await self.sink.open(NAME, self.durable.append)

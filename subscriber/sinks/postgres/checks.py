@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from subscriber.abc import Finding, PublishedTable, Query, TableName
-from subscriber.errors import RelationError, TargetError
+from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.sinks.postgres.catalog.schema import catalog_version
+from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
 from subscriber.sinks.postgres.session.errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.origins import Run, asyncpg_run, grant, limit_setting, may_use_origins
@@ -25,6 +26,20 @@ __all__ = ["check_target", "querying", "subscription_exists"]
 _APPLICATION: Final = "subscriber check"
 _FIRST_NORMAL_OID: Final = 16384
 _NO_PRIVILEGE: Final = "42501"
+
+# functions that all roles may use by default: a hardened server may have revoked that
+_FUNCTIONS: Final = """
+array_agg bool_and concat count current_database current_setting format format_type generate_series hashtextextended json_build_array
+lo_create lo_unlink lower now pg_advisory_lock pg_advisory_lock_shared pg_advisory_unlock pg_advisory_xact_lock
+pg_advisory_xact_lock_shared pg_backend_pid pg_blocking_pids pg_control_system pg_current_xact_id pg_get_expr pg_get_indexdef pg_has_role
+pg_is_in_recovery pg_notify pg_partition_root pg_terminate_backend pg_try_advisory_xact_lock pg_xact_commit_timestamp_origin set_config
+split_part starts_with strpos to_regclass to_regtype unnest
+"""
+_REVOKED: Final = """
+SELECT p.oid::pg_catalog.regprocedure::text AS function
+FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+WHERE n.nspname = 'pg_catalog' AND p.proname = ANY ($1::text[]) AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') ORDER BY 1
+"""
 
 _SERVER: Final = """
 SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('transaction_read_only')::bool AS read_only,
@@ -49,7 +64,7 @@ SELECT oid, pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.unnest($1:
 
 
 async def check_target(
-    target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool, origin_none: bool
+    target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool, origin_none: bool, asynchronous: bool
 ) -> list[Finding]:
     """Check everything that a subscription of these tables needs.
 
@@ -59,12 +74,14 @@ async def check_target(
         two_phase: whether the subscription uses two-phase commit.
         as_owner: whether changes are made as the tables' owners.
         origin_none: the subscription has ``origin = none``, so it may be part of a loop.
+        asynchronous: the subscription has ``synchronous_commit = off``.
 
     Raises:
         TargetUnavailable, TargetError: no session with the target.
     """
     async with _reader(target) as reader:
         findings = await _server(reader, two_phase=two_phase)
+        findings += await _functions(reader, asynchronous=asynchronous)
         if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
             findings += await _origins(asyncpg_run(reader.connection))
         return findings + await _tables(reader, tables, as_owner=as_owner)
@@ -143,6 +160,23 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
         hint = f'use a superuser, or on PostgreSQL 15 or later: GRANT SET ON PARAMETER session_replication_role TO "{role}"'
         findings.append(Finding("error", f'role "{role}" may not set session_replication_role in the target', hint))
     return findings + await _catalog(reader, found["namespace"], may_create=found["may_create"], role=role)
+
+
+async def _functions(reader: CatalogReader, *, asynchronous: bool) -> list[Finding]:
+    """Find functions that the role may not use. Those of the WAL are tried: some servers refuse them in spite of the privilege."""
+    findings = [
+        Finding("error", f"permission denied for function {row['function']} in the target", "GRANT EXECUTE ON FUNCTION … TO the role")
+        for row in await reader.fetch(_REVOKED, _FUNCTIONS.split())
+    ]
+    if asynchronous:
+        try:
+            await reader.fetch(WAL_FUNCTIONS)
+        except TargetUnavailable:
+            raise
+        except TargetError as error:
+            message = f"synchronous_commit = off has no effect: each commit waits until it is on disk, because of: {error}"
+            findings.append(Finding("warning", message, "GRANT EXECUTE on the function to the role if small transactions are too slow"))
+    return findings
 
 
 async def _origins(run: Run) -> list[Finding]:

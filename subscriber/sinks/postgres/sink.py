@@ -150,8 +150,14 @@ class PostgresSink:
         Raises:
             TargetUnavailable: the target cannot be reached.
         """
-        origin_none = self._options.origin == "none"
-        return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._shared.as_owner, origin_none=origin_none)
+        return await check_target(
+            self._target,
+            tables,
+            two_phase=two_phase,
+            as_owner=self._shared.as_owner,
+            origin_none=self._options.origin == "none",
+            asynchronous=self._options.synchronous_commit == "off",
+        )
 
     def querying(self) -> contextlib.AbstractAsyncContextManager[Query]:
         """See :meth:`subscriber.abc.PostgresDatabase.querying`."""

@@ -294,7 +294,7 @@ async def test_position_that_vanished(target_db: Database) -> None:
     remote = Remote("t", "*id")
     async with opened(target_db) as feed:
         target_db.execute('DELETE FROM subscriber."position"')
-        with pytest.raises(TargetError, match="the target has no position of subscription"):
+        with pytest.raises(TargetUnavailable, match="the target does not have position 0/1000 of subscription"):
             await feed.apply(remote.relation, remote.insert(1))
         with pytest.raises(TargetError, match="the target has no position of subscription"):
             await feed.opened.advance(Lsn(0x9999))

@@ -118,6 +118,34 @@ async def test_role_without_rights(target_db: Database, plain_role: str) -> None
         target_db.execute("REVOKE SET ON PARAMETER session_replication_role FROM checker")
 
 
+async def test_functions_that_were_revoked(target_db: Database) -> None:
+    target_db.execute("""
+        CREATE ROLE hardened LOGIN PASSWORD 'pw'; GRANT SET ON PARAMETER session_replication_role TO hardened;
+        REVOKE EXECUTE ON FUNCTION pg_current_wal_flush_lsn, pg_blocking_pids, lo_create FROM PUBLIC
+    """)
+    target_db.execute(f"GRANT CREATE ON DATABASE {target_db.name} TO hardened")
+    target = target_db.conninfo(user="hardened", password="pw")
+    try:
+        revoked = [
+            ("error", "permission denied for function lo_create(oid) in the target"),
+            ("error", "permission denied for function pg_blocking_pids(integer) in the target"),
+        ]
+        found = await findings(target_db, target=target, synchronous_commit="local")
+        assert [(finding.severity, finding.message) for finding in found] == revoked
+        found = await findings(target_db, target=target, synchronous_commit="off")
+        assert [(finding.severity, finding.message) for finding in found] == [
+            *revoked,
+            (
+                "warning",
+                "synchronous_commit = off has no effect: each commit waits until it is on disk, because of: "
+                "permission denied for function pg_current_wal_flush_lsn",
+            ),
+        ]
+    finally:
+        target_db.execute("REVOKE SET ON PARAMETER session_replication_role FROM hardened")
+        target_db.execute("DROP OWNED BY hardened; DROP ROLE hardened")
+
+
 async def test_catalog_of_another_version_or_owner(target_db: Database, plain_role: str) -> None:
     feed = Feed(target_db)
     await feed.open()

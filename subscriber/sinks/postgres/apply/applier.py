@@ -4,6 +4,10 @@ A batch is one transaction of the target: BEGIN, all changes of its transactions
 answers. The position moves in the same transaction. So after a crash the position tells which transactions the target has. A
 transaction whose end LSN is not past the position is skipped.
 
+The position is updated only from its known value (``WHERE remote_lsn = …``). If a batch comes again after a commit of which this session
+knows nothing, the UPDATE finds no row, and the batch is rolled back. A statement after COMMIT may be rejected too. The batch is committed
+then, and is not applied again: both cases are a :class:`TargetUnavailable`, and the caller opens the sink again and reads the position.
+
 Long runs of similar changes are sent as sets (:mod:`subscriber.sinks.postgres.apply.runs`). If a set does not find all its rows, the batch
 is rolled back and applied again, change by change: then the missing rows are counted as conflicts.
 
@@ -58,11 +62,11 @@ BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 _COMMIT: Final = control("COMMIT")
 WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
-# Division by zero if our row is missing: COMMIT is already sent and must not be executed then.
+# Division by zero if our row is missing or has another position: COMMIT is already sent and must not be executed then.
 _MOVE: Final = Statement(
-    b'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
-    b"SELECT 1 / pg_catalog.count(*) FROM moved",
-    (_PG_LSN, _OID, _OID),
+    b'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 '
+    b"WHERE srsubid = $2 AND srrelid = $3 AND remote_lsn = $4 RETURNING 1) SELECT 1 / pg_catalog.count(*) FROM moved",
+    (_PG_LSN, _OID, _OID, _PG_LSN),
     reused=True,
 )
 _NOTE_PREPARED: Final = control(
@@ -239,8 +243,8 @@ class Applier:
     def send_commit(self, pipeline: Pipeline, end: Transaction, session: ApplySession) -> None:
         """After all changes: move the position to the end of the last transaction, and commit. ``session``: owner of the pipeline."""
         context = ChangeContext(self.owner.origin, end.xid, end.final_lsn, "STREAM COMMIT" if end.prefixed else "COMMIT")
-        values = [str(end.end_lsn).encode(), str(self.owner.oid).encode(), str(self.owner.relid).encode()]
-        pipeline.send(_MOVE, context, values)
+        values = [str(end.end_lsn), str(self.owner.oid), str(self.owner.relid), str(self.position)]
+        pipeline.send(_MOVE, context, [value.encode() for value in values])
         _set_up_origin(pipeline, context, end, session)
         pipeline.send(_COMMIT, context)
         if not session.commits_are_durable:
@@ -315,7 +319,7 @@ class Applier:
                 crash_points.reached("postgres.end_sent")
             done = True
         except StatementFailed as failure:
-            raise (await self._final_error(failure) if last else self._error(failure)) from None
+            raise (await self._final_error(failure) if last else self.error(failure)) from None
         finally:
             if not done:
                 self.relations.restore(remembered)
@@ -326,18 +330,24 @@ class Applier:
     async def _final_error(self, failure: StatementFailed) -> TargetError:
         statement = failure.statement
         if failure.diagnostics.sqlstate != UNIQUE_VIOLATION or statement.table is None:
-            return self._error(failure)
+            return self.error(failure)
         collisions = await find_collisions(self._session, failure)
         count(self._tally.statistics, unique_conflict(statement, collisions))
         return apply_error(failure, collisions)
 
-    def _error(self, failure: StatementFailed) -> TargetError:
+    def error(self, failure: StatementFailed) -> TargetError:
+        """The error of a rejected statement. TargetUnavailable: only the stored position tells what is committed."""
         if failure.statement is UNCHANGED and failure.diagnostics.sqlstate == "22012":
             return TargetsChanged()
         if failure.statement is _MOVE and failure.diagnostics.sqlstate == "22012":
-            return TargetError(
-                f"the target has no position of subscription {self.owner.oid}",
-                hint="was the subscription dropped? start it with a new name",
+            return TargetUnavailable(
+                f"the target does not have position {self.position} of subscription {self.owner.oid} any more",
+                hint="temporary error; if it persists, another program changes schema subscriber of the target",
+            )
+        if failure.statement is WAL:
+            return TargetUnavailable(
+                "pg_current_wal_insert_lsn() was refused after a commit",
+                hint="temporary error: from now on commits wait until they are on disk; to avoid that, GRANT EXECUTE on it to the role",
             )
         return apply_error(failure)
 

@@ -22,12 +22,12 @@ from typing import Final
 
 from psycopg.pq.abc import PGresult
 
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.postgres.apply.applier import BEGIN, WAL, Applier
 from subscriber.sinks.postgres.apply.change_sql import control
-from subscriber.sinks.postgres.apply.error_reports import Counted, RowsMissed, apply_error
+from subscriber.sinks.postgres.apply.error_reports import Counted, RowsMissed
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.parallel.sessions import FENCED, ParallelSessions
@@ -131,7 +131,7 @@ class PostgresParallelTransaction:
             raise self._error(failure) from None
 
     def _error(self, failure: StatementFailed) -> TargetError:
-        error = apply_error(failure)
+        error = self._applier.error(failure)
         if isinstance(error, RowsMissed):
             self._applier.note_early_miss(error.table, self._xid)
         return error
@@ -274,10 +274,7 @@ class PostgresParallelTransaction:
         except StatementFailed as failure:
             if failure.statement is WAL:
                 # the statement after COMMIT
-                raise TargetUnavailable(
-                    "a commit was interrupted",
-                    hint="the connection is retried; the target's position shows whether the transaction was committed",
-                ) from None
+                raise self._error(failure) from None
             # the apply worker applies the spooled records, and reports the error if it occurs again
             _log.info("transaction %d could not be ended by its parallel apply worker: %s", self._xid, self._error(failure))
             return False

@@ -14,22 +14,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg import pq
 
 from subscriber.config import SynchronousCommit
-from subscriber.errors import SubscriberError, TargetUnavailable
+from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.origins import Origins
 from subscriber.sinks.postgres.session.pipeline import Completed, Pipeline, PreparedStatements, StatementFailed
 from subscriber.sinks.postgres.session.settings import configure_psycopg, durable_commit, end_abruptly
 from subscriber.sinks.postgres.session.target import Target
 
-__all__ = ["ApplySession"]
+__all__ = ["WAL_FUNCTIONS", "ApplySession"]
 
 
+WAL_FUNCTIONS: Final = "SELECT pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.pg_current_wal_flush_lsn()"
 _COMMIT_TIMESTAMPS = """
 SELECT pg_catalog.current_setting('track_commit_timestamp')::bool AND pg_catalog.current_setting('server_version_num')::int >= 140000
 """
@@ -57,11 +58,16 @@ class ApplySession:
     async def connect(cls, target: Target, *, application_name: str, synchronous_commit: SynchronousCommit) -> ApplySession:
         """Connect and configure the session.
 
+        If the server refuses the functions that tell up to where WAL is written and flushed, commits wait until they are on disk, also
+        with ``synchronous_commit = off``.
+
         Raises:
             TargetUnavailable, TargetError
         """
         connection = await target.connect(application_name)
         try:
+            if synchronous_commit == "off" and not await _may_ask_for_wal(connection):
+                synchronous_commit = durable_commit(synchronous_commit)
             await configure_psycopg(connection, synchronous_commit)
             end_abruptly(connection, True)
             session = cls(connection, synchronous_commit)
@@ -194,3 +200,14 @@ class ApplySession:
             end_abruptly(self.connection, False)
         with contextlib.suppress(psycopg.Error):
             await self.connection.close()
+
+
+async def _may_ask_for_wal(connection: psycopg.AsyncConnection[tuple[Any, ...]]) -> bool:
+    try:
+        with translated():
+            await connection.execute(WAL_FUNCTIONS)
+    except TargetUnavailable:
+        raise
+    except TargetError:
+        return False
+    return True
