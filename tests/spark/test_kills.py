@@ -1,6 +1,6 @@
 """Subscriber, applier, its Java process and executors are killed at random on a cluster, under load, while a reader reads every snapshot.
 
-``SUBSCRIBER_SPARK_KILLS`` says how many times: a few in ``make test-spark``, forty in ``make crash-spark``.
+``SUBSCRIBER_SPARK_KILLS`` says how many times: forty in ``make crash-spark``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Reader:
                 raise
 
 
-@pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(600 + 60 * KILLS)
 async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path: Path, standalone: Cluster) -> None:
     seed = secrets.randbelow(10**6)
