@@ -22,14 +22,13 @@ import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO, Final, Protocol
 
 from subscriber.errors import ConfigurationError, ProtocolError, SpoolError
 from subscriber.protocol.lsn import Lsn
-from subscriber.recording.mask import Mask
 
 __all__ = ["MAGIC", "RECEIVED", "SENT", "SESSION", "RecordedSession", "Recorder", "RecordingRecord", "read_recording"]
 
@@ -51,7 +50,6 @@ class RecordedSession:
         slot_name: the slot that was followed.
         start_lsn: everything up to there was confirmed before.
         options: the options of START_REPLICATION and their values.
-        masked: whether values were replaced.
     """
 
     server_version: int
@@ -60,7 +58,6 @@ class RecordedSession:
     slot_name: str
     start_lsn: Lsn
     options: dict[str, str]
-    masked: bool = False
 
     def to_json(self) -> bytes:
         """As it is stored."""
@@ -74,7 +71,8 @@ class RecordedSession:
             ValueError: it is something else.
         """
         try:
-            fields = json.loads(content)
+            given = json.loads(content)
+            fields = {name: given[name] for name in cls.__slots__}  # other programs may store more
             found = cls(**{**fields, "start_lsn": Lsn.parse(str(fields["start_lsn"])), "options": dict(fields["options"])})
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(str(error)) from None
@@ -99,15 +97,13 @@ class Recorder:
 
     Args:
         path: of the file.
-        mask: replaces the values of rows before they are stored.
 
     Raises:
         ConfigurationError: the file exists, or cannot be created.
     """
 
-    def __init__(self, path: Path, mask: Mask | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._mask = mask
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
         except OSError as error:
@@ -120,14 +116,12 @@ class Recorder:
 
     def session(self, session: RecordedSession) -> None:
         """Note that a session begins."""
-        if self._mask is not None:
-            self._mask.begin_session()
-        self._record(SESSION, replace(session, masked=self._mask is not None).to_json())
+        self._record(SESSION, session.to_json())
 
     def received(self, frames: Sequence[bytes]) -> None:
         """Store received messages."""
         for frame in frames:
-            self._record(RECEIVED, frame if self._mask is None else self._mask(frame))
+            self._record(RECEIVED, frame)
 
     def sent(self, frame: bytes) -> None:
         """Store a message that is sent next.

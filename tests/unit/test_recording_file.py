@@ -24,7 +24,6 @@ SESSION: dict[str, Any] = {
     "slot_name": "slot",
     "start_lsn": "0/1",
     "options": {"proto_version": "4"},
-    "masked": False,
 }
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -25,10 +24,8 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.consumer.plugin_stream import PluginStream
 from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
 from subscriber.consumer.transactions import TransactionStream, transactions
-from subscriber.errors import ConfigurationError
 from subscriber.plugins.registry import BUILTIN
 from subscriber.recording.file import Recorder
-from subscriber.recording.mask import Mask
 from subscriber.sinks.json_lines import JsonLines
 from subscriber.sinks.output_lines import ChangeFormat
 from subscriber.sinks.text_lines import TextLines
@@ -53,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--messages", action="store_true", help="print logical messages (pg_logical_emit_message) too")
     parser.add_argument("--record", type=Path, metavar="FILE", help="store the raw stream in a new file, for decode and replay")
-    parser.add_argument("--mask", action="store_true", help="with --record: replace the values of rows in the file")
     until = parser.add_mutually_exclusive_group()
     until.add_argument("--until-caught-up", action="store_true", help="end when everything that is committed at the start is printed")
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything that is committed up to this LSN is printed")
@@ -63,8 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def execute(args: argparse.Namespace) -> int:
     """Print until stopped, or until the requested end."""
-    if args.mask and args.record is None:
-        args.usage("--mask needs --record")
     if args.plugin is None and args.plugin_options:
         args.usage("-p needs --plugin")
     with _recorder(args) as recorder:
@@ -76,9 +70,7 @@ def _recorder(args: argparse.Namespace) -> Iterator[Recorder | None]:
     if args.record is None:
         yield None
         return
-    if args.mask and SubscriptionOptions.parse(args.options).binary:
-        raise ConfigurationError("values in binary format cannot be masked", hint="omit binary=true")
-    with contextlib.closing(Recorder(args.record, Mask(secrets.token_bytes(32)) if args.mask else None)) as recorder:
+    with contextlib.closing(Recorder(args.record)) as recorder:
         yield recorder
 
 

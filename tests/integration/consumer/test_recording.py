@@ -1,18 +1,15 @@
-"""``tail --record``, ``replay``, ``decode`` of a recording, and ``--mask``, on real servers."""
+"""``tail --record``, ``replay``, and ``decode`` of a recording, on real servers."""
 
 from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support import every_type, program
+from tests.support import program
 from tests.support.database import Database
 
 SCHEMA = "CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE log (label text);"
@@ -139,52 +136,3 @@ def test_what_cannot_be_replayed(source: Database, target_db: Database, tmp_path
         "could not create"
         in program.subscriber("tail", "--connection", source.conninfo(), "--publication", "p", "--record", str(first)).errors
     )
-
-
-def test_masked_values_keep_their_types(source: Database, target_db: Database, tmp_path: Path) -> None:
-    specimens = every_type.SPECIMENS
-    source.execute(every_type.SETUP)
-    every_type.create_table(source, "t")
-    # labels of enums, and what holds them, are masked as texts
-    texts = {"pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list"}  # they accept no input
-    texts |= {one.name[2:] for one in specimens if one.type.startswith("app.") or one.name[2:].startswith("reg") or one.name[:2] == "d_"}
-    other = tuple(replace(one, type="text") if one.name[2:] in texts else one for one in specimens)
-    target_db.execute("CREATE SCHEMA app; CREATE TABLE app.with_statistics (a int, b int)")
-    every_type.create_table(target_db, "t", specimens=other)
-    every_type.fill(source, "t")
-    path = tmp_path / "masked.rec"
-    record(source, path, "--mask")
-    target_db.execute("CREATE TABLE t (); CREATE TABLE log ()")
-    ended = replay(path, target_db.dsn)
-    assert ended.status == 0, ended.errors
-    ours, masked = dict(every_type.texts(source, "t")), every_type.texts(target_db, "t")
-    assert len(masked) == every_type.ROWS
-    same: Counter[str] = Counter()
-    values: Counter[str] = Counter()
-    originals = {name: {row[name] for row in ours.values()} for name in next(iter(ours.values()))}
-    for _, row in masked:
-        for name, value in row.items():
-            if value is not None:
-                values[name] += 1
-                same[name] += value in originals[name]
-    kept = sorted(name for name in values if values[name] > 2 and same[name] == values[name])
-    assert not [name for name in kept if name.removeprefix("a_").startswith(("text", "varchar", "int", "bytea", "uuid", "numeric"))], kept
-
-
-def test_masked_recording_into_sqlite(source: Database, tmp_path: Path) -> None:
-    source.execute("INSERT INTO t SELECT g, 'secret word ' || g FROM generate_series(100, 999) g")
-    source.execute("UPDATE t SET note = 'other ä 表 ' || id WHERE id % 2 = 0; DELETE FROM t WHERE id % 3 = 0")
-    source.execute("UPDATE t SET id = id + 9000 WHERE id > 900")
-    path = tmp_path / "masked.rec"
-    record(source, path, "--mask", "-o", "streaming=off")
-    assert not re.search(rb"secret|other|word", path.read_bytes())
-    with sqlite3.connect(tmp_path / "copy.db") as target:
-        target.execute("CREATE TABLE t (id integer PRIMARY KEY, note text)")
-        target.execute("CREATE TABLE log (label text)")
-    ended = replay(path, f"sqlite:///{tmp_path / 'copy.db'}")
-    assert ended.status == 0, ended.errors
-    with sqlite3.connect(tmp_path / "copy.db") as target:
-        found = target.execute("SELECT id, note FROM t").fetchall()
-    ours = source.fetch("SELECT id, note FROM t")
-    assert sorted(len(str(number)) + len(note) for number, note in found) == sorted(len(str(number)) + len(note) for number, note in ours)
-    assert not {note for _, note in found} & {note for _, note in ours}
