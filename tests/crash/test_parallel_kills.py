@@ -19,6 +19,7 @@ SESSIONS = "FROM pg_stat_activity WHERE datname = current_database() AND applica
 SAME = "SELECT round, count(*), count(DISTINCT n) FROM log GROUP BY round ORDER BY round"
 
 
+@pytest.mark.endurance
 @pytest.mark.crash
 @pytest.mark.timeout(180)
 async def test_killed_in_parallel_apply(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:

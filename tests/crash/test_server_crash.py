@@ -76,8 +76,8 @@ def _reconnect(process: SubscriberProcess, publisher: EmbeddedServer, target: Em
     process.publisher, process.target = _database(publisher), _database(target)
 
 
-@pytest.mark.crash
-@pytest.mark.parametrize("crashes", [4, pytest.param(7, marks=pytest.mark.endurance)])
+@pytest.mark.endurance
+@pytest.mark.parametrize("crashes", [7])
 @pytest.mark.timeout(1200)
 async def test_target_crashes(tmp_path: Path, crashes: int) -> None:
     """Without two-phase commit, whose PREPARE would bring everything before it to the disk; and with a WAL writer that takes its time."""
@@ -124,8 +124,8 @@ async def test_target_crashes(tmp_path: Path, crashes: int) -> None:
     assert lost > 0
 
 
-@pytest.mark.crash
-@pytest.mark.parametrize("crashes", [3, pytest.param(6, marks=pytest.mark.endurance)])
+@pytest.mark.endurance
+@pytest.mark.parametrize("crashes", [6])
 @pytest.mark.timeout(1200)
 async def test_publisher_crashes(tmp_path: Path, crashes: int) -> None:
     seed = secrets.randbelow(10**6)

@@ -19,6 +19,7 @@ ROUNDS = 12
 SETUP = "CREATE TABLE t (id int PRIMARY KEY, v int, remark text)"
 
 
+@pytest.mark.endurance
 @pytest.mark.crash
 async def test_kills_leave_apply_running_and_rows_that_can_be_repaired(publisher18_db: Database, target_db: Database) -> None:
     for database in (publisher18_db, target_db):

@@ -21,6 +21,7 @@ class _AiomysqlTarget(MariaDBTarget):
         return SqlAlchemySink(self._database.url.replace("mariadb://", "mariadb+aiomysql://"), options=OPTIONS, settings=settings)
 
 
+@pytest.mark.endurance
 @pytest.mark.parametrize("scenario", [scenario for scenario in SCENARIOS if scenario.name.partition(".")[0] in _TOPICS], ids=str)
 async def test_aiomysql(scenario: Scenario, mariadb_db: MariaDatabase) -> None:
     target = _AiomysqlTarget(mariadb_db)

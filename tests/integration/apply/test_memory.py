@@ -94,6 +94,7 @@ def test_a_transaction_of_many_rows(publisher18_db: Database, target_db: Databas
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.endurance
 @pytest.mark.timeout(300)
 def test_a_transaction_of_large_rows(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     """A row is the unit: it is in memory whole, and on its way in and out more than once; but not all rows are."""
@@ -115,6 +116,7 @@ def _insert_large(publisher: Database, first: int, last: int) -> None:
     publisher.execute(f"INSERT INTO t SELECT i, repeat(md5(i::text), {LARGE_MB * 32768}) FROM generate_series({first}, {last}) AS i")
 
 
+@pytest.mark.endurance
 @pytest.mark.timeout(300)
 def test_large_values_are_held_four_times_at_most(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     """Copied, then streamed: libpq's two buffers, the record, its value with and without the length. The bug was eight times the value."""
@@ -153,6 +155,7 @@ def _measured(publisher: Database, url: str, spool: Path, kind: str) -> float:
     return (max(peak.resident_mb for peak in peaks) - BASE_MB) / row_mb
 
 
+@pytest.mark.endurance
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["text", "bytea"])
 def test_large_values_in_sqlite_are_held_four_times_at_most(
@@ -164,6 +167,7 @@ def test_large_values_in_sqlite_are_held_four_times_at_most(
     assert times < 4 + SQLITE_CACHE_MB / LARGE_MB
 
 
+@pytest.mark.endurance
 @pytest.mark.timeout(300)
 def test_large_values_in_mariadb_are_held_six_times_at_most(publisher18_db: Database, mariadb_db: MariaDatabase, tmp_path: Path) -> None:
     """The driver escapes, formats, encodes and frames a statement: four copies of the value."""
@@ -178,6 +182,7 @@ def test_large_values_in_mariadb_are_held_six_times_at_most(publisher18_db: Data
     assert times < 6
 
 
+@pytest.mark.endurance
 @pytest.mark.timeout(300)
 def test_large_values_in_a_lake_are_held_fourteen_times_at_most(publisher18_db: Database, tmp_path: Path) -> None:
     """Usually 12.9 times; 13.5 was seen once beside other tests."""

@@ -110,7 +110,7 @@ async def running_worker(feed: Feed, directory: Path, limit: int) -> AsyncIterat
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("limit", [3, 0])
+@pytest.mark.parametrize("limit", [pytest.param(3, marks=pytest.mark.endurance), 0])
 async def test_same_rows(target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     base = secrets.randbelow(10**6)
     print(f"seeds from {base}")

@@ -74,7 +74,7 @@ def test_a_row_too_many_in_the_target_is_found(scratch: Path, target_db: Databas
     assert target_db.value('SELECT count(*) FROM subscriber."position"') == 0
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.endurance)])
 def test_interrupted_while_the_load_runs(scratch: Path, target_db: Database, number: signal.Signals, status: int) -> None:
     with running_demo(scratch, "--target", target_db.dsn, "--rows", "2000", "--seconds", "60") as process:
         wait_for_row(target_db, "SELECT FROM subscriber_demo.accounts WHERE aid >= 1000000000")

@@ -83,6 +83,7 @@ async def test_verbs_of_the_catalog(publisher18_db: Database, target_db: Databas
     assert (done.status, done.output, done.errors) == (0, "", "")
 
 
+@pytest.mark.endurance
 async def test_progress_of_a_long_copy_and_catch_up(publisher18_db: Database, target_db: Database) -> None:
     create_tables(publisher18_db, target_db)
     make_row_gate(target_db, "t", "NEW.id = 700", 7)

@@ -262,6 +262,7 @@ async def test_lost_snapshot_is_reported_and_the_table_copied_again(
     assert_same(lake, await applied(lake), publisher18_db, [T])
 
 
+@pytest.mark.endurance
 @pytest.mark.parametrize(
     ("alter", "rows"),
     [
@@ -295,6 +296,7 @@ async def test_altered_between_two_parts(publisher18_db: Database, tmp_path: Pat
     assert publisher18_db.value("SELECT count(*) FROM t") == rows
 
 
+@pytest.mark.endurance
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("partitioned", [False, True])
 async def test_swapped_between_two_parts(publisher18_db: Database, tmp_path: Path, partitioned: bool, back: bool) -> None:
@@ -320,6 +322,7 @@ async def test_swapped_between_two_parts(publisher18_db: Database, tmp_path: Pat
     assert generations[:3] == [1, 1, 2]
 
 
+@pytest.mark.endurance
 async def test_swapped_while_a_part_waits_to_be_read(publisher18_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And renamed back before the next check: the part itself has to notice."""
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
@@ -457,6 +460,7 @@ async def test_a_row_that_takes_long_does_not_keep_the_copier(publisher18_db: Da
     await given_up(syncing)
 
 
+@pytest.mark.endurance
 async def test_the_applier_ends_while_a_part_waits_for_a_lock(publisher18_db: Database, tmp_path: Path) -> None:
     syncing = await ordered(publisher18_db, tmp_path)
     with open_transaction(publisher18_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
@@ -470,6 +474,7 @@ async def test_the_applier_ends_while_a_part_waits_for_a_lock(publisher18_db: Da
     await given_up(syncing)
 
 
+@pytest.mark.endurance
 async def test_a_subscriber_with_its_applier_ends_while_a_part_waits_for_a_lock(publisher18_db: Database, tmp_path: Path) -> None:
     # large enough that the lock is taken amid the copy
     many_rows(publisher18_db, 60_000)
@@ -484,6 +489,7 @@ async def test_a_subscriber_with_its_applier_ends_while_a_part_waits_for_a_lock(
             await asyncio.to_thread(publisher18_db.wait, WAITS, False)
 
 
+@pytest.mark.endurance
 async def test_the_applier_ends_while_the_publisher_does_not_answer(publisher18_db: Database, tmp_path: Path) -> None:
     syncing = await ordered(publisher18_db, tmp_path)
     order = CopyOrder.find(storage(tmp_path / "lake"), "copy/1-1")
@@ -502,6 +508,7 @@ async def test_the_applier_ends_while_the_publisher_does_not_answer(publisher18_
     await given_up(syncing)
 
 
+@pytest.mark.endurance
 async def test_killed_applier_leaves_no_session_waiting_on_the_publisher(publisher18_db: Database, tmp_path: Path) -> None:
     syncing = await ordered(publisher18_db, tmp_path)
     with open_transaction(publisher18_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:

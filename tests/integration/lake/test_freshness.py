@@ -31,6 +31,7 @@ def _events(lake: Path, since: int) -> list[dict[str, Any]]:
     return [event for event in _told(lake)["progress"] if event["batchId"] >= since and event["numInputRows"]]
 
 
+@pytest.mark.endurance
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_longer_target_is_met_with_fewer_bytes(publisher18_db: Database, tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ async def test_of_two_appliers_one_ends_and_nothing_wrong_is_published(
     await asyncio.to_thread(check_logs, lake, published(lake))
 
 
+@pytest.mark.endurance
 async def test_two_appliers_race_for_every_publication(publisher18_db: Database, lake: str) -> None:
     """Each is started again when it ends. Every snapshot that was published has the rows of its LSN."""
     db = publisher18_db

@@ -159,6 +159,7 @@ async def test_not_all_records(target_db: Database) -> None:
         assert target_db.value("SELECT count(*) FROM t") == 0
 
 
+@pytest.mark.endurance
 async def test_too_many_savepoints(target_db: Database) -> None:
     target_db.execute(TABLE)
     async with opened(target_db) as feed:

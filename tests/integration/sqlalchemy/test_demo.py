@@ -20,7 +20,7 @@ def left(scratch: Path) -> list[Path]:
     return [path for path in scratch.iterdir() if not re.fullmatch(r"subscriber-\d+", path.name)]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)])
 def test_into_a_temporary_one(request: pytest.FixtureRequest, scratch: Path, kind: str) -> None:
     if kind == "mariadb":
         request.getfixturevalue("mariadb")  # installs it, or says that it cannot be had
@@ -37,7 +37,7 @@ def test_into_a_temporary_one(request: pytest.FixtureRequest, scratch: Path, kin
     assert left(scratch) == []
 
 
-@pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
+@pytest.mark.parametrize("other_target", ["sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
 def test_into_a_target_of_ones_own_which_is_left_as_it_was(scratch: Path, other_target: OtherTarget) -> None:
     if other_target.kind == "sqlite":
         other_target.execute("CREATE TABLE mine (id int); INSERT INTO mine VALUES (1)")

@@ -53,6 +53,7 @@ def arguments(publisher: Database, target: Database, *more: str) -> tuple[str, .
     return ("migrate", name, "--from", publisher.conninfo(), "--to", target.dsn, "--bindir", BINDIR, *more)
 
 
+@pytest.mark.endurance
 @pytest.mark.slow
 def test_it_continues_after_a_kill_at_each_step(publisher_db: Database, target_db: Database) -> None:
     publisher_db.execute(SCHEMA)

@@ -15,6 +15,7 @@ STREAM = "mixed"
 COPY = "copy"
 
 
+@pytest.mark.endurance
 @pytest.mark.timeout(300)
 def test_report_of_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures, chart = tmp_path / "figures.json", tmp_path / "chart.svg"

@@ -61,6 +61,7 @@ async def test_finish_leaves_what_is_not_the_loads(publisher18_db: Database) -> 
     assert left_prepared(publisher18_db) == 1
 
 
+@pytest.mark.endurance
 async def test_the_same_seed_gives_the_same_rows(publisher18: ServerAddress, publisher18_db: Database) -> None:
     with fresh_database(publisher18, "pub") as again, fresh_database(publisher18, "pub") as other:
         for database, seed in ((publisher18_db, 4), (again, 4), (other, 5)):
@@ -150,7 +151,7 @@ async def test_create_and_drop_leave_nothing(target_db: Database) -> None:
     await drop_tables(target_db.dsn, schema='my "load"')
 
 
-@pytest.mark.parametrize("streaming", ["on", "parallel"])
+@pytest.mark.parametrize("streaming", ["on", pytest.param("parallel", marks=pytest.mark.endurance)])
 async def test_native_replication_of_the_load_gives_equal_rows(publisher16_db: Database, target_db: Database, streaming: str) -> None:
     """Publisher 16: the native apply worker of 18 dies of the stray STREAM ABORT that an 18 sends (see SEMANTICS, fact 2)."""
     await create_tables(publisher16_db.dsn, rows=ROWS)
