@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from subscriber.config.option import Option, declared, option, parse_options
-from subscriber.config.reading import BOOLEAN, OptionType, choice, parse_bool
+from subscriber.config.reading import BOOLEAN, TIME, OptionType, choice, parse_bool, parse_seconds
 from subscriber.config.where import filters_of, parse_where, with_filters
 from subscriber.errors import ConfigurationError
 
@@ -81,6 +81,10 @@ _SYNCHRONOUS_COMMIT: Final = _switch(
 )
 
 
+def _parse_timeout(name: str, text: str) -> float:
+    return -1.0 if text == "-1" else parse_seconds(name, text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionOptions:
     """The parameters of CREATE SUBSCRIPTION.
@@ -130,6 +134,18 @@ class SubscriptionOptions:
     failover: bool = option(
         False, BOOLEAN, "synchronize the slot to standbys", since=17, alter="disabled", alter_since=17, column="subfailover"
     )
+    wal_receiver_timeout: float = option(
+        -1.0,
+        replace(TIME, parse=_parse_timeout),
+        "reconnect when nothing arrives from the publisher for this long; 0: never; -1: as the setting of this name",
+        default_text="-1",
+        least=-1,
+        alter="always",
+        column="subwalrcvtimeout",
+        catalog_version=7,
+    )
+    """In seconds."""
+    retain_dead_tuples: bool = option(False, BOOLEAN, "only false: the conflict update_deleted is not detected")
     where: str | Mapping[str, str] = option(
         "",
         OptionType(name="expression", parse=parse_where),
@@ -144,6 +160,13 @@ class SubscriptionOptions:
     """Give a mapping of ``SCHEMA.TABLE`` to expressions. It is kept as one text; :attr:`row_filters` returns the mapping."""
 
     def __post_init__(self) -> None:
+        PARAMETERS["wal_receiver_timeout"].check_range(self.wal_receiver_timeout)
+        if self.retain_dead_tuples:
+            raise ConfigurationError(
+                "retain_dead_tuples = true is not supported: it keeps deleted rows of a PostgreSQL target for the conflict update_deleted,"
+                " which this program does not detect",
+                hint="omit it; an update of such a row is counted as update_missing",
+            )
         if not isinstance(self.where, str):
             object.__setattr__(self, "where", with_filters("", self.where))
 

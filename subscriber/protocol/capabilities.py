@@ -1,6 +1,6 @@
 """The abilities of a publisher, by server version, and the options to request. Nothing else in the project compares server versions.
 
-Sources: PostgreSQL manual, Logical Streaming Replication Parameters, CREATE SUBSCRIPTION, and the release notes of 13 to 18.
+Sources: PostgreSQL manual, Logical Streaming Replication Parameters, CREATE SUBSCRIPTION, and the release notes of 13 to 19.
 The options of START_REPLICATION, their order, and which of them an old publisher does not get follow the native subscription. The
 native subscription never sends ``messages``.
 """
@@ -23,6 +23,7 @@ _15: Final = 150000
 _16: Final = 160000
 _17: Final = 170000
 _18: Final = 180000
+_19: Final = 190000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +69,16 @@ class Capabilities:
     empty_prepares: bool
     """18: PREPARE is also sent for a prepared transaction without changes; earlier versions send only COMMIT or ROLLBACK PREPARED."""
 
+    published_sequences: bool
+    """19: FOR ALL SEQUENCES, and ``pg_get_publication_sequences``."""
+
     def at_least(self, major: int) -> bool:
         """Tell whether the publisher has this major version or a later one."""
         return self.server_version >= major * 10000
 
 
 def capabilities(server_version: int) -> Capabilities:
-    """Return the abilities of a publisher. A version newer than 18 is treated as 18.
+    """Return the abilities of a publisher. A version newer than 19 is treated as 19.
 
     Args:
         server_version: ``server_version_num``.
@@ -108,6 +112,7 @@ def capabilities(server_version: int) -> Capabilities:
         alter_slot=server_version >= _17,
         invalidation_reason=server_version >= _17,
         empty_prepares=server_version >= _18,
+        published_sequences=server_version >= _19,
     )
 
 

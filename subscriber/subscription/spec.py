@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from subscriber.abc import Sink
@@ -53,6 +53,8 @@ class RunSpec:
             raise ConfigurationError(f"{word} = false is not allowed for run", hint="omit the parameter")
         check_slot_name(self.slot_name)
         filter_expressions(options)
+        if options.wal_receiver_timeout >= 0:
+            object.__setattr__(self, "settings", replace(self.settings, wal_receiver_timeout=options.wal_receiver_timeout))
         if options.two_phase and not self.sink.supports_two_phase:
             raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 

@@ -16,7 +16,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.errors import PLUGIN_HINT, invalidation_remedy
-from subscriber.walreceiver.publication import missing_publications
+from subscriber.walreceiver.publication import missing_publications, published_sequences
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
 
@@ -68,7 +68,10 @@ async def check_publisher(
         Finding(missing, f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or correct the name')
         for name in absent
     ]
-    if not tables and len(absent) < len(set(publications)):
+    if not tables and len(absent) < len(set(publications)) and await published_sequences(connection, publications):
+        message = "the publications publish sequences only: nothing is copied or followed"
+        findings.append(Finding("warning", message, "`subscriber sequences sync` sets them in the target"))
+    elif not tables and len(absent) < len(set(publications)):
         findings.append(Finding("warning", "the publications publish no table", "ALTER PUBLICATION … ADD TABLE on the publisher"))
     if tables and options.copy_data:
         findings += await _readable(connection, tables)

@@ -24,7 +24,7 @@ from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
 from subscriber.walreceiver.type_reader import type_facts
 
-__all__ = ["missing_publications", "not_replicated", "publications_missing", "published_names", "published_tables"]
+__all__ = ["missing_publications", "not_replicated", "publications_missing", "published_names", "published_sequences", "published_tables"]
 
 _SHOWN: Final = 3
 
@@ -64,6 +64,17 @@ async def missing_publications(session: Session, names: Sequence[str]) -> list[s
     rows = await session.execute(f"SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({_literals(names)})")  # noqa: S608
     found = {name for (name,) in rows}
     return [name for name in names if name not in found]
+
+
+async def published_sequences(session: Session, publications: Sequence[str]) -> list[int]:
+    """The oids of the sequences that publications FOR ALL SEQUENCES publish. Before 19 there are none."""
+    if not publications or not session.capabilities.published_sequences:
+        return []
+    rows = await session.execute(
+        "SELECT DISTINCT gps.relid FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_sequences(p.pubname) AS gps"  # noqa: S608
+        f" WHERE p.pubname IN ({_literals(publications)})"
+    )
+    return [int(oid or 0) for (oid,) in rows]
 
 
 async def not_replicated(session: Session) -> list[str]:

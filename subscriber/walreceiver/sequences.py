@@ -18,7 +18,7 @@ from subscriber.abc import TableName
 from subscriber.abc.sequences import PublishedSequence
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
-from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names
+from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_sequences
 from subscriber.walreceiver.session import Session
 
 __all__ = ["read_sequences"]
@@ -37,7 +37,7 @@ class _Found:
 async def read_sequences(
     session: Session, publications: Sequence[str], *, schemas: Sequence[str] = (), everything: bool = False
 ) -> tuple[list[PublishedSequence], list[TableName]]:
-    """Read the sequences from which columns of published tables take values, and on request others.
+    """Read the sequences from which columns of published tables take values, those of FOR ALL SEQUENCES, and on request others.
 
     Args:
         session: with the publisher.
@@ -58,7 +58,8 @@ async def read_sequences(
         if not await session.execute(f"SELECT FROM pg_catalog.pg_namespace WHERE nspname = {quote_literal(schema)}"):
             raise ConfigurationError(f'schema "{schema}" does not exist on the publisher', hint="correct the name")
     oids = list((await published_names(session, publications)).values())
-    found = await _find(session, oids, schemas, everything=everything)
+    published = await published_sequences(session, publications)
+    found = await _find(session, oids, schemas, published, everything=everything)
     readable = {oid: each for oid, each in found.items() if each.readable}
     sequences = []
     for part in _parts(list(readable)):
@@ -71,11 +72,14 @@ def _parts(oids: Sequence[int]) -> Iterator[Sequence[int]]:
         yield oids[first : first + _BATCH]
 
 
-async def _find(session: Session, tables: Sequence[int], schemas: Sequence[str], *, everything: bool) -> dict[int, _Found]:
+async def _find(
+    session: Session, tables: Sequence[int], schemas: Sequence[str], published: Sequence[int], *, everything: bool
+) -> dict[int, _Found]:
     listed = ", ".join(f"({oid})" for oid in tables) or "(0)"
     wanted = [f"n.nspname IN ({', '.join(quote_literal(name) for name in schemas)})"] if schemas else []
     wanted += [_SYSTEM] if everything else []
     more = f"OR (({' OR '.join(wanted)}) AND NOT own.extension)" if wanted else ""
+    more += f" OR c.oid IN ({', '.join(map(str, published))})" if published else ""
     rows = await session.execute(f"""
         WITH published AS (SELECT v.oid FROM (VALUES {listed}) AS v (oid)),
         tables AS (

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.config import (
-    BOOLEAN,
     NO_SLOT,
     Settings,
     SubscriptionOptions,
@@ -54,8 +53,19 @@ def test_defaults_are_natives() -> None:
         "run_as_owner": False,
         "origin": "any",
         "failover": False,
+        # of 19
+        "wal_receiver_timeout": -1.0,
+        "retain_dead_tuples": False,
         "where": "",
     }
+
+
+def test_parameters_of_19() -> None:
+    assert SubscriptionOptions.parse(["wal_receiver_timeout=30s"]).wal_receiver_timeout == 30
+    assert SubscriptionOptions.parse(["wal_receiver_timeout=-1", "retain_dead_tuples=off"]) == DEFAULT
+    assert str(refused("wal_receiver_timeout=-5")) == 'invalid value for parameter "wal_receiver_timeout": "-5"'
+    assert "outside the valid range" in str(refused("wal_receiver_timeout=99999999min"))
+    assert "retain_dead_tuples = true is not supported" in str(refused("retain_dead_tuples=on"))
 
 
 def test_row_filters() -> None:
@@ -266,7 +276,7 @@ def test_out_of_range(item: str, value: str, valid: str) -> None:
 
 @pytest.mark.parametrize("settings", [Settings, SubscriptionOptions])
 def test_every_number_has_a_range(settings: type) -> None:
-    numbers = [each for each in declared(settings).values() if isinstance(each.default, int | float) and each.type is not BOOLEAN]
+    numbers = [each for each in declared(settings).values() if type(each.default) in {int, float}]
     assert all(each.least is not None and each.type.most is not None for each in numbers)
 
 

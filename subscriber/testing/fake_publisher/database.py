@@ -29,7 +29,7 @@ from subscriber.testing.fake_publisher.replication.wal import (
     Wal,
     WalContent,
 )
-from subscriber.testing.fake_publisher.tables import FakeColumn, FakeTable, RowValues, TableShape, Types, table_name
+from subscriber.testing.fake_publisher.tables import FakeColumn, FakeSequence, FakeTable, RowValues, TableShape, Types, table_name
 from subscriber.testing.fake_publisher.transactions import FakeTransaction
 from subscriber.types import TypeFact
 
@@ -46,8 +46,8 @@ class FakeDatabase:
 
     def __init__(self, version: int | str, name: str, *, logical_decoding_work_mem: int, toast_threshold: int, start: Lsn) -> None:
         major, _, minor = str(version).partition(".")
-        if not major.isdigit() or not 13 <= int(major) <= 18:
-            raise ConfigurationError(f"the fake publisher cannot be PostgreSQL {version}", hint="choose a version from 13 to 18")
+        if not major.isdigit() or not 13 <= int(major) <= 19:
+            raise ConfigurationError(f"the fake publisher cannot be PostgreSQL {version}", hint="choose a version from 13 to 19")
         self.version_text = f"{major}.{minor or 4}"
         self.caps = capabilities(int(major) * 10000 + int(minor or 4))
         self.database = name
@@ -58,6 +58,7 @@ class FakeDatabase:
         self.timelines: list[tuple[int, Lsn]] = []
         self.types = Types()
         self.tables: dict[TableName, FakeTable] = {}
+        self.sequences: dict[TableName, FakeSequence] = {}
         self.publications: dict[str, Publication] = {}
         self.slots: dict[str, Slot] = {}
         self.wal = Wal(start)
@@ -171,6 +172,8 @@ class FakeDatabase:
         where: Mapping[str, str] | None = None,
         publish: Iterable[str] = ("insert", "update", "delete", "truncate"),
         generated_columns: bool = False,
+        except_tables: Iterable[str] = (),
+        all_sequences: bool = False,
     ) -> None:
         """Create a publication.
 
@@ -183,6 +186,8 @@ class FakeDatabase:
             where: row filters by table (15).
             publish: the operations.
             generated_columns: publish stored generated columns (18).
+            except_tables: with ``all_tables``, all but these (19).
+            all_sequences: FOR ALL SEQUENCES (19).
 
         Raises:
             ConfigurationError: a table does not exist, or the version lacks something.
@@ -192,10 +197,22 @@ class FakeDatabase:
             shape = self.find_table(table).shape
             listed = (columns or {}).get(table)
             made.tables[shape.name] = PublishedTable(None if listed is None else tuple(listed), (where or {}).get(table))
+        made.except_tables = frozenset(self.find_table(table).shape.name for table in except_tables)
+        made.all_sequences = all_sequences
         made.check(self.caps)
         for table, condition in (where or {}).items():
             bound_filter(self.find_table(table).shape, condition, self.types)
         self.publications[name] = made
+
+    def create_sequence(self, name: str, *, last_value: int = 1, is_called: bool = False) -> None:
+        """Create a sequence of type bigint.
+
+        Args:
+            name: ``schema.name``, or a name in schema public.
+            last_value: its last value.
+            is_called: whether that was handed out.
+        """
+        self.sequences[table_name(name)] = FakeSequence(next(self._oids), last_value, is_called)
 
     def everything(self) -> Sequence[Publication]:
         """A publication of all tables, for plugins that know no publications."""

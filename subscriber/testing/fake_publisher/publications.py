@@ -41,6 +41,8 @@ class Publication:
         schemas: TABLES IN SCHEMA.
         publish: the operations.
         generated_columns: ``publish_generated_columns = stored``.
+        except_tables: EXCEPT, of FOR ALL TABLES.
+        all_sequences: FOR ALL SEQUENCES.
     """
 
     oid: int
@@ -50,6 +52,8 @@ class Publication:
     schemas: frozenset[str] = frozenset()
     publish: frozenset[str] = _OPERATIONS
     generated_columns: bool = False
+    except_tables: frozenset[TableName] = frozenset()
+    all_sequences: bool = False
 
     def check(self, caps: Capabilities) -> None:
         """Check that the version has what the publication uses.
@@ -65,6 +69,8 @@ class Publication:
             ("column lists", any(table.columns is not None for table in self.tables.values()), caps.column_lists),
             ("TABLES IN SCHEMA", bool(self.schemas), caps.at_least(15)),
             ("publish_generated_columns", self.generated_columns, caps.at_least(18)),
+            ("EXCEPT", bool(self.except_tables), caps.at_least(19)),
+            ("ALL SEQUENCES", self.all_sequences, caps.published_sequences),
         ):
             if used and not known:
                 raise ConfigurationError(
@@ -74,6 +80,8 @@ class Publication:
 
     def covers(self, shape: TableShape) -> PublishedTable | None:
         """How it publishes a table, or None: not at all. A schema, or all tables, publishes without list and filter."""
+        if shape.name in self.except_tables:
+            return None
         found = self.tables.get(shape.name)
         if found is not None and not self.all_tables and shape.name.namespace not in self.schemas:
             return found

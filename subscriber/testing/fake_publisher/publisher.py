@@ -33,7 +33,7 @@ class FakePublisher(FakeDatabase):
     """A publisher without a server. As an asynchronous context manager it listens, and at the end checks what subscribers have reported.
 
     Args:
-        version: the PostgreSQL version to be, for example 17 or ``"18.4"``: 13 to 18.
+        version: the PostgreSQL version to be, for example 17 or ``"18.4"``: 13 to 19.
         socket: ``tcp`` on 127.0.0.1, or ``unix`` in a private directory.
         database: the name of its only database.
         password: of every role, by SCRAM-SHA-256; None: everybody is trusted.

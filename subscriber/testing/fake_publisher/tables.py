@@ -20,7 +20,7 @@ from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.types import TypeFact, TypeKind, TypeRegistry
 from subscriber.types.builtin import builtin_facts
 
-__all__ = ["FakeColumn", "FakeTable", "RowValues", "TableShape", "Types", "table_name"]
+__all__ = ["FakeColumn", "FakeSequence", "FakeTable", "RowValues", "TableShape", "Types", "table_name"]
 
 RowValues = tuple[bytes | None, ...]
 """One row: a value for each column, in the table's order."""
@@ -52,6 +52,15 @@ def table_name(name: str) -> TableName:
     """``schema.name``, or a name in schema public."""
     namespace, _, rest = name.rpartition(".")
     return TableName(namespace or "public", rest)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeSequence:
+    """A sequence, of which nothing but the state matters here."""
+
+    oid: int
+    last_value: int
+    is_called: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ GOOD: dict[str, object] = {"id": 1, "v": "v", "n": 1, "w": "w", "d": "d", "r": 0
         ({"n": SECRET}, "22P02", "invalid text representation (SQLSTATE 22P02)", "n"),
         ({"n": Binary(SECRET.encode())}, "22P03", "incorrect binary data format in logical replication column 3", "n"),
         ({"n": "99999999999"}, "22003", "numeric value out of range (SQLSTATE 22003)", "n"),
-        ({"m": SECRET}, "22P02", 'invalid input value for enum "Mood"', "m"),
+        ({"m": SECRET}, "22P02", 'invalid input value for enum public."Mood"', "m"),
         ({"w": SECRET}, "22001", "string data right truncation (SQLSTATE 22001)", None),
         ({"v": b"\xff" + SECRET.encode()}, "22021", "character not in repertoire (SQLSTATE 22021)", "v"),
     ],

@@ -26,6 +26,7 @@ FIRST_VERSION = {
     "alter_slot": 17,
     "invalidation_reason": 17,
     "empty_prepares": 18,
+    "published_sequences": 19,
 }
 
 
@@ -36,21 +37,21 @@ def test_the_table_names_every_flag() -> None:
 
 @pytest.mark.parametrize("flag", FIRST_VERSION)
 def test_flags_begin_with_their_version(flag: str) -> None:
-    for major in range(13, 19):
+    for major in range(13, 20):
         for minor in (0, 23):
             assert getattr(capabilities(major * 10000 + minor), flag) is (major >= FIRST_VERSION[flag]), f"{major}.{minor}"
 
 
 @pytest.mark.parametrize(
-    ("version", "protocol"), [(130000, 1), (139999, 1), (140000, 2), (150018, 3), (160014, 4), (170000, 4), (180004, 4)]
+    ("version", "protocol"), [(130000, 1), (139999, 1), (140000, 2), (150018, 3), (160014, 4), (170000, 4), (180004, 4), (190000, 4)]
 )
 def test_protocol_version(version: int, protocol: int) -> None:
     assert capabilities(version).protocol_version == protocol
 
 
-def test_newer_server_is_treated_as_18() -> None:
-    newer, known = capabilities(190000), capabilities(180000)
-    assert dataclasses.replace(newer, server_version=180000) == known
+def test_newer_server_is_treated_as_19() -> None:
+    newer, known = capabilities(200000), capabilities(190000)
+    assert dataclasses.replace(newer, server_version=190000) == known
 
 
 @pytest.mark.parametrize(("version", "text"), [(129999, "12.9999"), (120022, "12.22"), (90624, "9.6")])

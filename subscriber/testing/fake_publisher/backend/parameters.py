@@ -36,6 +36,10 @@ def parameters(database: FakeDatabase, session: Session) -> dict[str, str]:
         "logical_decoding_work_mem": f"{database.logical_decoding_work_mem // 1024}kB",
         "debug_logical_replication_streaming": "buffered",
     }
+    if database.caps.at_least(19):
+        defaults["wal_level"] = "replica"
+        defaults["effective_wal_level"] = "logical" if database.slots else "replica"
+        defaults["output_plugin_libraries"] = "pgoutput, test_decoding"
     if database.caps.at_least(14):
         defaults["idle_session_timeout"] = "0"
     if database.caps.at_least(17):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from subscriber.testing.fake_publisher.backend.results import CopyResult, KnownQuery, Result, normalized
-from subscriber.testing.fake_publisher.catalog import copies, general, jdbc, native, own
+from subscriber.testing.fake_publisher.catalog import copies, general, jdbc, native, own, sequences
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["FoundQuery", "find_query"]
 
-_QUERIES: Final = (*general.QUERIES, *own.QUERIES, *native.QUERIES, *jdbc.QUERIES, *copies.QUERIES)
+_QUERIES: Final = (*general.QUERIES, *own.QUERIES, *sequences.QUERIES, *native.QUERIES, *jdbc.QUERIES, *copies.QUERIES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,8 @@ def slot_row(slot: Slot, caps: Capabilities) -> dict[str, Any]:
     if caps.failover_slots:
         row["failover"] = slot.failover
         row["synced"] = False
+    if caps.at_least(19):
+        row["slotsync_skip_reason"] = None
     return row
 
 
