@@ -2,11 +2,15 @@
 
 A relation stays known after its transaction, because the publisher does not send the Relation message again. After a rollback, the
 relations of the transaction are removed, because they are read again with it.
+
+The publisher may describe a relation again although nothing changed: with ``publish_via_partition_root``, once for each partition that has
+a change. Such a message has no effect.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Final
 
 from subscriber.errors import ProtocolError
@@ -42,10 +46,14 @@ class DescribedRelations(ABC):
         self._remote = dict(remembered)
         self.forget_targets()
 
-    def define(self, relation: Relation) -> None:
-        """Store the relation of a Relation message."""
+    def define(self, relation: Relation) -> bool:
+        """Store the relation of a Relation message. Return whether it differs from the one that is known."""
+        known = self._remote.get(relation.relation_id)
+        if known is not None and (known == relation or replace(known, xid=relation.xid) == relation):
+            return False
         self._remote[relation.relation_id] = relation
         self._forget_target(relation.relation_id)
+        return True
 
     async def learn(self, transaction: Transaction) -> None:
         """Read only the Relation messages of a transaction. This is needed because the publisher does not send them again.

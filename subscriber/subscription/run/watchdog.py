@@ -6,8 +6,8 @@ asks the target every few seconds what the sink's sessions do. It logs the locks
 The watchdog cancels and restarts work if all of the following are true:
 
 * The work has made no progress for ``watchdog_timeout``: no step of the apply worker ended, no part of a spilled transaction was read, no
-  answer or row came from the publisher, nothing was sent to a PostgreSQL target. With nothing to apply, a step ends each second. A pause
-  between attempts is not part of an attempt.
+  answer or row came from the publisher, no target table was read, nothing was sent to a PostgreSQL target. With nothing to apply, a step
+  ends each second. A pause between attempts is not part of an attempt.
 * The work is not connecting to a server. That has its own time limit, after which the next host of the connection string is tried.
 * The target shows no session that waits for a lock.
 * The target has done nothing for the work's sessions for half of that time, or has no such session. So a large transaction, which is a

@@ -198,10 +198,10 @@ class TransactionSender:
     async def _other(self, message: Message, context: ChangeContext) -> None:
         match message:
             case Relation():
-                self._relations.define(message)
-                self._resolved.pop(message.relation_id, None)
-                self._left_out.pop(message.relation_id, None)
-                self._latest.clear()
+                if self._relations.define(message):
+                    self._resolved.pop(message.relation_id, None)
+                    self._left_out.pop(message.relation_id, None)
+                    self._latest.clear()
             case Truncate():
                 self._runs.flush()
                 await self._truncate(message, context)

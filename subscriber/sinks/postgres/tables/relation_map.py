@@ -1,13 +1,12 @@
 """The remote relations, and how each maps to its target table.
 
-The target table is read when a relation is first needed. It is read again after each Relation message for the relation, and after an error
-or an ALTER TABLE (:meth:`RelationMap.forget_targets`).
+The target table is read when a relation is first needed. It is read again if a Relation message changes the relation, and after an error or
+an ALTER TABLE (:meth:`RelationMap.forget_targets`).
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
@@ -48,10 +47,8 @@ class RelationMap(DescribedRelations):
 
     def adopt(self, other: RelationMap) -> None:
         """Define the relations of another map that differ: they were described after those of this one."""
-        for relation_id, relation in other.remembered().items():
-            known = self._remote.get(relation_id)
-            if known is None or replace(known, xid=relation.xid) != relation:
-                self.define(relation)
+        for relation in other.remembered().values():
+            self.define(relation)
 
     def forget_targets(self) -> None:
         """Read the target's tables again when they are needed next."""

@@ -14,6 +14,7 @@ from subscriber.errors import RelationError
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
 from subscriber.sinks.postgres.tables.relation_mapping import CREATE_HINT, STREAM_HINT, TargetColumn, TargetTable, missing_table
+from subscriber.waits import moved
 
 __all__ = ["read_table", "read_tables", "require_table"]
 
@@ -250,6 +251,7 @@ async def read_tables(reader: CatalogReader, names: Collection[TableName], *, as
     oids = [row["oid"] for row in rows]
     columns = {oid: tuple(TargetColumn(**row) for row in found) for oid, found in _by_table(await reader.fetch(_COLUMNS, oids)).items()}
     keys = _by_table(await reader.fetch(_KEYS, [row["oid"] for row in rows if row["kind"] in {"r", "p"}]))
+    moved()
     tables = (_table(row, columns.get(row["oid"], ()), keys.get(row["oid"])) for row in rows)
     return {table.name: table for table in tables}
 
@@ -295,6 +297,7 @@ async def require_table(reader: CatalogReader, name: TableName) -> int:
     """
     _require_text(name)
     found = await reader.fetch(_EXISTS, name.namespace, name.name)
+    moved()
     if not found:
         raise missing_table(name, STREAM_HINT)
     return int(found[0]["oid"])

@@ -11,7 +11,7 @@ Changes that differ from an earlier one of their relation only in their values a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from subscriber.abc import ApplyStatistics, RelationGate
@@ -59,13 +59,17 @@ class DescribedRelations:
         self._known: dict[int, tuple[Relation, TableSchema]] = {}
         self.forms: dict[bytes, Form] = {}
 
-    def define(self, relation: Relation) -> None:
-        """Store a Relation message."""
+    def define(self, relation: Relation) -> bool:
+        """Store a Relation message. Return whether it differs from the one that is known."""
         known = self._known.get(relation.relation_id)
+        # with publish_via_partition_root, the root is described again for each partition that has a change
+        if known is not None and (known[0] == relation or replace(known[0], xid=relation.xid) == relation):
+            return False
         schema = TableSchema.of_relation(relation)
         # an equal schema keeps the old object: a new schema object starts a new file
         self._known[relation.relation_id] = relation, known[1] if known is not None and known[1] == schema else schema
         self.forms.clear()
+        return True
 
     def get(self, relation_id: int) -> tuple[Relation, TableSchema]:
         """Return the relation and its schema.
@@ -192,9 +196,9 @@ class TransactionEncoder:
                     buffer.append("t", self.stamp, self._next(), [[None] * len(buffer.schema.columns)], 0)
                 self._statistics.truncates += bool(buffers)
             case Relation() as relation:
-                self._described.define(relation)
-                self._found.pop(relation.relation_id, None)
-                self._buffers.pop(relation.relation_id, None)
+                if self._described.define(relation):
+                    self._found.pop(relation.relation_id, None)
+                    self._buffers.pop(relation.relation_id, None)
             case _:
                 pass
 

@@ -275,8 +275,8 @@ class _Keeping:
             return []
         message = decode(record, in_stream=self._transaction.prefixed)
         if isinstance(message, Relation):
-            self._relations.define(message)
-            self._wanted.pop(message.relation_id, None)
+            if self._relations.define(message):
+                self._wanted.pop(message.relation_id, None)
             return []
         if not isinstance(message, Truncate):
             return []

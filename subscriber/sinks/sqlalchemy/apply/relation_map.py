@@ -19,6 +19,7 @@ from subscriber.protocol.messages import Relation
 from subscriber.sinks.described_relations import DescribedRelations
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
+from subscriber.waits import moved
 
 __all__ = ["RelationMap", "SchemaBehind", "has_triggers", "schema_change"]
 
@@ -76,6 +77,7 @@ class RelationMap(DescribedRelations):
         found = self._plans.get(relation.relation_id)
         if found is None:
             found = self._plans[relation.relation_id] = await self._load(connection, relation)
+            moved()
         return found
 
     async def _load(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:

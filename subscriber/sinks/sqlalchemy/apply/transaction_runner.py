@@ -124,10 +124,10 @@ class TransactionRunner:
         message = decode(record, in_stream=transaction.prefixed)
         match message:
             case Relation():
-                # the grouped changes belong to the earlier description
-                await self.flush()
-                self._relations.define(message)
-                self._open.pop(message.relation_id, None)
+                if self._relations.define(message):
+                    # the grouped changes belong to the earlier description
+                    await self.flush()
+                    self._open.pop(message.relation_id, None)
             case Truncate():
                 await self.flush()
                 await self._truncate(message, transaction, context)
