@@ -18,6 +18,7 @@ __all__ = [
     "DescribedSink",
     "ExportSnapshot",
     "ExportingSink",
+    "FinishingSink",
     "GroupingSink",
     "KeyedRowSource",
     "ParallelSink",
@@ -212,6 +213,19 @@ class ExportingSink(Protocol):
 
         Raises:
             TargetUnavailable, TargetError: also from the function that it yields.
+        """
+        ...
+
+
+@runtime_checkable
+class FinishingSink(Protocol):
+    """An opened sink that does a part of its work in the background."""
+
+    async def finish(self) -> None:
+        """Called at the end of a run that ends by itself (``--until-caught-up``), before the sink is closed.
+
+        Raises:
+            SubscriberError: what keeps the background work from its end. It is the error of the run.
         """
         ...
 

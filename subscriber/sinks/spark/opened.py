@@ -129,6 +129,11 @@ class OpenedSparkSink:
             await run_in_thread(self._sessions.applier.stop)
             self._sessions.lock.give_back()
 
+    async def finish(self) -> None:
+        """See :meth:`subscriber.abc.FinishingSink.finish`: the applier of this process has applied what was landed, if that is quick."""
+        await self._usable.land()
+        await run_in_thread(self._sessions.applier.finish)
+
     @property
     def _usable(self) -> LandingStream:
         if self._stream.failure is not None:

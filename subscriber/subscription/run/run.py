@@ -13,7 +13,7 @@ import logging
 import time
 from typing import Final
 
-from subscriber.abc import Retry
+from subscriber.abc import FinishingSink, Retry
 from subscriber.apply.retry import Backoff, is_coming_up, policy
 from subscriber.apply.tasks import task_group
 from subscriber.errors import SubscriberError
@@ -127,5 +127,7 @@ class Run:
             await launcher.leave(_LEAVE_SECONDS)
             for task in beside:
                 task.cancel()
+        if self._until is not None and not state.stop.is_set() and isinstance(sink := self._target.opened, FinishingSink):
+            await sink.finish()
         if complete and not state.stop.is_set():
             left_out.require_none()

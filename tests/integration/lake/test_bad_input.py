@@ -14,7 +14,7 @@ from subscriber import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.lakes import applied, assert_same, fill, lake_rows, storage
+from tests.support.lakes import applied, assert_same, fill, lake_rows, published, storage
 from tests.support.program import Ended, confirmed, environment, running, slots, subscriber
 
 T = TableName("public", "t")
@@ -312,3 +312,37 @@ async def test_a_full_disk_acknowledges_nothing_and_publishes_nothing(publisher:
     assert snapshot.tables == before.tables
     ballast.unlink()
     assert_same(lake, await applied(lake), publisher, [T])
+
+
+# --- names with a meaning
+
+NAMED = [
+    ("public", "_delta_log"),
+    ("_delta_log", "t"),
+    ("_change_data", "_SUCCESS"),
+    ("public", ".hidden"),
+    ("x=y", "z=1"),
+    ("..", "."),
+    ("a/b", "c\\d"),
+    ("con", "NUL.x"),
+    ("public", "T"),
+    ("PUBLIC", "t"),
+    ("public", "\u00e4" * 31),
+]
+
+
+def test_names_with_a_meaning_are_of_tables_and_a_stopped_one_is_an_error(publisher: Database, tmp_path: Path) -> None:
+    """A table ``_delta_log`` stopped the lake: its directory is that of Delta's log in the directory above. The exit status was 0."""
+    for namespace, name in NAMED:
+        table = f'"{namespace}"."{name}"'
+        publisher.execute(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"; CREATE TABLE {table} (id int PRIMARY KEY, v text)')
+        publisher.execute(f"INSERT INTO {table} VALUES (1, 'copied'); ALTER PUBLICATION pub ADD TABLE {table}")
+    lake = tmp_path / "lake"
+    assert run(publisher, lake, "?apply=local").status == 0
+    snapshot = published(lake)
+    assert_same(lake, snapshot, publisher, [T, *(TableName(*name) for name in NAMED)])
+    assert len({table.path.lower() for table in snapshot.tables.values()}) == len(NAMED) + 1
+    for log in (lake / "tables/public/t/_delta_log").iterdir():
+        log.write_text("damaged")
+    publisher.execute(f"INSERT INTO t VALUES (2, '{SECRET}')")
+    assert_one_error(run(publisher, lake, "?apply=local"), "stopped, and not applied: public.t")

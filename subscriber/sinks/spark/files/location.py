@@ -254,20 +254,23 @@ _PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
 """The parameters of the URL that are not of one table: each reads a value; its arguments are the name and the text."""
 
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_PLAIN: Final = re.compile(r"(?!(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|\Z))[a-z0-9](?:[a-z0-9_.-]{0,98}[a-z0-9_-])?")
+"""No hidden name (``_delta_log``, ``_change_data``, ``.x``), no partition (``a=b``), no capitals (some file systems ignore case), no device
+and no final dot (Windows)."""
 _NUMBERED: Final = re.compile(r"-\d+\Z")
 _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 
 
 def table_directory(root: str, name: TableName, table_id: int) -> str:
-    """``root/schema/table``. If a path or URL would have to quote a name, the table's number makes the directory unique.
+    """``root/schema/table``. If a path or URL would have to quote a name, or a program gives it a meaning, both are altered.
 
-    The same is done if a name ends like such a number. So no two tables have the same directory.
+    The table's number then makes the directory unique. The same is done if a name ends like such a number. So no two tables have the same
+    directory, even if letter case is ignored.
     """
     if _PLAIN.fullmatch(name.namespace) and _PLAIN.fullmatch(name.name) and not _NUMBERED.search(name.name):
         return f"{root}/{name.namespace}/{name.name}"
-    plain = [re.sub(r"[^A-Za-z0-9_-]", "_", part)[:60] or "_" for part in (name.namespace, name.name)]
-    return f"{root}/{plain[0]}/{plain[1]}-{table_id}"
+    schema, table = (re.sub(r"[^a-z0-9_-]", "_", part.lower())[:60].lstrip("_-") or "x" for part in (name.namespace, name.name))
+    return f"{root}/{schema if _PLAIN.fullmatch(schema) else schema + '_'}/{table}-{table_id}"
 
 
 def escape_glob(path: str) -> str:

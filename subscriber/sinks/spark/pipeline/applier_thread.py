@@ -34,6 +34,7 @@ class ApplierThread:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: SubscriberError | None = None
+        self._ending: SubscriberError | None = None
 
     def start(self) -> None:
         """Start the thread, if the location asks for it and it is not running.
@@ -66,7 +67,8 @@ class ApplierThread:
             _program()(self._location, self._stop, _REST_SECONDS)
             failure = None
         except SubscriberError as error:
-            _log.error("the applier has ended: %s", error.one_line())
+            if not self._stop.is_set():
+                _log.error("the applier has ended: %s", error.one_line())
             failure = error
         finally:
             self._failure = failure
@@ -75,12 +77,28 @@ class ApplierThread:
         """Let the thread finish its round, and apply what is waiting if that is quick. Blocks for a limited time: call it in a thread."""
         if self._thread is None:
             return
+        runs = self._thread.is_alive()
         self._stop.set()
         self._thread.join(_PATIENCE_SECONDS)
         if self._thread.is_alive():
             _log.warning("the applier did not end its round within %.0f s: not waiting for it", _PATIENCE_SECONDS)
         else:
             self._thread = None
+            if runs:
+                # of the end only: the next start() is not refused
+                self._ending, self._failure = self._failure, None
+
+    def finish(self) -> None:
+        """:meth:`stop`, and raise what kept the applier from applying everything.
+
+        Raises:
+            SubscriberError: the error of the applier.
+        """
+        self._ending = None
+        self.stop()
+        failure, self._failure, self._ending = self._failure or self._ending, None, None
+        if failure is not None:
+            raise failure
 
 
 def _program() -> Apply:

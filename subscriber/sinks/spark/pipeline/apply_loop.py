@@ -47,7 +47,7 @@ def apply_forever(
 
     Raises:
         SubscriptionInUse: the lake has an applier.
-        SubscriberError: an error that a retry does not fix.
+        SubscriberError: an error that a retry does not fix, or any error after ``stop``.
     """
     pace = pace or Pace(0.0)
     look = min(max(pace.freshness / _LOOKS, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
@@ -76,10 +76,8 @@ def apply_forever(
                 pause = _FIRST_RETRY_SECONDS
             except SubscriberError as error:
                 applier.failed(error)
-                if once or isinstance(error, SubscriptionInUse) or not isinstance(error, TargetError):
+                if once or stopping or isinstance(error, SubscriptionInUse) or not isinstance(error, TargetError):
                     raise
-                if stopping:
-                    return
                 level = logging.WARNING if isinstance(error, TargetUnavailable) else logging.ERROR
                 _log.log(level, "could not apply: %s; next attempt in %.1f s", error.one_line(), pause)
                 stop.wait(pause)

@@ -77,7 +77,7 @@ def apply_in_process(location: Location, stop: threading.Event, rest_seconds: fl
 
     Raises:
         SubscriptionInUse: the lake has an applier.
-        SubscriberError: an error that a retry does not fix.
+        SubscriberError: an error that a retry does not fix; after ``stop`` also any other, or tables that are stopped.
     """
     spark = spark_session("local[*]") if location.apply == "spark" else None
     _apply(location, spark, stop, rest_seconds=rest_seconds)
@@ -130,7 +130,7 @@ def _apply(
                 registration.check()
 
         apply_forever(applier, stop, published, pace=pace, once=once, rest_seconds=rest_seconds, check=check)
-    if once and not stop.is_set():
+    if rest_seconds or (once and not stop.is_set()):
         _require_all_applied(applier.progress)
 
 

@@ -220,13 +220,16 @@ async def test_only_touched_files_are_rewritten_and_small_ones_are_merged(tmp_pa
 
 
 def test_no_two_tables_lie_in_one_directory() -> None:
-    parts = ["_", "t", "ä", "ö", "_-1", "_-2", "t-1", "t-12", "_-1-1", "a-b", "A b", "x.y", ".x", "a" * 100 + "-1", "a" * 101]
+    parts = ["_", "t", "ä", "ö", "_-1", "_-2", "t-1", "t-12", "_-1-1", "a-b", "A b", "x.y", ".x", "a" * 100 + "-1", "a" * 101, "T"]
+    parts += ["_delta_log", "delta_log", "_change_data", "_SUCCESS", "a=b", ".", "..", "a/b", "a\\b", "con", "NUL.x", "x", "x.", "ä" * 200]
     names = [TableName(schema, table) for schema in parts for table in parts]
     lying: dict[str, set[tuple[TableName, int]]] = {}
     for name in names:
         for number in (1, 2, 12):
             lying.setdefault(table_directory("tables", name, number), set()).add((name, number))
-    assert all(re.fullmatch(r"tables/[\w.-]+/[\w.-]+", path, re.ASCII) for path in lying)
+    # no part is hidden, a partition, or longer than file systems allow; none differs from another one in letter case, or is of Windows
+    part = r"(?!(?:con|nul)(?:[./]|\Z))[a-z0-9][a-z0-9_.-]{0,98}(?<!\.)"
+    assert all(re.fullmatch(rf"tables/{part}/{part}", path) for path in lying)
     for tables in lying.values():
         # a number is one table's
         assert len({name for name, _ in tables}) == 1 or len({number for _, number in tables}) == 1

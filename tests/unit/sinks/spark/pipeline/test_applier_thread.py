@@ -110,6 +110,7 @@ async def test_an_error_after_the_stop_ends_it(tmp_path: Path, monkeypatch: pyte
         raise TargetUnavailable("away for good")
 
     monkeypatch.setattr(work, "run_round", run_round)
-    await asyncio.to_thread(apply_forever, work, stop, rest_seconds=60)
+    with pytest.raises(TargetUnavailable, match="away for good"):
+        await asyncio.to_thread(apply_forever, work, stop, rest_seconds=60)
     await sink.close()
     assert rounds == 2

@@ -45,3 +45,31 @@ async def test_waiting_ends_with_an_error_when_the_applier_has_ended(tmp_path: P
     with pytest.raises(TargetError, match="the applier ended with an unexpected error"):
         await sink.advance(Lsn(200))
     await sink.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_error_of_the_end_is_of_a_run_that_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lost: ``--until-caught-up`` had exit status 0 although nothing was applied."""
+
+    def refused(location: Location, stop: threading.Event, rest_seconds: float) -> None:
+        stop.wait(20)
+        raise TargetError("refused")
+
+    monkeypatch.setattr(beside, "_program", lambda: refused)
+    applier = ApplierThread(Location(path=str(tmp_path), apply="local"))
+    applier.start()
+    with pytest.raises(TargetError, match="refused"):
+        applier.finish()
+    applier.finish()
+    # a sink that is closed and opened again begins again
+    applier.start()
+    applier.stop()
+    applier.start()
+    applier.stop()
+    # also if it ended before
+    _broken(monkeypatch)
+    applier.start()
+    assert applier._thread is not None
+    applier._thread.join(20)
+    with pytest.raises(TargetError, match="unexpected"):
+        applier.finish()
