@@ -173,7 +173,13 @@ class SubscriptionChanged(TargetError):
 
 
 class RelationError(TargetError):
-    """A published table does not match the target's: it is missing, has other columns, or has no replica identity."""
+    """A published table does not match the target's: it is missing, has other columns, or has no replica identity.
+
+    Attributes:
+        missing: oid, on the publisher, of a table that has changes and that the target lacks, or None.
+    """
+
+    missing: int | None = None
 
 
 class ApplyError(TargetError):

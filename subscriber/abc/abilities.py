@@ -153,7 +153,7 @@ class ParallelTransaction(Protocol):
 class ParallelSink(Protocol):
     """An opened sink that can apply transactions before their end, in parallel to other work."""
 
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool], *, streamed: bool = True) -> ParallelTransaction:
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool | None], *, streamed: bool = True) -> ParallelTransaction:
         """Begin to apply the transaction ``xid`` before its end. :meth:`OpenedSink.close` rolls back what is left of it.
 
         Args:

@@ -243,10 +243,11 @@ class CopyFormat(StrEnum):
     BINARY = "binary"
 
 
-RelationGate = Callable[["Relation", Lsn], bool]
+RelationGate = Callable[["Relation", Lsn], bool | None]
 """``gate(relation, final_lsn)``: whether to apply changes of this relation in a transaction with this final LSN.
 
-False for tables that are not part of the subscription, or that are still being synchronized. The answer for a pair does not change while
+False for tables that are not part of the subscription, or that are still being synchronized. None for tables that the publisher has dropped
+and the target lacks: a sink need not distinguish None from False. The answer for a pair does not change while
 a batch is applied.
 """
 

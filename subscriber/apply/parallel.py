@@ -90,7 +90,7 @@ class _Attempt:
         self.committing = False
         self.session: ParallelTransaction | None = None
         self._owner = owner
-        self._decided: dict[tuple[str, str], tuple[Relation, bool]] = {}
+        self._decided: dict[tuple[str, str], tuple[Relation, bool | None]] = {}
         self._cancelled = False
         owner.receiver.note_applied(stream, 0)
         self.task = asyncio.create_task(self._run(), name=f"parallel apply of transaction {stream.xid}")
@@ -139,7 +139,7 @@ class _Attempt:
             self._owner.receiver.note_applied(self.stream, kept)
         return kept is not None
 
-    def _gate(self, relation: Relation) -> bool:
+    def _gate(self, relation: Relation) -> bool | None:
         wanted = self._owner.tables.gate(relation, self._final_lsn)
         self._decided[relation.namespace, relation.name] = relation, wanted
         return wanted

@@ -79,6 +79,7 @@ class TableStates:
 
     Attributes:
         left_out: published tables that the subscription does not replicate, each with the reason.
+        dropped: oids of tables that the publisher has dropped and the target lacks. Their changes are left out.
         retries: tables whose latest synchronization failed.
     """
 
@@ -98,6 +99,7 @@ class TableStates:
         self._requested: set[TableName] = set()
         self._unknown: set[TableName] = set()
         self.left_out: dict[TableName, str] = {}
+        self.dropped: set[int] = set()
         self.retries: dict[TableName, Retry] = {}
         self.changed = Watchers()
 
@@ -184,8 +186,10 @@ class TableStates:
 
     # --- for the apply worker
 
-    def gate(self, relation: Relation, final_lsn: Lsn) -> bool:
+    def gate(self, relation: Relation, final_lsn: Lsn) -> bool | None:
         """Whether the apply worker applies the relation's changes of a transaction (PostgreSQL: should_apply_changes_for_rel)."""
+        if relation.relation_id in self.dropped:
+            return None
         table = TableName(relation.namespace, relation.name)
         entry = self._entries.get(table)
         if entry is None:

@@ -8,15 +8,15 @@ Source: PostgreSQL manual, Logical Replication, Configuration Settings and Secur
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from subscriber.abc import Finding, PublishedTable
+from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.errors import PLUGIN_HINT, invalidation_remedy
-from subscriber.walreceiver.publication import missing_publications, published_sequences
+from subscriber.walreceiver.publication import missing_publications, other_identities, published_sequences
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
 
@@ -33,6 +33,8 @@ pg_current_wal_flush_lsn pg_get_expr pg_get_publication_tables pg_get_replica_id
 pg_partition_ancestors pg_partition_tree pg_relation_filenode pg_relation_size pg_snapshot_xmax pg_wal_lsn_diff pg_xact_status
 row_security_active set_config starts_with sum to_json to_jsonb to_regclass
 """
+
+_SHOWN: Final = 10
 
 
 async def check_publisher(
@@ -76,6 +78,8 @@ async def check_publisher(
     if tables and options.copy_data:
         findings += await _readable(connection, tables)
     findings += _identities(tables)
+    if any(table.kind == "p" for table in tables):
+        findings += _partitions(await other_identities(connection, publications))
     if options.copy_data and options.origin == "none":
         findings += await _subscribed(connection, publications)
     return findings
@@ -201,6 +205,24 @@ def _identities(tables: Sequence[PublishedTable]) -> list[Finding]:
         for table in tables
         if table.changes and not table.key_columns and table.replica_identity != "f"
     ]
+
+
+def _partitions(found: Mapping[TableName, Sequence[TableName]]) -> list[Finding]:
+    return [
+        Finding(
+            "warning",
+            f"updates and deletes of {len(partitions)} partition{'s' if len(partitions) > 1 else ''} of table {root} will be lost, because"
+            f" the replica identity there lacks columns of the table's: {_listed(partitions)}",
+            "ALTER TABLE … REPLICA IDENTITY of the partitions: the same columns as those of the table, or FULL",
+            root,
+        )
+        for root, partitions in found.items()
+    ]
+
+
+def _listed(tables: Sequence[TableName]) -> str:
+    more = f" and {len(tables) - _SHOWN:,} more" if len(tables) > _SHOWN else ""
+    return ", ".join(map(str, tables[:_SHOWN])) + more
 
 
 async def _subscribed(connection: WalReceiverConnection, publications: Sequence[str]) -> list[Finding]:

@@ -24,7 +24,15 @@ from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
 from subscriber.walreceiver.type_reader import type_facts
 
-__all__ = ["missing_publications", "not_replicated", "publications_missing", "published_names", "published_sequences", "published_tables"]
+__all__ = [
+    "missing_publications",
+    "not_replicated",
+    "other_identities",
+    "publications_missing",
+    "published_names",
+    "published_sequences",
+    "published_tables",
+]
 
 _SHOWN: Final = 3
 
@@ -97,6 +105,45 @@ async def published_names(session: Session, publications: Sequence[str]) -> dict
         return {}
     tables = _gather(await session.execute(_tables_query(session, publications, ())))
     return {table.name: oid for oid, table in tables.items()}
+
+
+async def other_identities(session: Session, publications: Sequence[str]) -> dict[TableName, list[TableName]]:
+    """Return the partitions whose updates and deletes no subscriber can apply, by the table that their changes are published as.
+
+    With ``publish_via_partition_root`` a change is described as one of the root, but the publisher sends the old values of the partition's
+    replica identity. If that lacks a column of the root's, the row cannot be found. A partition without a replica identity is not among
+    them: there the publisher rejects the UPDATE or DELETE. Of a root with REPLICA IDENTITY FULL, the primary key is enough.
+    """
+    if not publications:
+        return {}
+    rows = await session.execute(f"""
+        WITH root AS MATERIALIZED (
+            SELECT DISTINCT c.oid
+              FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
+              JOIN pg_catalog.pg_class AS c ON c.oid = gpt.relid
+             WHERE p.pubname IN ({_literals(publications)}) AND p.pubviaroot AND (p.pubupdate OR p.pubdelete) AND c.relkind = 'p'),
+        member AS MATERIALIZED (
+            SELECT root.oid AS root, c.oid, c.relnamespace, c.relname,
+                   ARRAY(SELECT a.attname FROM pg_catalog.pg_attribute AS a
+                          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                            AND CASE WHEN i.indexrelid IS NULL THEN c.relreplident = 'f' ELSE a.attnum = ANY (i.indkey) END) AS identity
+              FROM root CROSS JOIN LATERAL pg_catalog.pg_partition_tree(root.oid) AS tree
+              JOIN pg_catalog.pg_class AS c ON c.oid = tree.relid AND (c.oid = root.oid OR c.relkind = 'r')
+              LEFT JOIN pg_catalog.pg_index AS i ON i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+               AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident
+                                       WHEN 'f' THEN i.indisprimary AND c.oid = root.oid END)
+        SELECT rn.nspname, r.relname, n.nspname, leaf.relname
+          FROM member AS leaf
+          JOIN member AS r ON r.oid = leaf.root AND r.root = leaf.root
+          JOIN pg_catalog.pg_namespace AS rn ON rn.oid = r.relnamespace
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = leaf.relnamespace
+         WHERE leaf.identity <> '{{}}' AND NOT leaf.identity @> r.identity
+         ORDER BY 1, 2, 3, 4
+    """)  # noqa: S608
+    found: dict[TableName, list[TableName]] = {}
+    for namespace, table, of, leaf in rows:
+        found.setdefault(TableName(namespace or "", table or ""), []).append(TableName(of or "", leaf or ""))
+    return found
 
 
 def publications_missing(names: Sequence[str]) -> str:

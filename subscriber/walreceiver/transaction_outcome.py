@@ -1,4 +1,4 @@
-"""Ask the publisher whether a transaction was committed or rolled back.
+"""Ask the publisher what became of a transaction or a table that the stream is about.
 
 Source: PostgreSQL manual, pg_xact_status.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from subscriber.walreceiver.connection import WalReceiverConnection
 
-__all__ = ["was_rolled_back"]
+__all__ = ["is_dropped", "was_rolled_back"]
 
 
 async def was_rolled_back(conninfo: str, xid: int, *, system_identifier: str, timeline: int, application_name: str) -> bool:
@@ -39,3 +39,15 @@ async def was_rolled_back(conninfo: str, xid: int, *, system_identifier: str, ti
              WHERE age BETWEEN 1 AND 2147483647 AND age < next"""  # noqa: S608 (a number)
         )
     return bool(rows) and rows[0][0] == "aborted"
+
+
+async def is_dropped(conninfo: str, relation_id: int, *, system_identifier: str, timeline: int, application_name: str) -> bool:
+    """Whether the publisher has dropped a table. Arguments and errors are those of :func:`was_rolled_back`, but ``relation_id``: its oid.
+
+    False also if another server answers than the one that sent the table's changes.
+    """
+    async with await WalReceiverConnection.connect(conninfo, application_name=application_name) as connection:
+        identity = await connection.identify_system()
+        if (identity.system_identifier, identity.timeline) != (system_identifier, timeline):
+            return False
+        return not await connection.execute(f"SELECT FROM pg_catalog.pg_class WHERE oid = {relation_id:d}")

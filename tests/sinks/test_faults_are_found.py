@@ -171,7 +171,7 @@ class _OverwritesForGood(OpenedMemorySink):
 
 
 class _DoesNothingInParallel(OpenedMemorySink):
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool], *, streamed: bool = True) -> ParallelTransaction:
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool | None], *, streamed: bool = True) -> ParallelTransaction:
         raise TargetUnavailable("not implemented")
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:

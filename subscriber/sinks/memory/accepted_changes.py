@@ -88,7 +88,7 @@ def _of(known: Mapping[int, Relation], relation_id: int) -> Relation:
 
 
 def _wanted(relation: Relation, transaction: Transaction, gate: RelationGate, statistics: ApplyStatistics) -> bool:
-    wanted = gate(relation, transaction.final_lsn)
+    wanted = bool(gate(relation, transaction.final_lsn))
     if not wanted:
         statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
     return wanted

@@ -308,7 +308,7 @@ class OpenedPostgresSink(CatalogStateStore):
         await self._two_phase.rollback(message)
         self._report(before)
 
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool], *, streamed: bool = True) -> ParallelTransaction:
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool | None], *, streamed: bool = True) -> ParallelTransaction:
         """Begin to apply a transaction before its end. See :meth:`subscriber.abc.ParallelSink.open_parallel`.
 
         Raises:

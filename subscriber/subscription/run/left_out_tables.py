@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.apply.table_state import NOT_IN_SUBSCRIPTION, TableStates
 from subscriber.errors import PublisherError, RelationError
 from subscriber.subscription.spec import RunSpec
-from subscriber.walreceiver.publication import published_names
+from subscriber.walreceiver.publication import other_identities, published_names
 
 __all__ = ["LeftOutTables"]
 
@@ -24,6 +24,10 @@ _log = logging.getLogger(__name__)
 
 _INTERVAL: Final = 60.0
 _SHOWN: Final = 10
+_PARTITION: Final = (
+    'updates and deletes are lost, because the replica identity lacks columns of that of table "{}", which it is published as'
+    " (hint: ALTER TABLE … REPLICA IDENTITY)"
+)
 
 
 class LeftOutTables:
@@ -39,12 +43,18 @@ class LeftOutTables:
         self._states = states
         self._replicated: set[int] = set()
 
-    def compare(self, published: Mapping[TableName, int], reasons: Mapping[TableName, str] | None = None) -> None:
+    def compare(
+        self,
+        published: Mapping[TableName, int],
+        reasons: Mapping[TableName, str] | None = None,
+        partitions: Mapping[TableName, Sequence[TableName]] | None = None,
+    ) -> None:
         """Note which published tables the subscription does not have, and log a warning about those that are new.
 
         Args:
             published: name and oid of each published table.
             reasons: why a table is left out, as far as known.
+            partitions: of a published table, those whose updates and deletes are lost.
         """
         entries, before = self._states.entries(), dict(self._states.left_out)
         self._replicated |= {oid for name, oid in published.items() if name in entries}
@@ -52,6 +62,9 @@ class LeftOutTables:
         found = [name for name, oid in published.items() if name not in entries and oid not in self._replicated]
         known = {**before, **(reasons or {})}
         self._states.left_out = {name: known.get(name, NOT_IN_SUBSCRIPTION) for name in sorted(found)}
+        self._states.left_out |= {
+            partition: _PARTITION.format(root) for root, members in (partitions or {}).items() if root in entries for partition in members
+        }
         new = {name: reason for name, reason in self._states.left_out.items() if name not in before and name not in (reasons or {})}
         if new:
             _log.warning('subscription "%s": published tables are not replicated: %s', self._spec.name, _listed(new))
@@ -71,7 +84,8 @@ class LeftOutTables:
             PublisherError: the publisher cannot be queried.
         """
         async with await self._spec.connect("tables") as session:
-            self.compare(await published_names(session, self._spec.publications))
+            published = await published_names(session, self._spec.publications)
+            self.compare(published, partitions=await other_identities(session, self._spec.publications))
 
     def require_none(self) -> None:
         """Check that all published tables were replicated at the last comparison.

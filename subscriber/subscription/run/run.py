@@ -86,7 +86,7 @@ class Run:
                 state.until = self._until.lsn or prepared.publisher_lsn
             state.tracker = FlushTracker(prepared.position.lsn)
             state.states.load(prepared.tables, max(prepared.position.lsn, prepared.state.taken))
-            self._left_out.compare(prepared.published, prepared.left_out)
+            self._left_out.compare(prepared.published, prepared.left_out, prepared.lost_partitions)
             state.prepared, state.failed = True, None
             state.watchers.notify()
             await self._work(prepared)

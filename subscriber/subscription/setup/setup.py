@@ -32,7 +32,13 @@ from subscriber.subscription.setup.table_refresh import TableRefresh, drop_lefto
 from subscriber.subscription.target_session import TargetSession
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
-from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
+from subscriber.walreceiver.publication import (
+    missing_publications,
+    other_identities,
+    publications_missing,
+    published_names,
+    published_tables,
+)
 
 __all__ = ["Prepared", "Setup"]
 
@@ -52,6 +58,7 @@ class Prepared:
         first: whether the subscription was just created.
         published: name and oid of each published table.
         left_out: published tables that could not be added to the subscription, each with the reason.
+        lost_partitions: of a published table, the partitions whose updates and deletes are lost.
     """
 
     state: SubscriptionState
@@ -62,6 +69,7 @@ class Prepared:
     first: bool
     published: Mapping[TableName, int] = field(default_factory=dict)
     left_out: Mapping[TableName, str] = field(default_factory=dict)
+    lost_partitions: Mapping[TableName, Sequence[TableName]] = field(default_factory=dict)
 
     @property
     def spool_key(self) -> str:
@@ -148,6 +156,7 @@ class Setup:
                 first=first and not self._spec.managed,
                 published=refresh.published or await published_names(connection, self._spec.publications),
                 left_out=refresh.left_out,
+                lost_partitions=await other_identities(connection, self._spec.publications),
             )
 
     async def create(self) -> Collection[TableName]:

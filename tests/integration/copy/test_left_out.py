@@ -12,6 +12,7 @@ from subscriber import TableName, alter_subscription
 from subscriber.errors import RelationError
 from subscriber.subscription.run_status import Until
 from tests.integration.cli.test_metrics import scrape_until, told_port
+from tests.integration.subscription.test_checks import PARTITIONS
 from tests.support.database import Database
 from tests.support.managed import catch_up, create, launched
 from tests.support.observation import until
@@ -172,3 +173,49 @@ async def test_renamed_table_is_not_left_out(publisher18_db: Database, target_db
         publisher18_db.execute("INSERT INTO renamed VALUES (5)")
         await both.same("SELECT id FROM renamed")
         assert both.subscription.status.left_out == {}
+
+
+async def test_partitions_whose_updates_are_lost(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute(PARTITIONS)
+    target_db.execute("CREATE TABLE root (id int, part int, v text, PRIMARY KEY (id, part))")
+    publisher18_db.execute("INSERT INTO root SELECT 1, g, 'a' FROM generate_series(1, 5) AS g")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE root WITH (publish_via_partition_root)")
+    lost = {TableName("public", "Deep"), TableName("public", "other")}
+    subscription = subscription_of(publisher18_db, target_db)
+    with pytest.raises(RelationError, match=r'2 published tables are not replicated: "public\.Deep": updates and deletes are lost'):
+        await subscription.run(Until())
+    assert subscription.status.left_out.keys() == lost
+    for partition in ("other", '"Deep"'):
+        publisher18_db.execute(f"ALTER TABLE {partition} REPLICA IDENTITY DEFAULT")
+    publisher18_db.execute("DELETE FROM root WHERE part <> 3")
+    again = subscription_of(publisher18_db, target_db)
+    await again.run(Until())
+    assert again.status.left_out == {}
+    assert target_db.fetch("SELECT part FROM root") == [(3,)]
+
+
+async def test_tables_that_are_dropped_do_not_stop_apply(
+    publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in PostgreSQL, a change of a table that the target lacks is an error; but nothing could be lost if the publisher dropped it."""
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE old (id int PRIMARY KEY)")
+    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    await subscription_of(publisher_db, target_db).run(Until())
+    # one of the subscription, one in one transaction, and one whose changes are streamed
+    publisher_db.execute("INSERT INTO old VALUES (1)")
+    publisher_db.execute("DROP TABLE old")
+    target_db.execute("DROP TABLE old")
+    publisher_db.execute("CREATE TABLE brief (id int); INSERT INTO brief VALUES (1); INSERT INTO t VALUES (1); DROP TABLE brief")
+    publisher_db.execute("CREATE TABLE large (id int PRIMARY KEY)")
+    publisher_db.execute("INSERT INTO large SELECT generate_series(1, 3000); INSERT INTO t VALUES (2)")
+    publisher_db.execute("DROP TABLE large")
+    publisher_db.execute("INSERT INTO t VALUES (3)")
+    await subscription_of(publisher_db, target_db).run(Until())
+    assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(1,), (2,), (3,)]
+    assert len([record for record in caplog.records if "has dropped since are left out" in record.message]) == 3
+    # one that was renamed is an error: its changes would be lost
+    publisher_db.execute("ALTER TABLE t RENAME TO renamed")
+    publisher_db.execute("INSERT INTO renamed VALUES (4)")
+    with pytest.raises(RelationError, match=r'"public\.renamed" does not exist'):
+        await subscription_of(publisher_db, target_db).run(Until(allow_missing_tables=True))

@@ -229,3 +229,37 @@ async def test_rows_that_are_larger_than_the_memory_budget(publisher_db: Databas
         assert await find_large_rows(connection, tables, 6 * 1024**2) == []
     finally:
         await connection.close()
+
+
+PARTITIONS = """
+    CREATE TABLE root (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part);
+    CREATE TABLE same PARTITION OF root FOR VALUES IN (1);
+    CREATE TABLE "full" PARTITION OF root FOR VALUES IN (2);
+    ALTER TABLE "full" REPLICA IDENTITY FULL;
+    CREATE TABLE nothing PARTITION OF root FOR VALUES IN (3);
+    ALTER TABLE nothing REPLICA IDENTITY NOTHING;
+    CREATE TABLE other PARTITION OF root FOR VALUES IN (4);
+    CREATE UNIQUE INDEX other_part ON other (part);
+    ALTER TABLE other REPLICA IDENTITY USING INDEX other_part;
+    CREATE TABLE more PARTITION OF root FOR VALUES IN (5) PARTITION BY LIST (part);
+    CREATE TABLE "Deep" PARTITION OF more DEFAULT;
+    CREATE UNIQUE INDEX deep_part ON "Deep" (part);
+    ALTER TABLE "Deep" REPLICA IDENTITY USING INDEX deep_part
+"""
+
+
+async def test_partitions_with_another_replica_identity(publisher_db: Database) -> None:
+    """Of their rows the publisher sends other old values than the root's description says: updates and deletes find no row."""
+    publisher_db.execute(PARTITIONS)
+    publisher_db.execute("CREATE PUBLICATION p FOR TABLE root WITH (publish_via_partition_root)")
+    warning = (
+        "warning: updates and deletes of 2 partitions of table public.root will be lost, because the replica identity there lacks columns"
+        " of the table's: public.Deep, public.other"
+    )
+    for identity in ("DEFAULT", "FULL"):
+        publisher_db.execute(f"ALTER TABLE root REPLICA IDENTITY {identity}")
+        assert messages(await check(publisher_db.dsn, "p")) == [warning]
+    publisher_db.execute("ALTER PUBLICATION p SET (publish = insert)")
+    assert await check(publisher_db.dsn, "p") == []
+    publisher_db.execute("ALTER PUBLICATION p SET (publish = 'insert, delete', publish_via_partition_root = false)")
+    assert "partition" not in " ".join(messages(await check(publisher_db.dsn, "p")))

@@ -270,7 +270,7 @@ class CrashableSink:
         self._move(message.rollback_end_lsn)
         self.settle()
 
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool], *, streamed: bool = True) -> CrashableParallel:
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool | None], *, streamed: bool = True) -> CrashableParallel:
         await self._step("open_parallel")
         found = CrashableParallel(self, xid, gate, prefixed=streamed)
         found._relations |= {} if streamed else self._relations
@@ -343,7 +343,7 @@ class CrashableParallel:
         cut_off: it was cancelled in the middle of its rollback.
     """
 
-    def __init__(self, sink: CrashableSink, xid: int, gate: Callable[[Relation], bool], *, prefixed: bool) -> None:
+    def __init__(self, sink: CrashableSink, xid: int, gate: Callable[[Relation], bool | None], *, prefixed: bool) -> None:
         self.sink = sink
         self.xid = xid
         self.prefixed = prefixed

@@ -81,7 +81,7 @@ class PostgresParallelTransaction:
         *,
         xid: int,
         streamed: bool,
-        gate: Callable[[Relation], bool],
+        gate: Callable[[Relation], bool | None],
         prepared: Callable[[Lsn], None],
     ) -> None:
         self._sessions = sessions

@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
+from subscriber.errors import RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.described_relations import DescribedRelations
@@ -50,6 +51,14 @@ class RelationMap(DescribedRelations):
         for relation in other.remembered().values():
             self.define(relation)
 
+    def define(self, relation: Relation) -> bool:
+        relation_id = relation.relation_id
+        if not super().define(relation) and self._passed_over.isdisjoint({(relation_id, True), (relation_id, False)}):
+            return False
+        # a table that was passed over may be of the subscription now
+        self._forget_target(relation_id)
+        return True
+
     def forget_targets(self) -> None:
         """Read the target's tables again when they are needed next."""
         self._mappings.clear()
@@ -73,7 +82,7 @@ class RelationMap(DescribedRelations):
             self._mappings[relation.relation_id] = found
         return found
 
-    async def is_wanted(self, relation: Relation, final_lsn: Lsn, *, by_name: bool) -> bool:
+    async def is_wanted(self, relation: Relation, final_lsn: Lsn, *, by_name: bool | None) -> bool:
         """Whether the apply worker applies the changes of this relation.
 
         The caller of the sink identifies tables by name; the catalog identifies them by oid, as PostgreSQL's does. So a table that was
@@ -82,12 +91,15 @@ class RelationMap(DescribedRelations):
         Args:
             relation: the publisher's relation.
             final_lsn: final LSN of the transaction.
-            by_name: the gate's answer for the name.
+            by_name: the gate's answer for the name. None: the target need not have the table.
 
         Raises:
-            RelationError: the target has no such table. As in PostgreSQL, it must exist even if its changes are left out.
+            RelationError: the target has no such table. As in PostgreSQL, it must exist even if its changes are left out. Only the
+                publisher knows whether it was renamed, so that changes would be lost, or dropped.
             TargetUnavailable: the connection was lost.
         """
+        if by_name is None:
+            return False
         # a table's own synchronization receives the changes of all tables; the gate lets only its own table through
         if self._subscription is None or relation.namespace == CATALOG_SCHEMA:
             return by_name
@@ -97,7 +109,12 @@ class RelationMap(DescribedRelations):
         if (relation_id, by_name) in self._passed_over:
             return False
         name = TableName(relation.namespace, relation.name)
-        rows = await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, await require_table(self._reader, name))
+        try:
+            oid = await require_table(self._reader, name)
+        except RelationError as error:
+            error.missing = relation_id
+            raise
+        rows = await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, oid)
         state, lsn = (rows[0]["state"], rows[0]["lsn"]) if rows else (None, None)
         if state == TableState.READY or (state == TableState.SYNCDONE and (lsn is None or Lsn.parse(lsn) <= final_lsn)):
             return True

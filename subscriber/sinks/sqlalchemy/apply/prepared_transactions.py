@@ -285,7 +285,7 @@ class _Keeping:
         return [*found, encode(_truncate(message, wanted))] if wanted else []
 
     def _is_wanted(self, relation_id: int) -> bool:
-        return relation_id in self._wanted or self._gate(self._relations.remote(relation_id), self._transaction.final_lsn)
+        return relation_id in self._wanted or bool(self._gate(self._relations.remote(relation_id), self._transaction.final_lsn))
 
     def _description(self, relation_id: int) -> list[bytes]:
         if relation_id in self._wanted:

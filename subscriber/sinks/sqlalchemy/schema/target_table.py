@@ -208,11 +208,13 @@ def plan_target_table(
     """
     name = relation.name if isinstance(relation, PublishedTable) else TableName(relation.namespace, relation.name)
     if found is None:
-        raise RelationError(
+        error = RelationError(
             f'logical replication target relation "{name}" does not exist',
             sqlstate="55000",
             hint=_CREATE_HINT if isinstance(relation, PublishedTable) else _STREAM_HINT,
         )
+        error.missing = relation.relation_id
+        raise error
     sources = source_types(relation, published)
     names = [column for column, _ in sources]
     generated = [column for column in names if column in found.generated]

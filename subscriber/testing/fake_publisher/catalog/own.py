@@ -161,6 +161,10 @@ def _plugin_relation(session: Session, values: Mapping[str, str]) -> Result:
     return result({"relkind": 18, "string_agg": TEXT, "exists": BOOL}, [("r", generated or None, listed)])
 
 
+def _relation(session: Session, values: Mapping[str, str]) -> Result:
+    return result({}, [()] if session.publisher.table_by_oid(int(values["oid"])) is not None else [])
+
+
 QUERIES: Final = (
     known("SELECT pg_catalog.to_json(s) FROM pg_catalog.pg_replication_slots AS s WHERE slot_name = '{name}' ORDER BY slot_name", _slots),
     known(
@@ -231,6 +235,8 @@ QUERIES: Final = (
            SELECT pg_catalog.pg_xact_status((next - age)::text::xid8) FROM found WHERE ...""",
         _outcome,
     ),
+    known("SELECT FROM pg_catalog.pg_class WHERE oid = {oid}", _relation),
+    known("WITH root AS MATERIALIZED (SELECT DISTINCT c.oid FROM pg_catalog.pg_publication AS p, ...", _nothing),
     known("SELECT c.relkind, (SELECT string_agg(...ANY (ARRAY[{names}]::text[])), ... WHERE c.oid = {oid}", _plugin_relation),
     known("SELECT ...pg_catalog.pg_blocking_pids(...", _no_waits),
     known("SELECT ...pg_stat_activity AS ...pg_blocking_pids...", _no_waits),
