@@ -38,6 +38,7 @@ POINTS: Final[Mapping[str, str]] = {
     "prepare.rolled_back": "the sink has rolled back a prepared transaction, and the positions do not count it yet",
     "spool.written": "a block was written to the spool",
     "spool.truncated": "records of a savepoint that was rolled back were cut off",
+    "spool.rolled_back": "changes that the publisher had rolled back without an abort were left out of a transaction",
     "spool.read": "a block of the spool was read",
     "spool.removed": "the file of a transaction was removed",
     "acknowledge.sending": "positions are about to be sent to the publisher",

@@ -7,7 +7,8 @@
     ├── ProtocolError             report it: the bytes are not pgoutput's (the error names offset and tag)
     ├── PublisherError            fix the publisher: privilege, wal_level, publication, slot
     │   ├── PublisherUnavailable  wait: connection refused, lost or timed out; retried
-    │   │   └── CopyOutdated      wait: the table changed while it was copied; copied again
+    │   │   ├── CopyOutdated      wait: the table changed while it was copied; copied again
+    │   │   └── UndecidedTransaction  wait: which rows of a streamed transaction are valid is not known; received again
     │   └── SlotInUse             wait: another walsender uses the slot; retried
     ├── DataLossError             decide: changes are lost; to continue would hide it
     │   └── NeverPrepared         decide: COMMIT PREPARED of a transaction that was never prepared in the target
@@ -47,6 +48,7 @@ __all__ = [
     "SubscriptionInUse",
     "TargetError",
     "TargetUnavailable",
+    "UndecidedTransaction",
 ]
 
 CANNOT_CONNECT_NOW: Final = "57P03"
@@ -142,6 +144,10 @@ class PublisherUnavailable(PublisherError):
 
 class CopyOutdated(PublisherUnavailable):
     """The publisher's table changed while it was copied. It is copied again."""
+
+
+class UndecidedTransaction(PublisherUnavailable):
+    """It is not known which rows of a streamed transaction the publisher rolled back. It is received again, without streaming."""
 
 
 class SlotInUse(PublisherError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from subscriber.protocol.lsn import Lsn
@@ -40,6 +40,14 @@ class ReplicationStream(Protocol):
 
         Raises:
             PublisherError: or a subclass: the query failed.
+        """
+        ...
+
+    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
+        """Return which subtransactions of a streamed transaction the publisher has rolled back. Its end must have been received.
+
+        Raises:
+            UndecidedTransaction: the publisher cannot be asked, or its answer is not certain.
         """
         ...
 

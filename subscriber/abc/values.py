@@ -324,4 +324,6 @@ class ApplyStatistics:
     confl_delete_origin_differs: int = 0
     confl_delete_missing: int = 0
     confl_multiple_unique_conflicts: int = 0
+    rolled_back_changes: int = 0
+    """Changes that the publisher sent although it had rolled them back. They were left out."""
     skipped_tables: set[str] = field(default_factory=set)

@@ -159,8 +159,8 @@ class _Attempt:
             TargetUnavailable: the commit may have taken effect.
         """
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
-        if self.session is None:
-            # nothing is applied yet, and to connect may take long
+        if self.session is None or transaction.left_out:
+            # nothing is applied yet, and to connect may take long; or changes are applied that were rolled back
             await self.abandon()
             return False
         await asyncio.wait({self.task})

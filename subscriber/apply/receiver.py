@@ -31,8 +31,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from subscriber import crash_points
 from subscriber.abc import ReplicationStream, Spool
+from subscriber.apply.rolled_back import leave_out_rolled_back
 from subscriber.config import Settings
-from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable
+from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable, UndecidedTransaction
 from subscriber.protocol.frames import (
     PrimaryKeepalive,
     StandbyStatusUpdate,
@@ -126,6 +127,7 @@ class Receiver:
         self._applied = asyncio.Event()
         self._stalled: tuple[int, int | None] | None = None
         self.popped = 0
+        self._left_out = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
         self.reported_at: float | None = None
@@ -213,6 +215,11 @@ class Receiver:
         self._held -= held
         if self._held < self._budget:
             self._room.set()
+
+    def take_left_out(self) -> int:
+        """Return how many changes were left out since the last call, because the publisher had rolled them back."""
+        count, self._left_out = self._left_out, 0
+        return count
 
     @property
     def reply_requested(self) -> bool:
@@ -386,8 +393,20 @@ class Receiver:
             error.hint = "the LSN is neither applied nor stored; find out what sent it: the publisher, or a proxy in front of it"
             raise error
 
+    async def _judge(self, transaction: Transaction) -> None:
+        """Leave out what the publisher rolled back. If that is not certain, blocks that were given are taken back."""
+        try:
+            await leave_out_rolled_back(transaction, self._stream, self._spool, self._spool_turn)
+        except UndecidedTransaction:
+            if isinstance(self._reassembly, BlockReassembly):
+                self._queue += [(part, 0) for part in self._reassembly.take_back(transaction.xid)]
+            raise
+        self._left_out += transaction.left_out
+
     async def _put(self, event: Event) -> None:
         held = RECORD_OVERHEAD
+        if isinstance(event, Transaction | PreparedTransaction):
+            await self._judge(event.transaction if isinstance(event, PreparedTransaction) else event)
         match event:
             case StreamedPart():
                 if event.end_lsn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,9 @@ class _FilteredStream:
 
     async def wal_end(self, least: Lsn) -> Lsn:
         return await self._stream.wal_end(least)
+
+    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
+        return await self._stream.rolled_back(xid, subxids)
 
     async def close(self) -> None:
         await self._stream.close()

@@ -141,6 +141,7 @@ class ApplyWorker:
                 await self._apply_single(event)
             self._parallel.committed(self._receiver.popped)
             await self._ready_tables()
+            self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
             self._tables.tell_unknown(self._sink.statistics.skipped_tables)
             self._owner.progressed()
         await self._receiver.report_now()

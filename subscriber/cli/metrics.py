@@ -100,6 +100,9 @@ class SubscriptionCollector:
         left_out = gauge("tables_left_out", "Published tables that the subscription does not replicate.")
         transactions = counter("transactions", "Transactions applied since the start.")
         changes = counter("changes", "Changes applied since the start.", "kind")
+        rolled_back = counter(
+            "rolled_back_changes", "Changes left out since the start: the publisher sent them although it had rolled them back."
+        )
         conflicts = counter("conflicts", "Conflicts found, as in pg_stat_subscription_stats.", "conflict")
         errors = counter("errors", "Errors since the start.", "worker")
         for given, subscription in self._subscriptions().items():
@@ -119,8 +122,9 @@ class SubscriptionCollector:
             transactions.add_metric([name], counted.transactions)
             for kind in _CHANGES:
                 changes.add_metric([name, kind.removesuffix("s")], getattr(counted, kind))
+            rolled_back.add_metric([name], counted.rolled_back_changes)
             for conflict in (field for field in type(counted).__slots__ if field.startswith("confl_")):
                 conflicts.add_metric([name, conflict.removeprefix("confl_")], getattr(counted, conflict))
             for worker in ("apply", "sync"):
                 errors.add_metric([name, worker], getattr(counted, f"{worker}_error_count"))
-        yield from (streaming, lsn, behind, silence, tables, left_out, transactions, changes, conflicts, errors)
+        yield from (streaming, lsn, behind, silence, tables, left_out, transactions, changes, rolled_back, conflicts, errors)

@@ -6,7 +6,7 @@ aborts and its end. Nothing is taken back: the reader sees the records of aborte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from subscriber.errors import ProtocolError
@@ -26,7 +26,14 @@ class BlockReassembly(Reassembly):
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun: set[int] = set()
+        # the streamed transactions, each with its subtransactions that were not aborted
+        self._begun: dict[int, set[int]] = {}
+
+    def take_back(self, xid: int) -> Sequence[StreamedPart]:
+        """Forget this streamed transaction and all that have not ended. Return an abort of each, for the reader."""
+        aborts = [_without_records(each, StreamAbort(each, each)) for each in (xid, *self._begun)]
+        self._begun.clear()
+        return aborts
 
     def feed(self, payload: bytes) -> Sequence[Output]:
         """Take the next message. The end of a block gives the block."""
@@ -38,6 +45,7 @@ class BlockReassembly(Reassembly):
         del self._streams[block.xid]
         self._memory -= block.memory
         whole = block.finish(INVALID_LSN, INVALID_LSN, 0)
+        self._begun[block.xid].update(whole.subxids)
         return (
             StreamedPart(
                 xid=whole.xid,
@@ -56,24 +64,22 @@ class BlockReassembly(Reassembly):
         )
 
     def _stream_start(self, message: StreamStart) -> Sequence[Output]:
-        known = message.xid in self._begun
-        if not message.first_segment and not known:
+        subxids = set() if message.first_segment else self._begun.get(message.xid)
+        if subxids is None:
             text = f"STREAM START message for a later chunk of transaction {message.xid}, whose first one was not received"
             raise ProtocolError(text, tag="S")
         # each block is a transaction of its own for the base class
         super()._stream_start(StreamStart(message.xid, True))
-        self._begun.add(message.xid)
+        self._begun[message.xid] = subxids
         assert self._current is not None  # it was just opened
         self._current.opening = message
         return _NOTHING
 
     def _stream_commit(self, message: StreamCommit) -> Sequence[Output]:
-        self._end(message.xid, "STREAM COMMIT", "c")
-        return (_without_records(message.xid, message),)
+        return (_without_records(message.xid, message, self._end(message.xid, "STREAM COMMIT", "c")),)
 
     def _stream_prepare(self, message: StreamPrepare) -> Sequence[Output]:
-        self._end(message.xid, "STREAM PREPARE", "p")
-        return (_without_records(message.xid, message),)
+        return (_without_records(message.xid, message, self._end(message.xid, "STREAM PREPARE", "p")),)
 
     def _stream_abort(self, message: StreamAbort, payload: bytes) -> Sequence[Output]:
         if message.xid not in self._begun:
@@ -83,21 +89,25 @@ class BlockReassembly(Reassembly):
             # a stray one, or an error
             return super()._stream_abort(message, payload)
         if message.subxid == message.xid:
-            self._begun.discard(message.xid)
+            del self._begun[message.xid]
+        else:
+            self._begun[message.xid].discard(message.subxid)
         return (_without_records(message.xid, message),)
 
     def _drop_stream(self, xid: int) -> tuple[SpoolDiscard, ...]:
         # at COMMIT PREPARED, ROLLBACK PREPARED or another first block: the parts were given
-        self._begun.discard(xid)
+        self._begun.pop(xid, None)
         return ()
 
-    def _end(self, xid: int, name: str, tag: str) -> None:
-        if xid not in self._begun:
+    def _end(self, xid: int, name: str, tag: str) -> Collection[int]:
+        """End a stream. Return its subtransactions."""
+        subxids = self._begun.pop(xid, None)
+        if subxids is None:
             raise ProtocolError(f"{name} message without STREAM START: transaction {xid} is not known", tag=tag)
-        self._begun.discard(xid)
+        return tuple(subxids)
 
 
-def _without_records(xid: int, message: StreamAbort | StreamCommit | StreamPrepare) -> StreamedPart:
+def _without_records(xid: int, message: StreamAbort | StreamCommit | StreamPrepare, subxids: Collection[int] = ()) -> StreamedPart:
     match message:
         case StreamCommit():
             final_lsn, end_lsn, time = message.commit_lsn, message.end_lsn, message.commit_time
@@ -105,4 +115,13 @@ def _without_records(xid: int, message: StreamAbort | StreamCommit | StreamPrepa
             final_lsn, end_lsn, time = message.prepare_lsn, message.end_lsn, message.prepare_time
         case _:
             final_lsn, end_lsn, time = INVALID_LSN, INVALID_LSN, 0
-    return StreamedPart(xid=xid, final_lsn=final_lsn, end_lsn=end_lsn, commit_time=time, prefixed=True, records=[], message=message)
+    return StreamedPart(
+        xid=xid,
+        final_lsn=final_lsn,
+        end_lsn=end_lsn,
+        commit_time=time,
+        prefixed=True,
+        records=[],
+        subxids=subxids,
+        message=message,
+    )

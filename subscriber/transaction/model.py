@@ -6,7 +6,7 @@ A transaction keeps its changes as the raw pgoutput payloads; no object is built
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +52,8 @@ class Transaction:
         spilled: how many records are in the spool. All of them precede those in ``records``.
         size: bytes of all records together.
         largest: bytes of the largest spilled record.
+        subxids: the subtransactions of a streamed transaction that have changes and whose abort was not received.
+        left_out: how many changes were left out, because the publisher rolled them back without sending the abort.
         spool: the spilled records, set by the code that spilled them; None if ``spilled`` is 0.
     """
 
@@ -66,6 +68,8 @@ class Transaction:
     size: int = 0
     largest: int = 0
     spool_id: int = 0
+    subxids: Collection[int] = ()
+    left_out: int = 0
     spool: SpooledRecords | None = field(default=None, init=False)
 
     @property

@@ -233,4 +233,5 @@ class UnfinishedTransaction:
             size=self.size,
             largest=self.largest,
             spool_id=self.spool_id,
+            subxids=tuple(xid for xid in self._firsts if xid != self.xid),
         )

@@ -237,4 +237,4 @@ class WalReceiverConnection(Session):
         result = await self.query(commands.start_replication(slot, lsn, options))
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise PublisherError("the publisher did not start streaming")
-        return WalSenderStream(self, self._wal_end)
+        return WalSenderStream(self, slot, self._wal_end)

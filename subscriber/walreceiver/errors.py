@@ -22,6 +22,7 @@ from subscriber.errors import (
     PublisherUnavailable,
     SlotInUse,
     SubscriberError,
+    UndecidedTransaction,
     connection_hint,
 )
 
@@ -96,11 +97,12 @@ def invalidation_remedy(reason: str) -> str:
 
 
 def is_undecodable(error: SubscriberError) -> bool:
-    """Whether the publisher failed to decode a transaction that it may skip without ``streaming``, if it was rolled back.
+    """Whether a transaction must be received again without ``streaming``.
 
-    More logical_decoding_work_mem helps, too.
+    Either the publisher failed to decode it (if it was rolled back, the publisher skips it then; more logical_decoding_work_mem helps,
+    too), or it is not known which of its rows were rolled back (then the publisher leaves these out itself).
     """
-    return isinstance(error, PublisherUnavailable) and _RACES.search(str(error)) is not None
+    return isinstance(error, UndecidedTransaction) or (isinstance(error, PublisherUnavailable) and _RACES.search(str(error)) is not None)
 
 
 def conninfo_error(error: psycopg.Error, conninfo: str) -> ConfigurationError:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import psycopg
 from psycopg import pq
 
-from subscriber.errors import PublisherUnavailable, SubscriberError
+from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError, UndecidedTransaction
 from subscriber.protocol.lsn import Lsn
 from subscriber.walreceiver.errors import connection_lost, result_error
 from subscriber.walreceiver.session import Session
+from subscriber.walreceiver.subtransactions import rolled_back_subtransactions
 
 __all__ = ["WalSenderStream"]
 
@@ -33,8 +34,10 @@ _TLS_READS: Final = 4
 class WalSenderStream:
     """See :class:`subscriber.abc.ReplicationStream`. ``WalReceiverConnection.start_replication`` creates it. It owns that connection."""
 
-    def __init__(self, session: Session, wal_end: Lsn) -> None:
+    def __init__(self, session: Session, slot_name: str, wal_end: Lsn) -> None:
+        self._slot_name = slot_name
         self._wal_end = wal_end
+        self._outcomes: Session | None = None
         self._session = session
         self._pgconn = session.pgconn
         self._reads = _TLS_READS if self._pgconn.ssl_in_use else 1
@@ -122,6 +125,30 @@ class WalSenderStream:
                 ) from None
         return self._wal_end
 
+    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
+        """Ask in a session that is kept; see :meth:`subscriber.abc.ReplicationStream.rolled_back`."""
+        while True:
+            kept = self._outcomes is not None
+            try:
+                async with asyncio.timeout(_ASK_SECONDS):
+                    if self._outcomes is None:
+                        self._outcomes = await self._session.sibling("outcome")
+                    return await rolled_back_subtransactions(self._outcomes, self._slot_name, xid, subxids)
+            except (PublisherError, TimeoutError) as error:
+                await self._close_outcomes()
+                if kept and not isinstance(error, UndecidedTransaction):
+                    continue  # that session may have been ended meanwhile
+                why = error.one_line() if isinstance(error, PublisherError) else "no answer in time"
+                raise UndecidedTransaction(
+                    f"the publisher does not say which subtransactions of transaction {xid} were rolled back: {why}",
+                    hint="the transaction is received again, without streaming",
+                ) from error
+
+    async def _close_outcomes(self) -> None:
+        session, self._outcomes = self._outcomes, None
+        if session is not None:
+            await session.close()
+
     async def close(self) -> None:
         """End the stream and close the connection. Idempotent."""
         if self._closed:
@@ -133,6 +160,7 @@ class WalSenderStream:
                     async with asyncio.timeout(_CLOSE_SECONDS):
                         await self._end()
         finally:
+            await self._close_outcomes()
             await self._session.close()
 
     async def _end(self) -> None:

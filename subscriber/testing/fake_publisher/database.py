@@ -261,9 +261,10 @@ class FakeDatabase:
 
     def transaction_status(self, xid: int) -> str | None:
         """``pg_xact_status``: committed, aborted or in progress; None: it is not known."""
-        if any(transaction.xid == xid for transaction in self._running):
+        known = self._outcomes.get(xid)
+        if known is None and any(xid in transaction.xids for transaction in self._running):
             return "in progress"
-        return self._outcomes.get(xid)
+        return known
 
     def oldest_needed(self, confirmed: Lsn) -> Lsn:
         """Where decoding must start, so that it sees every transaction whole that ends after ``confirmed``."""

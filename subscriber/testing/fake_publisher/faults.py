@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 __all__ = ["Fault", "FaultKind", "Faults"]
 
@@ -30,12 +31,19 @@ class FaultKind(Enum):
     """The message is sent twice."""
     STRAY_ABORT = "stray_abort"
     """A StreamAbort of a transaction that was never streamed is sent first, as PostgreSQL 18.4 does."""
+    LOST_ABORT = "lost_abort"
+    """The StreamAbort of a savepoint that is rolled back is not sent, as PostgreSQL 14 to 18 do. The streamed rows of it stay. It happens
+    at the next rollback of a streamed savepoint: ``after`` and ``before`` mean nothing."""
     FALSE_KEEPALIVE = "false_keepalive"
     """A keepalive with a position far beyond the end of the WAL is sent first."""
     REDELIVER = "redeliver"
     """The next session starts as far back as the WAL reaches, and sends transactions that were confirmed before."""
     ERROR = "error"
     """The session ends with an ErrorResponse: ``sqlstate`` and ``text``."""
+
+
+_ELSEWHERE: Final = frozenset({FaultKind.REDELIVER, FaultKind.LOST_ABORT})
+"""Kinds that do not happen before a message."""
 
 
 @dataclass(slots=True)
@@ -64,7 +72,7 @@ class Fault:
     def is_due(self, sent: int, payload: bytes) -> bool:
         """Whether it happens before this message."""
         return (
-            self.kind is not FaultKind.REDELIVER
+            self.kind not in _ELSEWHERE
             and self.happened < self.times
             and sent >= self.after
             and (not self.before or chr(payload[0]) in self.before)
@@ -101,8 +109,15 @@ class Faults:
 
     def redelivers(self) -> bool:
         """Take the fault that the session that starts now sends everything again."""
+        return self._take(FaultKind.REDELIVER)
+
+    def loses_abort(self) -> bool:
+        """Take the fault that the abort of a streamed savepoint is not sent."""
+        return self._take(FaultKind.LOST_ABORT)
+
+    def _take(self, kind: FaultKind) -> bool:
         for fault in self._armed:
-            if fault.kind is FaultKind.REDELIVER and fault.happened < fault.times:
+            if fault.kind is kind and fault.happened < fault.times:
                 fault.happened += 1
                 return True
         return False

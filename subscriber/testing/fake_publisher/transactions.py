@@ -106,6 +106,11 @@ class FakeTransaction:
         """Whether it still runs, or is prepared."""
         return self._state in {"open", "prepared"}
 
+    @property
+    def xids(self) -> tuple[int, ...]:
+        """Its id and those of its subtransactions that were not rolled back."""
+        return (self.xid, *self._subxids())
+
     # --- changes
 
     def insert(self, table: str, rows: Iterable[Mapping[str, Any]] | None = None, /, **values: Any) -> None:

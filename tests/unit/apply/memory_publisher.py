@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -142,6 +142,9 @@ class MemoryStream:
 
     async def wal_end(self, least: Lsn) -> Lsn:
         return self._history.end
+
+    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
+        return ()
 
     async def close(self) -> None:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from subscriber.apply.hold import AppliedTransactions
 from subscriber.errors import SubscriberError
@@ -56,6 +56,8 @@ class ScriptedStream:
         reads: how often something was read.
         known_wal_end: where the publisher's WAL ends; an error if it cannot be asked.
         asked: with what least end it was asked for.
+        rolled_back_xids: the subtransactions that the publisher rolled back; an error if it does not say.
+        judged: the streamed transactions that it was asked about, each with its subtransactions.
     """
 
     def __init__(self) -> None:
@@ -63,6 +65,8 @@ class ScriptedStream:
         self.reads = 0
         self.known_wal_end: Lsn | SubscriberError = Lsn(1 << 40)
         self.asked: list[Lsn] = []
+        self.rolled_back_xids: Collection[int] | SubscriberError = ()
+        self.judged: list[tuple[int, set[int]]] = []
         self._waiting: deque[list[bytes] | SubscriberError] = deque()
         self._changed = asyncio.Event()
 
@@ -102,6 +106,12 @@ class ScriptedStream:
         if isinstance(self.known_wal_end, SubscriberError):
             raise self.known_wal_end
         return self.known_wal_end
+
+    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
+        self.judged.append((xid, set(subxids)))
+        if isinstance(self.rolled_back_xids, SubscriberError):
+            raise self.rolled_back_xids
+        return [subxid for subxid in subxids if subxid in self.rolled_back_xids]
 
     async def close(self) -> None:
         return

@@ -148,6 +148,16 @@ def _outcome(session: Session, values: Mapping[str, str]) -> Result:
     return result({"pg_xact_status": TEXT}, [] if status is None else [(status,)])
 
 
+def _rolled_back(session: Session, values: Mapping[str, str]) -> Result:
+    publisher = session.publisher
+    slot = publisher.slots.get(values["slot"])
+    asked = values["xids"].split(",") if slot is not None and slot.active_pid is not None else []
+    answers = {xid: publisher.transaction_status(int(xid)) for xid in asked}
+    known_answers = [answer for answer in answers.values() if answer is not None]
+    aborted = ",".join(xid for xid, answer in answers.items() if answer == "aborted")
+    return result({"count": TEXT, "known": TEXT, "string_agg": TEXT}, [(len(answers), len(known_answers), aborted or None)])
+
+
 def _plugin_relation(session: Session, values: Mapping[str, str]) -> Result:
     table = session.publisher.table_by_oid(int(values["oid"]))
     if table is None:
@@ -237,6 +247,11 @@ QUERIES: Final = (
     ),
     known("SELECT FROM pg_catalog.pg_class WHERE oid = {oid}", _relation),
     known("WITH root AS MATERIALIZED (SELECT DISTINCT c.oid FROM pg_catalog.pg_publication AS p, ...", _nothing),
+    known(
+        """WITH here AS MATERIALIZED (... WHERE slot_name = '{slot}' AND active)), answers AS MATERIALIZED (...'{{xids}}'::int8[]) ...
+           SELECT pg_catalog.count(*)::text, ...""",
+        _rolled_back,
+    ),
     known("SELECT c.relkind, (SELECT string_agg(...ANY (ARRAY[{names}]::text[])), ... WHERE c.oid = {oid}", _plugin_relation),
     known("SELECT ...pg_catalog.pg_blocking_pids(...", _no_waits),
     known("SELECT ...pg_stat_activity AS ...pg_blocking_pids...", _no_waits),

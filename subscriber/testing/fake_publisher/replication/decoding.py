@@ -7,7 +7,7 @@ As in reorderbuffer.c:
   counted, because a test has no need of files.
 * A transaction whose commit record starts before the position from which the client wants changes was sent before, and is skipped. Until
   the decoder is past that position nothing is streamed.
-* An abort of a streamed (sub)transaction is sent when its record is decoded, the children first.
+* An abort of a streamed (sub)transaction is sent when its record is decoded, the children first. A fault leaves out that of a savepoint.
 * A transaction that was prepared before two-phase was enabled for the slot is sent whole at its COMMIT PREPARED.
 
 Pure: no IO, and no knowledge of pgoutput. An :class:`Output` gets the callbacks.
@@ -134,6 +134,7 @@ class Decoder:
         two_phase_at: from where prepared transactions are sent at PREPARE, or None: never.
         statistics: of the slot.
         is_aborted: whether a transaction has been rolled back by now. 18 discards the changes of such a transaction when memory is short.
+        loses_abort: asked at the rollback of a streamed savepoint: whether its abort is not sent, a fault of 14 to 18.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Decoder:
         two_phase_at: Lsn | None,
         statistics: DecodingStatistics,
         is_aborted: Callable[[int], bool],
+        loses_abort: Callable[[], bool] = lambda: False,
     ) -> None:
         self._output = output
         self._caps = caps
@@ -156,6 +158,7 @@ class Decoder:
         self._two_phase_at = two_phase_at
         self._statistics = statistics
         self._is_aborted = is_aborted
+        self._loses_abort = loses_abort
         self._open: dict[int, DecodedTransaction] = {}
         self._memory = 0
 
@@ -270,9 +273,10 @@ class Decoder:
         if txn is None:
             return
         gone = (*content.subxids, record.xid)
-        if txn.streamed:
+        sent = txn.streamed_xids.intersection(gone)
+        if sent and not (record.xid != record.top_xid and self._loses_abort()):
             for xid in gone:
-                if xid in txn.streamed_xids:
+                if xid in sent:
                     self._output.stream_abort(txn, xid, record, content.time)
         if record.xid == record.top_xid:
             self._close(record.top_xid)

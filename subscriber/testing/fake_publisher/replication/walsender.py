@@ -83,6 +83,7 @@ class WalSender:
             two_phase_at=slot.two_phase_at if slot.two_phase else None,
             statistics=slot.statistics,
             is_aborted=lambda xid: publisher.transaction_status(xid) == "aborted",
+            loses_abort=publisher.faults.loses_abort,
         )
         self._place = publisher.wal.place(min(slot.restart_lsn, from_lsn))
         self._decoded = slot.restart_lsn

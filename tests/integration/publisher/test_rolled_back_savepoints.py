@@ -1,0 +1,146 @@
+"""Rows of a savepoint that the publisher streams, rolls back, and sends no STREAM ABORT for: no target may store them.
+
+A savepoint that was spilled to disk with more than 4,096 changes (each piece of a long value is one) and is then streamed counts as not
+streamed on the publisher, so its abort is not sent. See docs/reference/publishers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import subscriber
+from subscriber import Settings, Subscription, SubscriptionOptions, TableName
+from subscriber.abc import TableState
+from tests.conftest import Servers
+from tests.support.database import WAIT_SECONDS, Database, ServerAddress, fresh_database
+from tests.support.lakes import applied, lake_rows
+from tests.support.observation import until
+from tests.support.replica import QUICK
+from tests.support.sqlalchemy_targets import sqlite_target
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, part text, v text)"
+LONG = "repeat('y', 8400000)"
+IDS = "SELECT id FROM t ORDER BY id"
+RECEIVED = """
+SELECT count(*) FROM pg_stat_replication AS r JOIN pg_replication_slots AS s ON s.active_pid = r.pid
+WHERE s.database = current_database() AND r.sent_lsn >= '{}'
+"""
+
+
+@pytest.fixture
+def target_dbs(target_server: ServerAddress) -> Iterator[list[Database]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(fresh_database(target_server, "tgt")) for _ in range(2)]
+
+
+async def all_follow(publisher: Database, subscriptions: Sequence[Subscription]) -> None:
+    """Every table is synchronized, and prepared transactions come where they are wanted."""
+
+    def ready() -> bool:
+        states = [[entry.state for entry in each.status.tables.values()] for each in subscriptions]
+        return all(found == [TableState.READY] for found in states)
+
+    await until(ready, "all tables ready")
+    following = (
+        "SELECT count(*), count(*) FILTER (WHERE two_phase) FROM pg_replication_slots WHERE database = current_database() AND active"
+    )
+    await until(lambda: publisher.fetch(following) == [(len(subscriptions) + 1, len(subscriptions))], "all slots followed")
+
+
+@contextlib.asynccontextmanager
+async def running(*subscriptions: Subscription) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each.run()) for each in subscriptions]
+    try:
+        yield
+        for each in subscriptions:
+            each.stop()
+        await asyncio.wait_for(asyncio.gather(*tasks), WAIT_SECONDS)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def consumed(publisher: Database, taken: set[int]) -> None:
+    """``subscriber.transactions()``, whose object ``tail`` prints as well."""
+    options = SubscriptionOptions(streaming="on", two_phase=True)
+    async with subscriber.transactions(
+        publisher.conninfo(), publications=["pub"], slot_name=f"c_{publisher.name}", options=options
+    ) as stream:
+        async for transaction in stream:
+            async for change in transaction:
+                taken.add(int(change.new["id"]))  # type: ignore[union-attr, arg-type]
+            await transaction.acknowledge()
+
+
+@pytest.mark.parametrize("version", [15, 16, 18])
+async def test_no_target_has_the_rows(
+    servers: Servers, version: int, target_dbs: list[Database], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    address = ServerAddress(servers.get("publisher", version).dsn(), version)
+    on, parallel = target_dbs
+    sqlite, lake = sqlite_target(tmp_path / "sqlite.db"), tmp_path / "lake"
+    with fresh_database(address, "pub") as publisher, publisher.connect() as writer:
+        for database in (publisher, on, parallel):
+            database.execute(TABLE)
+        publisher.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL; CREATE PUBLICATION pub FOR TABLE t")
+
+        def into(target: str, settings: Settings = QUICK, **options: object) -> Subscription:
+            return Subscription(
+                f"{target.partition(':')[0]}_{len(found)}_{publisher.name}",
+                connection=publisher.conninfo(),
+                publications=["pub"],
+                target=target,
+                options=replace(SubscriptionOptions(), **options),  # type: ignore[arg-type]
+                settings=settings,
+            )
+
+        found: list[Subscription] = []
+        small = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path / "spool"))
+        found.append(into(on.dsn, small, streaming="on"))
+        found.append(into(parallel.dsn, streaming="parallel", two_phase=True))
+        found.append(into(sqlite.url, small, streaming="on", two_phase=True))
+        found.append(into(f"spark://{lake}", streaming="on", two_phase=True))
+        taken: set[int] = set()
+        async with running(*found):
+            following = asyncio.create_task(consumed(publisher, taken))
+            try:
+                await all_follow(publisher, found)
+                for first in (1, 101):
+                    writer.execute(f"BEGIN; INSERT INTO t VALUES ({first}, 'main', 'x'); SAVEPOINT s")
+                    writer.execute(f"INSERT INTO t SELECT {first + 10} + g, 'rolled back', {LONG} FROM generate_series(1, 2) AS g".encode())
+                    # its commit flushes the WAL
+                    publisher.execute("SELECT pg_logical_emit_message(true, '', '')")
+                    await asyncio.to_thread(publisher.wait, RECEIVED.format(publisher.current_lsn()), len(found) + 1)
+                    writer.execute(f"ROLLBACK TO s; INSERT INTO t VALUES ({first + 2}, 'kept', 'z')")
+                    if first == 1:
+                        writer.execute("COMMIT")
+                    else:
+                        writer.execute(f"PREPARE TRANSACTION '{publisher.name}'")
+                        writer.execute(f"COMMIT PREPARED '{publisher.name}'")
+                lsn = publisher.current_lsn()
+                await asyncio.gather(*(each.wait_for(lsn, WAIT_SECONDS) for each in found))
+                await asyncio.to_thread(
+                    publisher.wait, f"SELECT confirmed_flush_lsn >= '{lsn}' FROM pg_replication_slots WHERE slot_name LIKE 'c_%'", True
+                )
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+        kept = [1, 3, 101, 103]
+        assert [id for (id,) in publisher.fetch(IDS)] == kept
+        assert sorted(taken) == kept
+        for database in (on, parallel, sqlite):
+            assert [id for (id,) in database.fetch(IDS)] == kept
+        assert sorted(int(id or 0) for (id,) in lake_rows(lake, await applied(lake), TableName("public", "t"), ["id"])) == kept
+        # the publisher did send them
+        assert [each.status.statistics.rolled_back_changes for each in found] == [4] * len(found)
+        assert caplog.text.count("rolled back 1 of its subtransactions without telling; their changes (2) are left out") == 10
+        assert "asking the publisher to send only complete transactions" not in caplog.text
