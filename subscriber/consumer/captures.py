@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, Literal
 
 from subscriber.errors import ConfigurationError, ProtocolError
-from subscriber.recording.file import MAGIC, SESSION, read_recording
+from subscriber.recording.file import ANSWERED, MAGIC, SESSION, read_recording
 
 __all__ = ["CaptureForm", "Record", "records"]
 
@@ -134,7 +134,8 @@ def _length_prefixed(source: _Source) -> Iterator[Record]:
 
 def _recorded(source: _Source) -> Iterator[Record]:
     for record in read_recording(source):
-        yield Record(record.place, record.content, "session" if record.kind == SESSION else "frame", record.seconds)
+        if record.kind != ANSWERED:
+            yield Record(record.place, record.content, "session" if record.kind == SESSION else "frame", record.seconds)
 
 
 def _line_feeds(source: _Source, whole: Callable[[bytes], object]) -> Iterator[Record]:

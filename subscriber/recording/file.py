@@ -1,7 +1,7 @@
 """The file of a recording.
 
 A recording begins with :data:`MAGIC`. Records follow: a header (kind, microseconds since the recording began, length, CRC32 of kind, time
-and content), then the content. Integers have the most significant byte first. There are three kinds:
+and content), then the content. Integers have the most significant byte first. There are four kinds:
 
 ``S``
     A session begins: JSON with the publisher and the options of START_REPLICATION, see :class:`RecordedSession`. A recording has a further
@@ -10,6 +10,9 @@ and content), then the content. Integers have the most significant byte first. T
     The content of a CopyData message that was received, header included.
 ``>``
     The content of a CopyData message that was sent: a standby status update.
+``?``
+    What the publisher answered about a streamed transaction whose end was received: JSON with its xid, and a list of the
+    subtransactions that it has rolled back without sending the abort.
 
 A record that is damaged or incomplete is an error. The records before it are valid, so the recording of a program that was killed can be
 used up to its end.
@@ -21,7 +24,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from struct import Struct
@@ -30,12 +33,12 @@ from typing import BinaryIO, Final, Protocol
 from subscriber.errors import ConfigurationError, ProtocolError, SpoolError
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["MAGIC", "RECEIVED", "SENT", "SESSION", "RecordedSession", "Recorder", "RecordingRecord", "read_recording"]
+__all__ = ["ANSWERED", "MAGIC", "RECEIVED", "SENT", "SESSION", "RecordedSession", "Recorder", "RecordingRecord", "read_recording"]
 
 MAGIC: Final = b"subscriber recording 1\n"
-SESSION, RECEIVED, SENT = b"S", b"<", b">"
+SESSION, RECEIVED, SENT, ANSWERED = b"S", b"<", b">", b"?"
 _HEADER: Final = Struct(">cqII")
-_KINDS: Final = frozenset({SESSION, RECEIVED, SENT})
+_KINDS: Final = frozenset({SESSION, RECEIVED, SENT, ANSWERED})
 _MODE: Final = 0o600
 
 
@@ -50,6 +53,7 @@ class RecordedSession:
         slot_name: the slot that was followed.
         start_lsn: everything up to there was confirmed before.
         options: the options of START_REPLICATION and their values.
+        answered: whether the publisher's answers about streamed transactions are recorded; not by older versions of this program.
     """
 
     server_version: int
@@ -58,6 +62,7 @@ class RecordedSession:
     slot_name: str
     start_lsn: Lsn
     options: dict[str, str]
+    answered: bool = True
 
     def to_json(self) -> bytes:
         """As it is stored."""
@@ -72,7 +77,8 @@ class RecordedSession:
         """
         try:
             given = json.loads(content)
-            fields = {name: given[name] for name in cls.__slots__}  # other programs may store more
+            # other programs may store more
+            fields = {"answered": False, **{name: given[name] for name in cls.__slots__ if name in given}}
             found = cls(**{**fields, "start_lsn": Lsn.parse(str(fields["start_lsn"])), "options": dict(fields["options"])})
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(str(error)) from None
@@ -130,6 +136,10 @@ class Recorder:
             SpoolError: the file cannot be written. Do not send the message.
         """
         self._record(SENT, frame)
+
+    def answered(self, xid: int, rolled_back: Collection[int]) -> None:
+        """Store which subtransactions of a streamed transaction the publisher has rolled back."""
+        self._record(ANSWERED, json.dumps([xid, sorted(rolled_back)]).encode())
 
     def sync(self) -> None:
         """Wait until everything that was stored is on disk.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from subscriber.abc import ReplicationStream
 from subscriber.errors import ProtocolError
 from subscriber.protocol.frames import decode_status_update
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.recording.file import RECEIVED, SESSION, RecordedSession, Recorder, RecordingRecord
+from subscriber.recording.file import ANSWERED, RECEIVED, SESSION, RecordedSession, Recorder, RecordingRecord
 
 __all__ = ["RecordedStream", "ReplayedStream", "sessions"]
 
@@ -52,6 +54,12 @@ class RecordedStream:
         """See :meth:`subscriber.abc.ReplicationStream.wal_end`."""
         return await self._stream.wal_end(least)
 
+    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
+        """See :meth:`subscriber.abc.ReplicationStream.rolled_back`."""
+        found = await self._stream.rolled_back(xid, subxids)
+        self._recorder.answered(xid, found)
+        return found
+
     async def close(self) -> None:
         """See :meth:`subscriber.abc.ReplicationStream.close`."""
         await self._stream.close()
@@ -67,6 +75,7 @@ class ReplayedStream:
     Attributes:
         ended: set once all messages were given out, and the receiver has processed them.
         failure: the error that ended the recording, if any. It is not raised by ``receive``, so that everything before it is applied.
+        unanswered: a streamed transaction for which there is no answer of the publisher. The session ends there.
     """
 
     def __init__(self, records: Iterator[RecordingRecord], speed: float | None) -> None:
@@ -76,6 +85,10 @@ class ReplayedStream:
         self._clock: tuple[float, float] | None = None
         self.ended = asyncio.Event()
         self.failure: ProtocolError | None = None
+        self.unanswered: int | None = None
+        # messages that were read on the way to an answer
+        self._ahead: deque[RecordingRecord] = deque()
+        self._answers: dict[int, Collection[int]] = {}
 
     async def receive(self) -> Sequence[bytes]:
         """Return the messages that were received by now, according to the speed. After the last one it never returns."""
@@ -99,11 +112,20 @@ class ReplayedStream:
 
     def _next(self) -> RecordingRecord | None:
         record, self._waiting = self._waiting, None
-        if record is None and self.failure is None:
-            try:
-                record = next(self._records, None)
-            except ProtocolError as error:
-                self.failure = error
+        if record is None and self._ahead:
+            record = self._ahead.popleft()
+        return self._read() if record is None else record
+
+    def _read(self) -> RecordingRecord | None:
+        """Take the answers that come next. Return the message after them; None at the end."""
+        if self.failure is not None:
+            return None
+        try:
+            while (record := next(self._records, None)) is not None and record.kind == ANSWERED:
+                xid, rolled_back = _answer(record)
+                self._answers[xid] = rolled_back
+        except ProtocolError as error:
+            self.failure, record = error, None
         return record
 
     def _wait(self, record: RecordingRecord) -> float:
@@ -122,12 +144,33 @@ class ReplayedStream:
         """Every LSN of a recording is accepted."""
         return _ANY_LSN
 
+    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
+        """What the publisher answered when this was recorded."""
+        while xid not in self._answers:
+            record = self._read()
+            if record is not None:
+                self._ahead.append(record)
+            elif xid not in self._answers:
+                # the program that recorded was ended before it got the answer, or it was received again in the next session
+                self.unanswered = xid
+                self.ended.set()
+                await asyncio.get_running_loop().create_future()
+        return self._answers.pop(xid)
+
     async def close(self) -> None:
         """Nothing is open."""
 
 
+def _answer(record: RecordingRecord) -> tuple[int, Collection[int]]:
+    try:
+        xid, rolled_back = json.loads(record.content)
+        return int(xid), frozenset(map(int, rolled_back))
+    except (ValueError, TypeError, RecursionError):
+        raise ProtocolError(f"{record.place} of the recording is damaged: it is not an answer about a transaction") from None
+
+
 def sessions(records: Iterator[RecordingRecord]) -> Iterator[tuple[RecordedSession, Iterator[RecordingRecord]]]:
-    """Divide the records of a recording into sessions, each with the messages that it received. Read each to its end before the next.
+    """Divide the records of a recording into sessions, each with its messages and answers. Read each to its end before the next.
 
     Raises:
         ProtocolError: a record is damaged.
@@ -140,7 +183,7 @@ def sessions(records: Iterator[RecordingRecord]) -> Iterator[tuple[RecordedSessi
             if one.kind == SESSION:
                 following.append(one)
                 return
-            if one.kind == RECEIVED:
+            if one.kind in {RECEIVED, ANSWERED}:
                 yield one
         following.append(None)
 

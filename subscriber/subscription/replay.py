@@ -27,7 +27,7 @@ from subscriber.protocol.decoder import Decoder
 from subscriber.protocol.frames import XLogData, decode_frame
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-from subscriber.recording.file import RecordedSession, read_recording
+from subscriber.recording.file import RECEIVED, RecordedSession, read_recording
 from subscriber.recording.streams import ReplayedStream, sessions
 from subscriber.subscription.targets import open_target
 from subscriber.transaction.feedback import FlushTracker
@@ -102,6 +102,8 @@ class Replay:
             for _, received in sessions(read_recording(file)):
                 decoder = Decoder()
                 for record in received:
+                    if record.kind != RECEIVED:
+                        continue
                     frame = decode_frame(record.content)
                     if not isinstance(frame, XLogData):
                         continue
@@ -174,6 +176,10 @@ class Replay:
             self.transactions += receiver.popped
         if stream.failure is not None:
             raise stream.failure
+        if stream.unanswered is not None and not session.answered:
+            error = ProtocolError(f"the recording does not tell which subtransactions of transaction {stream.unanswered} were rolled back")
+            error.hint = "an older version made it; everything before this transaction is applied; record again, or with -o streaming=off"
+            raise error
 
     def _durable(self, lsn: Lsn) -> None:
         self._tracker.flush(min(lsn, self._tracker.received))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,9 @@ class Publisher:
 
     async def wal_end(self, least: Lsn) -> Lsn:
         return least
+
+    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
+        return ()
 
     async def close(self) -> None: ...
 
