@@ -33,6 +33,7 @@ if _typing.TYPE_CHECKING:
         SubscriptionInUse,
         TargetError,
         TargetUnavailable,
+        UndecidedTransaction,
     )
     from subscriber.protocol.lsn import Lsn
     from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
@@ -115,6 +116,7 @@ __all__ = [
     "TargetUnavailable",
     "TransactionStream",
     "TruncateChange",
+    "UndecidedTransaction",
     "Until",
     "UpdateChange",
     "VerificationLimits",
@@ -165,6 +167,7 @@ _MODULES = {
         "SubscriptionInUse",
         "TargetError",
         "TargetUnavailable",
+        "UndecidedTransaction",
     ),
     "subscriber.protocol.lsn": ("Lsn",),
     "subscriber.subscription.cutover.cutover": ("abort_cutover", "complete_cutover", "cutover", "open_target", "plan_cutover", "roll_back"),

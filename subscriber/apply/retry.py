@@ -28,6 +28,7 @@ from subscriber.errors import (
     SubscriptionInUse,
     TargetError,
     TargetUnavailable,
+    UndecidedTransaction,
 )
 
 __all__ = ["Backoff", "Policy", "disables", "is_coming_up", "policy"]
@@ -46,6 +47,7 @@ class Policy(Enum):
 
 _TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
     (CopyOutdated, Policy.SOON, "the table is copied again"),
+    (UndecidedTransaction, Policy.SOON, "the transaction is received again, without streaming"),
     (PublisherUnavailable, Policy.SOON, "the connection is retried until the publisher answers"),
     (SlotInUse, Policy.SOON, "the connection is retried until the other WAL sender releases the slot"),
     (TargetUnavailable, Policy.SOON, "the connection is retried until the target answers"),

@@ -26,7 +26,7 @@ from subscriber.errors import UndecidedTransaction
 from subscriber.protocol.messages import Tag
 from subscriber.transaction.model import StreamedPart, Transaction
 
-__all__ = ["leave_out_rolled_back"]
+__all__ = ["leave_out_rolled_back", "remove_changes"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +53,11 @@ async def leave_out_rolled_back(transaction: Transaction, stream: ReplicationStr
         return
     if isinstance(transaction, StreamedPart):
         raise _undecided(transaction, "changes of a rolled back subtransaction were given on already")
-    async with turn:
-        await _Removal(transaction, aborted).run(spool)
+    if transaction.spilled:
+        async with turn:
+            await _rewrite(transaction, aborted, spool)
+    remove_changes(transaction, aborted)
+    crash_points.reached("spool.rolled_back")
     _log.warning(
         "transaction %d: the publisher rolled back %d of its subtransactions without telling; their changes (%d) are left out",
         transaction.xid,
@@ -63,42 +66,40 @@ async def leave_out_rolled_back(transaction: Transaction, stream: ReplicationStr
     )
 
 
+def remove_changes(transaction: Transaction, subxids: Collection[int]) -> None:
+    """Remove the changes of subtransactions that are in memory.
+
+    Raises:
+        UndecidedTransaction: they are not all known.
+    """
+    transaction.records = _kept(transaction, subxids, transaction.records)
+
+
+async def _rewrite(transaction: Transaction, subxids: Collection[int], spool: Spool) -> None:
+    """Write the remaining records under the same number: the reader has its own file."""
+    spilled = spool.reader(transaction.spool_id)
+    transaction.spilled = transaction.largest = 0
+    async for records in spilled.chunks():
+        if kept := _kept(transaction, subxids, records):
+            transaction.largest = max(transaction.largest, *map(len, kept))
+            transaction.spilled += len(kept)
+            await spool.append(transaction.spool_id, kept)
+    await spilled.discard()
+
+
+def _kept(transaction: Transaction, subxids: Collection[int], records: Sequence[bytes]) -> list[bytes]:
+    removed = {xid.to_bytes(4) for xid in subxids}
+    kept = []
+    for record in records:
+        if record[0] == Tag.MESSAGE:
+            raise _undecided(transaction, "a logical message may be of a subtransaction that was rolled back")
+        if record[1:5] in removed and record[0] not in _DESCRIPTIONS:
+            transaction.left_out += 1
+            transaction.size -= len(record)
+        else:
+            kept.append(record)
+    return kept
+
+
 def _undecided(transaction: Transaction, why: str) -> UndecidedTransaction:
     return UndecidedTransaction(f"transaction {transaction.xid}: {why}", hint="the transaction is received again, without streaming")
-
-
-class _Removal:
-    def __init__(self, transaction: Transaction, aborted: Collection[int]) -> None:
-        self._transaction = transaction
-        self._prefixes = frozenset(xid.to_bytes(4) for xid in aborted)
-
-    async def run(self, spool: Spool) -> None:
-        transaction = self._transaction
-        if transaction.spilled:
-            await self._rewrite(spool)
-        transaction.records = self._kept(transaction.records)
-        crash_points.reached("spool.rolled_back")
-
-    async def _rewrite(self, spool: Spool) -> None:
-        """Write the remaining records under the same number: a reader has its own file."""
-        transaction = self._transaction
-        spilled = spool.reader(transaction.spool_id)
-        transaction.spilled = transaction.largest = 0
-        async for records in spilled.chunks():
-            if kept := self._kept(records):
-                transaction.largest = max(transaction.largest, *map(len, kept))
-                transaction.spilled += len(kept)
-                await spool.append(transaction.spool_id, kept)
-        await spilled.discard()
-
-    def _kept(self, records: Sequence[bytes]) -> list[bytes]:
-        kept = []
-        for record in records:
-            if record[0] == Tag.MESSAGE:
-                raise _undecided(self._transaction, "a logical message may be of a subtransaction that was rolled back")
-            if record[1:5] in self._prefixes and record[0] not in _DESCRIPTIONS:
-                self._transaction.left_out += 1
-                self._transaction.size -= len(record)
-            else:
-                kept.append(record)
-        return kept

@@ -69,6 +69,9 @@ class PostgresCrashPublisher:
     def slot_names(self) -> Collection[str]:
         return [name for (name,) in self._database.fetch("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")]
 
+    def lose_aborts(self) -> None:
+        """A server decides itself."""
+
     async def until_table_slot(self) -> None:
         slots = f"SELECT FROM pg_replication_slots WHERE database = current_database() AND NOT temporary AND slot_name <> '{NAME}'"
         await self._until(f"SELECT EXISTS ({slots})")

@@ -47,6 +47,7 @@ _SAMPLE: Final = [
     ("sqlite", CrashCase("spool.written", Failure.DISK_FULL)),
     ("postgres", CrashCase("copy.finished", Failure.EXIT)),
     ("postgres", CrashCase("postgres.prepared", Failure.EXIT)),
+    ("postgres", CrashCase("spool.rolled_back", Failure.EXIT)),
     ("postgres", CrashCase("postgres.end_sent", Failure.CUT)),
     ("lake", CrashCase("publishing.table_committed", Failure.EXIT, 2)),
 ]

@@ -28,10 +28,12 @@ from subscriber.testing.compliance.target import ComplianceTarget, Row, Settable
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from subscriber.verification.values import normalizer
 
-__all__ = ["NAME", "START", "Feed", "Spooled"]
+__all__ = ["FIRST_SUBXID", "NAME", "START", "Feed", "Spooled"]
 
 NAME: Final = "compliance"
 START: Final = Lsn(0x1000)
+FIRST_SUBXID: Final = 90_000
+"""The xid of the first two records of a streamed transaction; the next two have the next one."""
 SLOT: Final = "compliance_slot"
 SYSTEM: Final = "7000000000000000001"
 
@@ -202,14 +204,14 @@ class Feed:
 
         Args:
             messages: its content.
-            streamed: whether its records carry an xid.
+            streamed: whether its records carry an xid, from :data:`FIRST_SUBXID` on.
             spilled: how many of the first records are in a spool, in chunks of three.
         """
         final_lsn = self.next_lsn()
         self._xid += 1
         records = [encode(message) for message in messages]
         if streamed:
-            records = [record[:1] + (90_000 + number // 2).to_bytes(4, "big") + record[1:] for number, record in enumerate(records)]
+            records = [record[:1] + (FIRST_SUBXID + number // 2).to_bytes(4, "big") + record[1:] for number, record in enumerate(records)]
         made = Transaction(
             xid=self._xid,
             final_lsn=final_lsn,

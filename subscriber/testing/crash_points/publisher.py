@@ -68,6 +68,10 @@ class CrashPublisher(Protocol):
 
     def slot_names(self) -> Collection[str]: ...
 
+    def lose_aborts(self) -> None:
+        """From now on, send no abort of a savepoint that is rolled back, if that can be chosen."""
+        ...
+
     async def until_table_slot(self) -> None:
         """Wait until a table that is copied alone has its own slot."""
         ...
@@ -97,6 +101,9 @@ class FakeCrashPublisher(FakePublisher):
 
     def slot_names(self) -> Collection[str]:
         return self.slots.keys()
+
+    def lose_aborts(self) -> None:
+        self.faults.add("lost_abort", times=1_000_000)
 
     async def until_table_slot(self) -> None:
         # the slot of a group is temporary

@@ -1,8 +1,8 @@
 """What the publisher does in a case, and how both sides are compared.
 
 The scenario has what makes each step happen: a large table, which is copied alone and changes meanwhile, small ones that are copied in a
-group, small and streamed transactions, savepoints that are rolled back, and prepared transactions. ``history`` has no key, so a row that is
-applied twice is found.
+group, small and streamed transactions, savepoints that are rolled back, also without an abort, and prepared transactions. ``history`` has
+no key, so a row that is applied twice is found.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class Scenario:
                     t.rollback_savepoint()
                 t.insert("history", number=3999 + 1000 * number, note="after a savepoint")
             yield
+            publisher.lose_aborts()
         rolled_back = publisher.transaction()
         rolled_back.insert("history", _rows(5000, _LARGE, "number"))
         await publisher.until_received()

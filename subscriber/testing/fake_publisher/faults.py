@@ -34,6 +34,9 @@ class FaultKind(Enum):
     LOST_ABORT = "lost_abort"
     """The StreamAbort of a savepoint that is rolled back is not sent, as PostgreSQL 14 to 18 do. The streamed rows of it stay. It happens
     at the next rollback of a streamed savepoint: ``after`` and ``before`` mean nothing."""
+    UNKNOWN_OUTCOME = "unknown_outcome"
+    """The next question for the outcome of subtransactions gets no answer, as if they were too old. ``after`` and ``before`` mean
+    nothing."""
     FALSE_KEEPALIVE = "false_keepalive"
     """A keepalive with a position far beyond the end of the WAL is sent first."""
     REDELIVER = "redeliver"
@@ -42,7 +45,7 @@ class FaultKind(Enum):
     """The session ends with an ErrorResponse: ``sqlstate`` and ``text``."""
 
 
-_ELSEWHERE: Final = frozenset({FaultKind.REDELIVER, FaultKind.LOST_ABORT})
+_ELSEWHERE: Final = frozenset({FaultKind.REDELIVER, FaultKind.LOST_ABORT, FaultKind.UNKNOWN_OUTCOME})
 """Kinds that do not happen before a message."""
 
 
@@ -114,6 +117,10 @@ class Faults:
     def loses_abort(self) -> bool:
         """Take the fault that the abort of a streamed savepoint is not sent."""
         return self._take(FaultKind.LOST_ABORT)
+
+    def hides_outcome(self) -> bool:
+        """Take the fault that the outcome of subtransactions is not known."""
+        return self._take(FaultKind.UNKNOWN_OUTCOME)
 
     def _take(self, kind: FaultKind) -> bool:
         for fault in self._armed:

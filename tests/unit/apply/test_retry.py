@@ -12,7 +12,7 @@ from subscriber.config import Settings
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 EXPECTED = {
-    Policy.SOON: {"CopyOutdated", "PublisherUnavailable", "SlotInUse", "TargetUnavailable"},
+    Policy.SOON: {"CopyOutdated", "PublisherUnavailable", "SlotInUse", "TargetUnavailable", "UndecidedTransaction"},
     Policy.INTERVAL: {"ApplyError", "PublisherError", "RelationError", "SpoolError", "TargetError"},
     Policy.NEVER: {
         "ConfigurationError",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from subscriber.apply.rolled_back import remove_changes
 from subscriber.protocol.messages import Message
 from subscriber.testing.compliance.assertions import equal
-from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.feed import FIRST_SUBXID, Feed
 from subscriber.testing.compliance.sample_messages import UNSENT, Table
 from subscriber.testing.compliance.scenarios import Scenarios
 
@@ -38,6 +39,22 @@ async def several_transactions(feed: Feed) -> None:
     await feed.expect(u, (1, "third"))
     equal(feed.sink.statistics.transactions, len(made), "transactions counted")
     equal(await feed.position(), made[-1].end_lsn, "the stored position")
+
+
+@scenarios
+async def rolled_back_savepoint(feed: Feed) -> None:
+    """A streamed transaction without the changes of a subtransaction. Its description of a relation stays, and is needed."""
+    t, u = Table("t", "*id int4", "v", relation_id=1), Table("u", "*id int4", "v", relation_id=2)
+    await feed.create(t, u)
+    whole: list[Message] = [t.relation, t.insert(1, "a"), u.relation, u.insert(9, "never"), u.insert(1, "b"), t.update(1, "c")]
+    # two records have the same xid
+    made = feed.transaction(*whole, streamed=True)
+    remove_changes(made, {FIRST_SUBXID + 1})
+    equal((made.left_out, made.count), (1, 5), "changes left out, and records kept")
+    await feed.give(made)
+    await feed.expect(t, (1, "c"))
+    await feed.expect(u, (1, "b"))
+    equal(await feed.position(), made.end_lsn, "the stored position")
 
 
 @scenarios

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from subscriber.abc import ParallelTransaction
+from subscriber.apply.rolled_back import remove_changes
 from subscriber.protocol.messages import Message, Relation
 from subscriber.testing.compliance.assertions import equal
-from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.feed import FIRST_SUBXID, Feed
 from subscriber.testing.compliance.sample_messages import Table
 from subscriber.testing.compliance.scenarios import Scenarios
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -69,6 +70,18 @@ async def cut(feed: Feed) -> None:
     equal(await attempt.commit(kept), True, "whether it was committed")
     feed.given = kept.end_lsn
     await feed.expect(t, (1,))
+
+
+@scenarios.needing("parallel_apply")
+async def rolled_back_savepoint(feed: Feed) -> None:
+    """Changes that are applied turn out to be rolled back: the attempt is abandoned, and the rest is applied."""
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    attempt, made = await _begun(feed, t.relation, t.insert(1), t.insert(2), t.insert(3), t.insert(4))
+    remove_changes(made, {FIRST_SUBXID + 1})
+    await attempt.roll_back()
+    await feed.give(made)
+    await feed.expect(t, (1,), (4,))
 
 
 @scenarios.needing("parallel_apply", "two_phase")

@@ -153,7 +153,7 @@ def _rolled_back(session: Session, values: Mapping[str, str]) -> Result:
     slot = publisher.slots.get(values["slot"])
     asked = values["xids"].split(",") if slot is not None and slot.active_pid is not None else []
     answers = {xid: publisher.transaction_status(int(xid)) for xid in asked}
-    known_answers = [answer for answer in answers.values() if answer is not None]
+    known_answers = [] if publisher.faults.hides_outcome() else [answer for answer in answers.values() if answer is not None]
     aborted = ",".join(xid for xid, answer in answers.items() if answer == "aborted")
     return result({"count": TEXT, "known": TEXT, "string_agg": TEXT}, [(len(answers), len(known_answers), aborted or None)])
 
