@@ -131,6 +131,7 @@ class ApplyWorker:
             if self._owner.hold is not None and not await self._owner.hold.passes(self._receiver, self._owner.applied):
                 continue
             event = self._receiver.peek()
+            self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
             if event is None:
                 await self._receiver.wait(await self._idle())
             elif isinstance(event, Transaction | PreparedTransaction) and await self._commit_parallel(event):
@@ -141,7 +142,6 @@ class ApplyWorker:
                 await self._apply_single(event)
             self._parallel.committed(self._receiver.popped)
             await self._ready_tables()
-            self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
             self._tables.tell_unknown(self._sink.statistics.skipped_tables)
             self._owner.progressed()
         await self._receiver.report_now()

@@ -6,17 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from subscriber.errors import PublisherUnavailable
+from subscriber.errors import PublisherUnavailable, UndecidedTransaction
 from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.transaction_outcome import was_rolled_back
 from tests.support.database import Database, ServerAddress, fresh_database
+from tests.support.streams import streaming
 
 XID = "SELECT pg_current_xact_id()::text::int8 % 4294967296"
 
 
 async def test_of_every_kind(publisher18_db: Database) -> None:
     await check_every_kind(publisher18_db)
+    await check_subtransactions(publisher18_db)
 
 
 async def test_when_ids_are_used_again(make_server: Callable[..., EmbeddedServer]) -> None:
@@ -29,6 +31,52 @@ async def test_when_ids_are_used_again(make_server: Callable[..., EmbeddedServer
     with fresh_database(ServerAddress(server.dsn(), 18), "pub") as database:
         assert database.value("SELECT pg_current_xact_id()::text::int8") > 2**32
         await check_every_kind(database)
+        await check_subtransactions(database)
+
+
+async def check_subtransactions(database: Database) -> None:
+    database.execute("CREATE TABLE subs (id int); CREATE PUBLICATION p FOR TABLE subs")
+    database.execute(f"SELECT pg_create_logical_replication_slot('s_{database.name}', 'pgoutput')")
+    async with streaming(database, f"s_{database.name}") as stream:
+        with database.connect() as session:
+
+            def xid(*before: str) -> int:
+                for statement in before:
+                    session.execute(statement.encode())
+                row = session.execute("INSERT INTO subs VALUES (1) RETURNING xmin::text::int8").fetchone()
+                assert row is not None
+                return int(row[0])
+
+            top = xid("BEGIN")
+            child = xid("SAVEPOINT gone", "SAVEPOINT child")
+            gone = xid("RELEASE child")
+            # of the youngest there are it is not said yet that they ended
+            kept = xid("ROLLBACK TO gone", "SAVEPOINT kept")
+            asked = (child, gone, kept)
+            assert {*await stream.rolled_back(top, asked)} == {child, gone}
+            session.execute("COMMIT")
+            assert {*await stream.rolled_back(top, asked)} == {child, gone}
+            assert not await stream.rolled_back(top, [kept])
+            prepared = xid("BEGIN")
+            gone, kept = xid("SAVEPOINT gone"), xid("ROLLBACK TO gone", "SAVEPOINT kept")
+            session.execute(f"PREPARE TRANSACTION '{database.name}'".encode())
+            assert [*await stream.rolled_back(prepared, [gone, kept])] == [gone]
+            database.execute(f"ROLLBACK PREPARED '{database.name}'")
+            assert not await stream.rolled_back(prepared, [gone, kept])
+        # the session is kept; another is opened if it is lost
+        sessions = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%outcome%'"
+        ((first,),) = database.fetch(sessions)
+        database.fetch(f"SELECT pg_terminate_backend({first})")
+        database.wait(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {first}", 0)
+        assert {*await stream.rolled_back(top, asked)} == {child, asked[1]}
+        ((second,),) = database.fetch(sessions)
+        assert second != first
+        for unknown in (kept + 1_000_000, (kept - 2**31 - 1) % 2**32 or 1):
+            with pytest.raises(UndecidedTransaction):
+                await stream.rolled_back(top, [unknown])
+        stream._slot_name = "none"
+        with pytest.raises(UndecidedTransaction, match="another server answers, or it is a standby"):
+            await stream.rolled_back(top, asked)
 
 
 async def check_every_kind(database: Database) -> None:

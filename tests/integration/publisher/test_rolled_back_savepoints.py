@@ -149,6 +149,6 @@ async def test_no_target_has_the_rows(
         assert sorted(int(id or 0) for (id,) in lake_rows(lake, await applied(lake), TableName("public", "t"), ["id"])) == kept
         # the publisher did send them
         assert [id for (id,) in native.fetch(IDS)] == [1, 3, 12, 13, 101, 103, 112, 113]
-        assert all(each.status.statistics.rolled_back_changes >= 4 for each in found)
+        assert min(each.status.statistics.rolled_back_changes for each in found) >= 4
         assert caplog.text.count("rolled back 1 of its subtransactions without telling; their changes (2) are left out") >= 10
         assert "asking the publisher to send only complete transactions" not in caplog.text
