@@ -12,6 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
+from subscriber.protocol import commands
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.testing.binaries import server_user
@@ -57,6 +58,22 @@ async def test_identify_system(publisher_db: Database) -> None:
         assert await connection.show("wal_level") == "logical"
     finally:
         await connection.close()
+
+
+async def test_a_session_that_is_no_walsender_was_made_by_a_pooler(publisher18_db: Database) -> None:
+    """A pooler that drops the parameter replication gives an ordinary session, which takes each command for SQL."""
+    session = await Session.connect(publisher18_db.dsn, application_name="test")
+    drop = commands.drop_replication_slot("s", wait=False)
+    for command in (
+        commands.identify_system(),
+        commands.timeline_history(2),
+        commands.create_replication_slot(session.capabilities, "s"),
+        drop,
+    ):
+        with pytest.raises(PublisherError) as raised:
+            await session.execute(command)
+        assert "connection pooler" in (raised.value.hint or ""), command
+    await session.close()
 
 
 async def test_conninfo_and_url_are_the_same(publisher18_db: Database) -> None:
