@@ -113,8 +113,8 @@ def _verdicts(status: SubscriptionStatus, limit: MaxLag) -> Iterator[tuple[Sever
         yield Severity.WARNING, f"stopped: {', '.join(stopped)}"
     if observation.left_out:
         yield Severity.WARNING, f"not replicated: {', '.join(map(str, observation.left_out))}"
-    if status.slot is not None and status.slot.wal_status in {"lost", "unreserved"}:
-        yield Severity.CRITICAL, f"the slot's wal_status is {status.slot.wal_status}"
+    if status.slot is not None and (danger := status.slot.danger):
+        yield Severity.CRITICAL, danger
     lag = [] if status.lag_bytes is None else [f"{size(status.lag_bytes)} behind"]
     seconds = _seconds(status)
     if seconds is not None:

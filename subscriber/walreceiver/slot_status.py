@@ -12,6 +12,7 @@ from typing import Any
 from subscriber.errors import PublisherError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
+from subscriber.walreceiver.errors import invalidation_remedy
 from subscriber.walreceiver.session import Session
 
 __all__ = ["SlotObservation", "observe_slot"]
@@ -29,6 +30,7 @@ class SlotObservation:
         retained_bytes: WAL that the publisher keeps for the slot.
         lag_seconds: how long recent commits took to become durable in the target; 0 if everything sent is durable. None: the slot is
             not active, or this role may not see it.
+        invalidation_reason: of a slot that is lost; None before 17.
     """
 
     publisher_lsn: Lsn
@@ -37,6 +39,17 @@ class SlotObservation:
     confirmed_flush_lsn: Lsn | None
     retained_bytes: int
     lag_seconds: float | None
+    invalidation_reason: str | None = None
+
+    @property
+    def danger(self) -> str | None:
+        """Why the slot can no longer be used, or soon cannot."""
+        if self.wal_status == "unreserved":
+            return "the slot will lose WAL soon"
+        if self.wal_status != "lost":
+            return None
+        reason = self.invalidation_reason or "wal_removed"
+        return f"the slot was invalidated ({reason}): {invalidation_remedy(reason)}, and copy the tables again with a new slot"
 
 
 async def observe_slot(conninfo: str, slot_name: str, *, application_name: str) -> SlotObservation:
@@ -73,4 +86,5 @@ async def observe_slot(conninfo: str, slot_name: str, *, application_name: str) 
         confirmed_flush_lsn=Lsn.parse(confirmed) if confirmed else None,
         retained_bytes=max(int(retained or 0), 0),
         lag_seconds=None if lag is None else float(lag),
+        invalidation_reason=found.get("invalidation_reason"),
     )

@@ -14,6 +14,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.memory import MemoryTarget
 from subscriber.testing.fake_publisher import FakePublisher
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.slot_status import observe_slot
 from tests.unit.testing.fake_publisher.replicas import items, replica, subscription_of
 
 
@@ -115,6 +116,9 @@ async def test_an_invalidated_slot_is_an_error_that_names_the_setting(version: i
         assert setting in (raised.value.hint or "")
         stream = await WalReceiverConnection.connect(publisher.dsn(), application_name="test")
         options = negotiate(stream.capabilities, SubscriptionOptions(), publications=["p"], two_phase=False)
+        danger = (await observe_slot(publisher.dsn(), "sub", application_name="test")).danger or ""
+        assert setting in danger or version < 17
+        assert "invalidated" in danger
         if version >= 18:
             with pytest.raises(DataLossError) as raised:
                 await stream.start_replication("sub", INVALID_LSN, options)
