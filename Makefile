@@ -95,7 +95,7 @@ test-lowest:
 	$(MAKE) test-postgres VENV=.venv-3.13 PYTHON=python3.13
 test-postgres: $(VENV)/.dev
 	SUBSCRIBER_TEST_WITHOUT_MARIADB=1 $(PYTEST) $(TEST_ARGS) -m 'not slow and not crash and not crash_points and not endurance and not spark' \
-		tests/unit tests/integration/postgres tests/integration/apply
+		tests/unit tests/integration/postgres
 
 # a JVM takes its jars when it starts: tests with Delta's jar run in a process of their own
 test-spark: $(VENV)/.dev $(VENV)/.spark

@@ -52,8 +52,8 @@ class Folded:
 
 def since_truncate(changes: pa.Table) -> tuple[pa.Table, bool]:
     """The changes after the last TRUNCATE, and whether there was one."""
-    truncates = pc.indices_nonzero(pc.equal(changes["_op"], "t"))
-    if not len(truncates):
+    # indices_nonzero of a column without rows ends the process before pyarrow 26.0.1
+    if not len(changes) or not len(truncates := pc.indices_nonzero(pc.equal(changes["_op"], "t"))):
         return changes, False
     return changes.slice(truncates[-1].as_py() + 1), True
 

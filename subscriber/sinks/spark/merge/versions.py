@@ -116,7 +116,7 @@ def _applied(kind: HistoryKind, base: pa.Table, changes: pa.Table, schema: Table
     own = pa.concat_tables([base.select(names), changes.select(names)])
     ids = _identified(own, schema)
     affected = _affected(kind, base, changes, ids)
-    rows = pc.indices_nonzero(affected).to_pylist()
+    rows = pc.indices_nonzero(affected).to_pylist() if len(affected) else []  # see fold.since_truncate
     keys = [*ids[: base.num_rows].filter(affected).to_pylist(), *ids[base.num_rows :].to_pylist()]
     current = _is_current(kind, base).filter(affected).to_pylist()
     lsns = base["_lsn"].filter(affected).to_pylist()

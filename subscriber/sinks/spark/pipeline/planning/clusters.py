@@ -106,8 +106,7 @@ def count_changes(clusters: Sequence[Cluster], keys: OrderedKeys) -> None:
 
 def moved_rows(clusters: Sequence[Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int, bool]]:
     """Pairs of clusters between which a row moved, and whether the new row needs values of the old one."""
-    rows = pc.indices_nonzero(changes["_moved"])
-    if not len(rows):
+    if not len(changes) or not len(rows := pc.indices_nonzero(changes["_moved"])):  # see fold.since_truncate
         return []
     lows = [cluster.low for cluster in clusters]
     needing = pc.is_valid(changes["_un"].take(rows)).to_pylist()
