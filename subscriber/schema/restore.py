@@ -33,6 +33,8 @@ _EXISTS_OF: Final = MappingProxyType(
         "CONSTRAINT": frozenset({"42P16"}),
         "SEQUENCE": frozenset({"55000"}),
         "TABLE ATTACH": frozenset({"42809"}),
+        # a row of the catalog
+        **{f"TEXT SEARCH {kind}": frozenset({"23505"}) for kind in ("PARSER", "TEMPLATE", "DICTIONARY", "CONFIGURATION")},
     }
 )
 """SQLSTATEs of an object that exists, where PostgreSQL has no error of its own for it."""

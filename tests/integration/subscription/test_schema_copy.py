@@ -110,6 +110,63 @@ def test_the_target_has_the_same_schema(publisher_db: Database, any_target_db: D
     assert target.fetch("SELECT FROM pg_publication") == target.fetch("SELECT FROM pg_event_trigger") == []
 
 
+EVERY_KIND = """
+CREATE SCHEMA k;
+CREATE TEXT SEARCH PARSER k.parser (START = prsd_start, GETTOKEN = prsd_nexttoken, END = prsd_end, LEXTYPES = prsd_lextype);
+CREATE TEXT SEARCH TEMPLATE k.template (INIT = dsimple_init, LEXIZE = dsimple_lexize);
+CREATE TEXT SEARCH DICTIONARY k.dictionary (TEMPLATE = k.template);
+CREATE TEXT SEARCH CONFIGURATION k.configuration (PARSER = k.parser);
+ALTER TEXT SEARCH CONFIGURATION k.configuration ADD MAPPING FOR asciiword WITH k.dictionary;
+CREATE TYPE k.base; CREATE FUNCTION k.base_in(cstring) RETURNS k.base LANGUAGE internal IMMUTABLE STRICT AS 'int4in';
+CREATE FUNCTION k.base_out(k.base) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'int4out';
+CREATE TYPE k.base (INPUT = k.base_in, OUTPUT = k.base_out, LIKE = int4);
+CREATE TYPE k.composite AS (a int, b text); CREATE TYPE k.enum AS ENUM ('a'); CREATE TYPE k.shell; CREATE DOMAIN k.domain AS int NOT NULL;
+CREATE TYPE k.range AS RANGE (SUBTYPE = float8, SUBTYPE_DIFF = float8mi);
+CREATE FUNCTION k.same(k.composite, k.composite) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT ($1).a = ($2).a';
+CREATE FUNCTION k.order(k.composite, k.composite) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT ($1).a - ($2).a';
+CREATE OPERATOR k.=== (FUNCTION = k.same, LEFTARG = k.composite, RIGHTARG = k.composite);
+CREATE OPERATOR FAMILY k.family USING btree;
+CREATE OPERATOR CLASS k.class FOR TYPE k.composite USING btree FAMILY k.family AS OPERATOR 3 k.===,
+    FUNCTION 1 k.order(k.composite, k.composite);
+CREATE AGGREGATE k.total (int) (SFUNC = int4pl, STYPE = int, INITCOND = '0');
+CREATE PROCEDURE k.procedure() LANGUAGE sql AS 'SELECT';
+CREATE FUNCTION k.cast(k.composite) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT ($1).a';
+CREATE CAST (k.composite AS int) WITH FUNCTION k.cast(k.composite);
+CREATE COLLATION k.collation (LOCALE = 'C'); CREATE CONVERSION k.conversion FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8;
+CREATE ACCESS METHOD every_heap TYPE TABLE HANDLER heap_tableam_handler;
+CREATE TRANSFORM FOR int LANGUAGE sql (FROM SQL WITH FUNCTION prsd_lextype(internal), TO SQL WITH FUNCTION int4recv(internal));
+CREATE FOREIGN DATA WRAPPER every_wrapper; CREATE SERVER every_server FOREIGN DATA WRAPPER every_wrapper;
+CREATE USER MAPPING FOR PUBLIC SERVER every_server; CREATE FOREIGN TABLE k.foreign_table (a int) SERVER every_server;
+CREATE TABLE k.plain (a int);
+CREATE TABLE k.parent (a int PRIMARY KEY, b text DEFAULT 'x', c tsvector) PARTITION BY RANGE (a);
+CREATE TABLE k.child PARTITION OF k.parent FOR VALUES FROM (0) TO (10); CREATE TABLE k.inherits () INHERITS (k.plain);
+CREATE STATISTICS k.statistics ON a, b FROM k.parent; CREATE SEQUENCE k.sequence; CREATE UNLOGGED TABLE k.unlogged (a serial);
+CREATE VIEW k.view AS SELECT a FROM k.parent; CREATE RULE rule AS ON INSERT TO k.view DO INSTEAD NOTHING;
+CREATE MATERIALIZED VIEW k.materialized AS SELECT a FROM k.parent; CREATE INDEX ON k.materialized (a);
+CREATE FUNCTION k.trigger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+CREATE TRIGGER trigger AFTER INSERT ON k.parent FOR EACH ROW EXECUTE FUNCTION k.trigger();
+CREATE CONSTRAINT TRIGGER constraint_trigger AFTER INSERT ON k.child DEFERRABLE FOR EACH ROW EXECUTE FUNCTION k.trigger();
+CREATE POLICY policy ON k.parent USING (true); ALTER TABLE k.parent ADD CHECK (a >= 0), ADD FOREIGN KEY (a) REFERENCES k.parent;
+ALTER TABLE k.child ADD EXCLUDE USING btree (b WITH =);
+ALTER DEFAULT PRIVILEGES IN SCHEMA k GRANT SELECT ON TABLES TO PUBLIC; GRANT SELECT ON k.parent TO PUBLIC;
+COMMENT ON TEXT SEARCH CONFIGURATION k.configuration IS 'a comment'
+"""
+
+
+async def test_every_kind_of_object_is_left_as_it_is_when_it_exists(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute(EVERY_KIND)
+    both, states = (publisher18_db, target_db), list[tuple[StepState, str]]()
+    options = SchemaOptions(bindir=BINDIR, owners=True)
+    await copy_schema(connection=both[0].conninfo(), target=both[1].dsn, options=options, progress=ignored)
+    before = dumped(target_db)
+    assert before == dumped(publisher18_db)
+    await copy_schema(
+        connection=both[0].conninfo(), target=both[1].dsn, options=options, progress=lambda step: states.append((step.state, step.what))
+    )
+    assert dumped(target_db) == before
+    assert sum(state is StepState.EXISTS for state, _ in states) > 50
+
+
 async def test_an_interrupted_copy_continues(publisher18_db: Database, target_db: Database) -> None:
     publisher18_db.execute(SCHEMA)
     both = (publisher18_db, target_db)
