@@ -15,7 +15,7 @@ from subscriber.cli.output import complain, emit, say
 from subscriber.errors import ConfigurationError
 from subscriber.printable import printable
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.management.repair import repair, require_repairable
+from subscriber.subscription.management.repair import repair, require_repairable, why_not_repairable
 from subscriber.subscription.management.verify import verify
 from subscriber.verification.model import RowDifference, RowKind, TableReport, VerificationLimits, VerificationReport
 
@@ -146,6 +146,9 @@ async def _execute(args: argparse.Namespace) -> int:
     if not args.json:
         for table, rows in repaired.items():
             say(printable(f"{table}: {rows:,} rows repaired"))
+        for differing in report.differing if args.repair else ():
+            if (reason := why_not_repairable(differing)) is not None:
+                say(printable(reason.one_line()))
     return 0 if all(table.equal or (table.table in repaired and not table.more) for table in report.tables) else 1
 
 

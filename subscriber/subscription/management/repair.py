@@ -19,7 +19,7 @@ from subscriber.subscription.management.snapshot_request import Asker
 from subscriber.subscription.targets import is_lake, open_store
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationReport
 
-__all__ = ["repair", "require_repairable"]
+__all__ = ["repair", "require_repairable", "why_not_repairable"]
 
 _ROWS: Final = 200
 
@@ -37,7 +37,8 @@ def require_repairable(target: str) -> None:
 async def repair(report: VerificationReport, *, target: str, progress: Progress | None = None) -> dict[TableName, int]:
     """Make the differing rows of the target equal to those of the publisher.
 
-    Rows beyond ``Limits.max_differences`` are not known, and not repaired: verify again.
+    Rows beyond ``Limits.max_differences`` are not known, and not repaired: verify again. Tables that cannot be repaired are left out; see
+    :func:`why_not_repairable`.
 
     Args:
         report: what :func:`subscriber.verify` found.
@@ -45,35 +46,43 @@ async def repair(report: VerificationReport, *, target: str, progress: Progress 
         progress: is told about long waits.
 
     Returns:
-        How many rows were repaired, by table.
+        How many rows were repaired, by table. A table that is left out is not in it.
 
     Raises:
-        ConfigurationError: a table has no key, or the target is a lake. No row of any table was changed.
+        ConfigurationError: the target is a lake.
         ApplyError, RelationError: the target rejects a row. Rows repaired before stay so.
         TargetError, PublisherError, SubscriptionInUse: as :func:`subscriber.verify`.
     """
     require_repairable(target)
-    for table in report.differing:
-        if not table.key:
-            raise ConfigurationError(
-                f'table "{table.table}" has no key: its rows cannot be repaired one by one',
-                hint="empty the table in the target and copy it again, or repair the other tables with --table",
-            )
     repaired: dict[TableName, int] = {}
     async with open_store(target, "subscriber verify") as (store, find):
         requests = StoredRequests(store, (await find(report.subscription)).oid, report.subscription)
         async with Asker(requests, report.subscription, progress or Quiet()) as asker:
             for table in report.differing:
-                repaired[table.table] = await _repair(asker, table)
+                if why_not_repairable(table) is None:
+                    repaired[table.table] = await _repair(asker, table)
     return repaired
 
 
-async def _repair(asker: Asker, table: TableReport) -> int:
-    keys = list(dict.fromkeys(tuple(row.key[name] for name in table.key) for row in table.differences))
-    if any(None in key for key in keys):
-        raise ConfigurationError(
+def why_not_repairable(table: TableReport) -> ConfigurationError | None:
+    """Why the rows of this table cannot be repaired one by one; None: they can."""
+    if not table.key:
+        return ConfigurationError(
+            f'table "{table.table}" has no key: its rows cannot be repaired one by one', hint="empty it in the target and copy it again"
+        )
+    if any(None in key for key in _keys(table)):
+        return ConfigurationError(
             f'table "{table.table}" of the target has NULL in its key: such rows cannot be repaired', hint="delete them in the target"
         )
+    return None
+
+
+def _keys(table: TableReport) -> list[tuple[str | None, ...]]:
+    return list(dict.fromkeys(tuple(row.key[name] for name in table.key) for row in table.differences))
+
+
+async def _repair(asker: Asker, table: TableReport) -> int:
+    keys = _keys(table)
     for begin in range(0, len(keys), _ROWS):
         payload = {
             "kind": "repair",

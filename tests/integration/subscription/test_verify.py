@@ -335,8 +335,17 @@ async def test_compares_a_table_without_key_as_a_multiset(replicated: Replicated
             (RowKind.MISSING, 1, {"v": "a", "n": "1"}),
             (RowKind.EXTRA, 2, {"v": "b", "n": None}),
         ]
-        with pytest.raises(Exception, match=r'table "public\.t" has no key'):
-            await repair(report, target=target_db.dsn)
+        assert await repair(report, target=target_db.dsn) == {}
+
+
+async def test_repair_leaves_out_a_table_without_a_key(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
+    async with replicated("CREATE TABLE bag (v int); CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)") as found:
+        target_db.execute("DELETE FROM t; INSERT INTO bag VALUES (1)")
+        arguments = (found.subscription.name, "--connection", publisher18_db.dsn, "--target", target_db.dsn, "--repair")
+        done = await asyncio.to_thread(subscriber, "verify", *arguments, loud=True)
+        assert (done.status, target_db.fetch("SELECT id FROM t")) == (1, [(1,)])
+        assert 'table "public.bag" has no key: its rows cannot be repaired one by one (hint: empty it' in done.output
+        assert "public.t: 1 rows repaired" in done.output
 
 
 async def test_refuses_a_subscription_that_does_not_run(replicated: Replicated, target_db: Database) -> None:
