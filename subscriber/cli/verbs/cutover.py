@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     act.add_argument("--complete", action="store_true", help="remove the way back, the slots and the catalogs; the publisher stays closed")
     parser.add_argument(
         "--fence",
-        metavar="KIND",
-        help="how writers are kept out: read-only (default_transaction_read_only), revoke (CONNECT), or command:COMMAND, which gets"
-        " SUBSCRIBER_FENCE=close or open and SUBSCRIBER_DATABASE=old or new; default: read-only, for a rollback that of the cutover",
+        choices=["read-only", "revoke"],
+        help="how writers are kept out: default_transaction_read_only, or CONNECT is revoked; default: read-only, for a rollback that of"
+        " the cutover",
     )
     parser.add_argument(
         "--verify",
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--switch",
         metavar="COMMAND",
-        help="leads the application to the other database; gets SUBSCRIBER_DIRECTION=forward or back. It may run again after a crash",
+        help="leads the application to the other database; gets SUBSCRIBER_DIRECTION=forward or back. It may run again after a crash."
+        " It is not stored: give it again to continue or to roll back",
     )
     parser.add_argument("--switch-timeout", type=float, metavar="S", help="seconds that it may take; default: 60")
     parser.add_argument(
@@ -78,7 +79,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 async def _execute(args: argparse.Namespace) -> int:
     given = _options(args)
     # also an error without a database
-    options = CutoverOptions.of_json(given) if given else None
+    options = CutoverOptions(**given) if given else None
     admins = {"publisher_admin": args.publisher_admin, "target_admin": args.target_admin}
 
     def tell(text: str) -> None:

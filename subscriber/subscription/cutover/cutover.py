@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from subscriber import crash_points
 from subscriber.catalog import Observation
 from subscriber.errors import ConfigurationError, SubscriberError, SubscriptionInUse, TargetError, raise_all
-from subscriber.subscription.cutover.command import run_command
 from subscriber.subscription.cutover.link import BackLink, ForwardLink, drop_unused_catalog, opened_catalog
 from subscriber.subscription.cutover.move import BACKWARD, FORWARD, Move, Place, Tell
 from subscriber.subscription.cutover.options import CutoverOptions
@@ -20,14 +18,15 @@ from subscriber.subscription.cutover.record import Record
 from subscriber.subscription.management.drop import drop_subscription
 from subscriber.subscription.targets import is_lake, observe_target, uses_sqlalchemy
 from subscriber.walreceiver.fences.fence import Fence
+from subscriber.walreceiver.fences.fence_kinds import FenceKind
 from subscriber.walreceiver.session import Session
 
 __all__ = ["abort_cutover", "complete_cutover", "cutover", "open_target", "plan_cutover", "roll_back"]
 
 _OLD: Final = "the old database"
 _NEW: Final = "the new database"
-_COMMAND_SECONDS: Final = 60.0
 _BYTES: Final = 63
+_SWITCH: Final = "give it again with --switch (for none, --switch ''); or use --abort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +50,26 @@ class _Cutover:
     def publisher(self) -> str:
         return self.old.conninfo
 
-    def options(self, direction: str) -> CutoverOptions | None:
-        """The options of a move that was begun."""
+    def options(self, direction: str, switch: str | None = None) -> CutoverOptions | None:
+        """The options of a move that was begun, with a switch command: that is not in the record."""
         entry = self.record.entries.get(f"{direction}plan")
-        return None if entry is None else CutoverOptions.of_json(entry.details["options"])
+        return None if entry is None else CutoverOptions.of_record(entry.details["options"], switch)
 
-    async def continued(self, direction: str) -> CutoverOptions | None:
+    def has_switch(self, direction: str) -> bool:
+        """Whether a move that was begun has a switch command."""
+        return bool(self.record.entries[f"{direction}plan"].details["options"].get("switch"))
+
+    async def continued(self, direction: str, switch: str | None) -> CutoverOptions | None:
         """The options of a move that has begun a step. A plan without a step was not begun: everything is checked again."""
-        known = self.options(direction)
-        if known is not None and not (move := self.move(direction, known)).begun:
+        known = self.options(direction, switch)
+        if known is None:
+            return None
+        move = self.move(direction, known)
+        if not move.begun:
             await self.record.forget(*move.keys)
             return None
+        if switch is None and self.has_switch(direction) and not self.record.made(move.key("switch")):
+            raise ConfigurationError("the interrupted cutover has a switch command, which is not stored", hint=_SWITCH)
         return known
 
     def move(self, direction: str, options: CutoverOptions) -> Move:
@@ -147,8 +155,7 @@ async def _opened(
         back = f"{slot[: _BYTES - 5]}_back"
 
         def fence(conninfo: str, place: str, roles: Sequence[str], names: Sequence[str]) -> Fence:
-            run = partial(_run_fence, _COMMAND_SECONDS)
-            return Fence(conninfo, name, place, slot=slot, others=[back], roles=roles, names=names, run=run)
+            return Fence(conninfo, name, place, slot=slot, others=[back], roles=roles, names=names)
 
         yield _Cutover(
             found=found,
@@ -169,10 +176,6 @@ async def _opened(
             tell=tell or _quiet,
             old_admin=old_admin,
         )
-
-
-async def _run_fence(seconds: float, command: str, variables: dict[str, str]) -> None:
-    await run_command("fence", command, variables, seconds)
 
 
 async def _roles(place: str, *conninfos: str) -> tuple[list[str], list[str]]:
@@ -230,7 +233,7 @@ async def cutover(
         if found.record.made("open"):
             hint = "use --rollback to return, or --complete to remove the way back"
             raise ConfigurationError("writers use the new database already", hint=hint)
-        known = await found.continued(FORWARD)
+        known = await found.continued(FORWARD, None if options is None else options.switch)
         if known is None:
             known = options or CutoverOptions()
             known = known if found.back is not None else _without_way_back(known)
@@ -238,7 +241,7 @@ async def cutover(
             raise_all(errors)
             for note in notes:
                 found.tell(note)
-            await found.record.begin("plan", {"options": known.to_json(), "slot": found.forward.slot})
+            await found.record.begin("plan", {"options": known.recorded(), "slot": found.forward.slot})
         else:
             found.tell("an interrupted cutover continues with its own options")
         seconds = await found.move(FORWARD, known).run()
@@ -248,7 +251,7 @@ async def cutover(
 
 
 def _without_way_back(options: CutoverOptions) -> CutoverOptions:
-    return CutoverOptions.of_json({**options.to_json(), "way_back": False})
+    return replace(options, way_back=False)
 
 
 async def _problems(found: _Cutover, options: CutoverOptions) -> tuple[list[SubscriberError], list[str]]:
@@ -279,9 +282,9 @@ async def plan_cutover(
 
 def _steps(found: _Cutover, options: CutoverOptions) -> list[str]:
     fence = {
-        "read-only": "default_transaction_read_only = on; other sessions are ended. A session can override it, superusers too",
-        "revoke": "CONNECT is revoked from all roles but those of this program; other sessions are ended. Superusers can still connect",
-    }.get(options.fence, f"by the command: {options.fence.removeprefix('command:')}")
+        FenceKind.READ_ONLY: "default_transaction_read_only = on; other sessions are ended. A session can override it, superusers too",
+        FenceKind.REVOKE: "CONNECT is revoked from all roles but those of this program; other sessions are ended. Superusers still can",
+    }[options.fence]
     compare = {"full": "all rows", "changed": "the rows that changed since their table was last found equal", "none": "no rows"}
     closes = f"close {_NEW} to writers" if found.new.fence is not None else f"{_NEW} cannot be closed: keep writers out yourself"
     if found.back is None:
@@ -358,9 +361,9 @@ async def roll_back(
 ) -> float | None:
     """Move the writers back to the publisher, with everything that was written in the target. Arguments and errors: as :func:`cutover`.
 
-    ``options`` may be a mapping with some options: the fence and the switch command are those of the cutover then, if they are not given,
-    and no rows are compared. ``options.verify`` needs a process that runs the way back. The subscription continues from the publisher to
-    the target, whose database stays closed to writers.
+    ``options`` may be a mapping with some options: the fence is that of the cutover then, if it is not given, and no rows are compared.
+    If the cutover had a switch command, ``switch`` must be given; an empty one means none. ``options.verify`` needs a process that runs the
+    way back. The subscription continues from the publisher to the target, whose database stays closed to writers.
     """
     async with _opened(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell) as found:
         found.require_no_completion()
@@ -369,19 +372,22 @@ async def roll_back(
         forward = found.options(FORWARD)
         if forward is None or not forward.way_back or found.back is None:
             raise ConfigurationError("there is no way back", hint="it was not made, or this kind of target cannot be a publisher")
-        known = await found.continued(BACKWARD)
+        given = options.switch if isinstance(options, CutoverOptions) else (options or {}).get("switch")
+        known = await found.continued(BACKWARD, given)
         if known is None:
             if isinstance(options, CutoverOptions):
                 known = options
             else:
-                before = {"fence": forward.fence, "switch": forward.switch, "switch_timeout": forward.switch_timeout}
-                known = CutoverOptions.of_json({"verify": "none", **before, **(options or {})})
+                if given is None and found.has_switch(FORWARD):
+                    raise ConfigurationError("the cutover had a switch command, which is not stored", hint=_SWITCH.partition(";")[0])
+                before = {"fence": forward.fence, "switch_timeout": forward.switch_timeout}
+                known = CutoverOptions(**{"verify": "none", **before, **(options or {})})
             assert found.new.fence is not None, "such a target has a fence"
             errors = [ConfigurationError(message, hint=hint) for message, hint in await found.new.fence.problems(known.fence)]
             raise_all([*errors, *await unfenced(found.new, [found.back.name])])
             if await found.back.is_running() and (message := await lag(found.new, found.back, known.max_lag)) is not None:
                 raise ConfigurationError(message, hint="wait until the lag is small")
-            await found.record.begin(f"{BACKWARD}plan", {"options": known.to_json(), "slot": found.forward.slot})
+            await found.record.begin(f"{BACKWARD}plan", {"options": known.recorded(), "slot": found.forward.slot})
         move = found.move(BACKWARD, known)
         seconds = await move.run()
         await found.record.forget(*move.keys, *found.move(FORWARD, forward).keys)
@@ -412,8 +418,10 @@ async def complete_cutover(
         forward = found.options(FORWARD)
         if forward is None or not found.record.made("open") or f"{BACKWARD}plan" in found.record.entries:
             raise ConfigurationError("writers do not use the new database", hint="--abort undoes a cutover; `subscriber drop` ends it")
-        entry = await found.record.begin("complete", {"opens": await found.old.fence.how_to_open() if found.old.fence else ""})
-        opens = str(entry.details["opens"])
+        assert found.old.fence is not None, "writers were moved from PostgreSQL"
+        # the first call drops the fence's row. The SQL itself is not stored, because people run it
+        closed = (await found.record.begin("complete", {"closed": await found.old.fence.closed_by()})).details["closed"]
+        opens = await found.old.fence.how_to_open(*closed) if closed else ""
         if opens:
             found.tell(f"{_OLD} stays closed to writers, and this SQL opens it: {opens}")
         if found.back is not None and forward.way_back:

@@ -348,7 +348,7 @@ class Move:
         return None
 
     async def _switch(self) -> _Details:
-        if self._options.switch is None:
+        if not self._options.switch:
             return None
         variables = {"SUBSCRIBER_NAME": self._link.name, "SUBSCRIBER_DIRECTION": "back" if self._direction else "forward"}
         await run_command("switch", self._options.switch, variables, self._options.switch_timeout)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ConfigurationError, TargetError
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
 
 __all__ = ["CutoverOptions"]
@@ -17,11 +17,12 @@ class CutoverOptions:
     """How :func:`subscriber.cutover` and :func:`subscriber.roll_back` work.
 
     Attributes:
-        fence: how writers are kept out of a database: ``read-only``, ``revoke``, or ``command:`` with a command of your own.
+        fence: how writers are kept out of a database: ``read-only`` or ``revoke``.
         verify: which rows are compared while there are no writers: ``full``: all; ``changed``: those that changed since a verification
             found their table equal; ``none``.
         sequences: which sequences are set: those of the ``published`` tables, ``all`` of the database, or ``none``.
-        switch: a command that leads the application to the other database. None: nothing.
+        switch: a command that leads the application to the other database. None: nothing. It is not stored: a call that continues an
+            interrupted cutover, or rolls it back, must give it again.
         switch_timeout: how many seconds the command may take.
         max_downtime: how many seconds the source may be closed before everything is undone. None: no limit.
         max_lag: how many seconds the target may take to reach the publisher before writers are stopped.
@@ -42,16 +43,24 @@ class CutoverOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be positive", hint="give a number of seconds")
-        if self.fence not in {FenceKind.READ_ONLY, FenceKind.REVOKE} and not self.fence.removeprefix(FenceKind.COMMAND).strip():
-            raise ConfigurationError("--fence command: has no command", hint="for example --fence 'command:./fence.sh'")
-        if self.fence not in {FenceKind.READ_ONLY, FenceKind.REVOKE} and not self.fence.startswith(FenceKind.COMMAND):
-            raise ConfigurationError(f'unknown fence "{self.fence}"', hint="use read-only, revoke or command:COMMAND")
+        if self.fence not in {FenceKind.READ_ONLY, FenceKind.REVOKE}:
+            raise ConfigurationError(f'unknown fence "{self.fence}"', hint="use read-only or revoke")
 
-    def to_json(self) -> dict[str, Any]:
-        """As values of JSON."""
-        return asdict(self)
+    def recorded(self) -> dict[str, Any]:
+        """As values of JSON. Not the switch command, only whether there is one: what is executed never comes from a row."""
+        return {**asdict(self), "switch": bool(self.switch)}
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """From :meth:`to_json`."""
-        return cls(**values)
+    def of_record(cls, values: Mapping[str, Any], switch: str | None) -> Self:
+        """From :meth:`recorded`, with this switch command.
+
+        Raises:
+            TargetError: another program has written these values.
+        """
+        try:
+            return cls(**{**values, "switch": switch})
+        except (TypeError, ConfigurationError) as error:
+            raise TargetError(
+                f"the table subscriber.cutover of the target has options that this program does not know: {error}",
+                hint="find out who wrote them; `subscriber cutover --abort` needs the row as it was",
+            ) from None

@@ -17,7 +17,6 @@ kind          what closes the database
 read-only     ``ALTER DATABASE … SET default_transaction_read_only = on``. A session can still override it: only an application that
               does not try is kept out.
 revoke        ``REVOKE CONNECT ON DATABASE``, from all roles but those of this program. Superusers can still connect.
-command:…     a command of the user, with ``SUBSCRIBER_FENCE=close`` or ``open`` in its environment.
 ============  =====================================================================================================================
 
 Afterwards the sessions that began before are ended. A session reads the setting, and the privilege, while it holds a lock on its database
@@ -97,7 +96,6 @@ class Fence:
         place: what the database is, for messages.
         roles: roles of this program, which may connect to a closed database.
         names: values of application_name that its connection strings set.
-        run: runs a command of the user with these variables in its environment.
     """
 
     def __init__(
@@ -110,13 +108,11 @@ class Fence:
         others: Sequence[str],
         roles: Sequence[str],
         names: Sequence[str],
-        run: Callable[[str, dict[str, str]], Awaitable[None]],
     ) -> None:
         self._conninfo = conninfo
         self._name = name
         self._place = place
         self._roles = roles
-        self._run = run
         self._owner = slot
         self._foreign = ForeignSessions([name, slot, *others], roles=roles, names=names)
 
@@ -212,12 +208,10 @@ class Fence:
             )
             if standby == "t":
                 return [(f"{self._place} is in recovery: writers cannot be kept out there", "connect to the primary server")]
-            hint = "give the connection string of its owner with --publisher-admin or --target-admin, or use --fence command:…"
+            hint = "give the connection string of its owner with --publisher-admin or --target-admin"
             found = []
             if owner != "t":
                 found.append((f'role "{role}" may not close {self._place}: it does not own the database', hint))
-            if kind.startswith(FenceKind.COMMAND):
-                found = []
             stuck = [each for each in await self._foreign.find(session) if not each.may_end]
             if stuck:
                 found.append(
@@ -266,11 +260,6 @@ class Fence:
                 await self._close(session, kind)
             elif found.owner != self._owner and not shared:
                 raise ConfigurationError(f"{self._place} was closed by another cutover", hint="end that one first")
-            else:
-                # what opens it later is in the row
-                kind = found.kind
-            if kind.startswith(FenceKind.COMMAND):
-                await self._run(kind.removeprefix(FenceKind.COMMAND), self._variables("close"))
             await self._end_others(session)
 
     async def _close(self, session: Session, kind: str) -> None:
@@ -312,8 +301,6 @@ class Fence:
                     raise ConfigurationError(
                         f"{self._place} stays closed: writers were let into the other database", hint="find out by which process"
                     )
-                if found.kind.startswith(FenceKind.COMMAND):
-                    await self._run(found.kind.removeprefix(FenceKind.COMMAND), self._variables("open"))
                 commands = await opening(session, found.kind, found.before, self._roles)
                 await session.execute("; ".join([*commands, "DELETE FROM subscriber.fence", "COMMIT"]))
             if await self._exists(session):
@@ -325,13 +312,16 @@ class Fence:
                     await session.execute("DROP SCHEMA subscriber")
         return True
 
-    async def how_to_open(self) -> str:
-        """SQL for people that lets writers in."""
+    async def closed_by(self) -> tuple[str, str] | None:
+        """How the database was closed, for :meth:`how_to_open`; None: it is open."""
         async with await self._session() as session:
             found = await self._row(session)
-            if found is None:
-                return ""
-            commands = await opening(session, found.kind, found.before, self._roles)
+        return None if found is None else (found.kind, found.before)
+
+    async def how_to_open(self, kind: str, before: str) -> str:
+        """SQL for people that lets writers in. Arguments: from :meth:`closed_by`."""
+        async with await self._session() as session:
+            commands = await opening(session, kind, before, self._roles)
         return f"BEGIN READ WRITE; {'; '.join([*commands, 'DROP TABLE IF EXISTS subscriber.fence'])}; COMMIT"
 
     async def drain(self) -> Lsn:
@@ -414,9 +404,6 @@ class Fence:
             f" AND application_name = {quote_literal(session_name(self._name, 'cutover'))}"
         )
         return [f"session {pid} of an earlier cutover" for pid, _ in rows]
-
-    def _variables(self, action: str) -> dict[str, str]:
-        return {"SUBSCRIBER_FENCE": action, "SUBSCRIBER_DATABASE": self._place.removeprefix("the ").removesuffix(" database")}
 
 
 async def _prepared(session: Session) -> list[str]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from subscriber.errors import ConfigurationError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.session import Session
 
@@ -30,7 +31,6 @@ class FenceKind:
 
     READ_ONLY: Final = "read-only"
     REVOKE: Final = "revoke"
-    COMMAND: Final = "command:"
 
 
 async def closing(session: Session, kind: str, own: Sequence[str]) -> tuple[list[str], str]:
@@ -42,7 +42,7 @@ async def closing(session: Session, kind: str, own: Sequence[str]) -> tuple[list
     if kind == FenceKind.READ_ONLY:
         before = next((value for (value,) in await session.execute(OWN_DEFAULT)), None)
         commands.append(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-    elif kind == FenceKind.REVOKE:
+    else:
         before = await session.execute(_GRANTS)
         commands += [f"REVOKE CONNECT ON DATABASE {name} FROM {_grantee(role)}" for _, role, _ in before]
         commands += [f"GRANT CONNECT ON DATABASE {name} TO {quote_identifier(role)}" for role in own]
@@ -50,12 +50,22 @@ async def closing(session: Session, kind: str, own: Sequence[str]) -> tuple[list
 
 
 async def opening(session: Session, kind: str, before: str, own: Sequence[str]) -> list[str]:
-    """The SQL that lets writers in."""
+    """The SQL that lets writers in. It is made here: a row gives only the kind, a setting's value, and numbers of roles.
+
+    Raises:
+        ConfigurationError: another program has written these values.
+    """
+    if kind not in {FenceKind.READ_ONLY, FenceKind.REVOKE}:
+        raise ConfigurationError(
+            "the table subscriber.fence names an unknown kind of fence", hint="open the database yourself, and drop it"
+        )
     ((database,),) = await session.execute("SELECT pg_catalog.current_database()")
     name = quote_identifier(database or "")
     known = json.loads(before)
     if kind == FenceKind.READ_ONLY:
-        value = "RESET default_transaction_read_only" if known is None else f"SET default_transaction_read_only = {quote_literal(known)}"
+        value = (
+            "RESET default_transaction_read_only" if known is None else f"SET default_transaction_read_only = {quote_literal(str(known))}"
+        )
         return [f"ALTER DATABASE {name} {value}"]
     # a role may have been renamed or dropped meanwhile
     found = await session.execute("SELECT oid, rolname FROM pg_catalog.pg_roles UNION ALL VALUES ('0'::pg_catalog.oid, '')")

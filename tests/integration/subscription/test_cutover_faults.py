@@ -88,7 +88,9 @@ async def test_another_process_continues_a_cutover_that_still_runs(publisher18_d
                     assert not first.done(), await first
                     await asyncio.sleep(0.02)
             end_cutover(target_db)
-            await cutover(name, target=target_db.dsn)
+            with pytest.raises(ConfigurationError, match="has a switch command, which is not stored"):
+                await cutover(name, target=target_db.dsn)
+            await cutover(name, target=target_db.dsn, options=CutoverOptions(switch="true"))
             (tmp_path / "go").touch()
             with pytest.raises(SubscriberError, match="writers were let into the new database"):
                 await first

@@ -80,12 +80,9 @@ async def test_another_subscription_has_closed_the_database(publisher18_db: Data
 
 async def test_two_cutovers_close_the_database_at_the_same_time(publisher18_db: Database) -> None:
     # the bug was that each took the fence for its own: one opened what the other had closed, or ended without its steps when the other had
-    async def run(*_: object) -> None:
-        pass
-
     user = publisher18_db.value("SELECT current_user")
     ours, theirs = (
-        fence.Fence(publisher18_db.conninfo(), slot, "the old database", slot=slot, others=[], roles=[user], names=[], run=run)
+        fence.Fence(publisher18_db.conninfo(), slot, "the old database", slot=slot, others=[], roles=[user], names=[])
         for slot in ("ours", "theirs")
     )
     await theirs.close("read-only")
@@ -118,15 +115,15 @@ async def test_sql_that_opens_works_as_printed(publisher18_db: Database, target_
     assert publisher18_db.value("SELECT to_regnamespace('subscriber')") is None
 
 
-async def test_a_database_that_was_closed_in_another_way(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+async def test_a_database_that_was_closed_in_another_way(publisher18_db: Database, target_db: Database) -> None:
     async with moving(publisher18_db, target_db) as name:
         with pytest.raises(ConfigurationError, match="the switch command failed"):
             await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", switch="false"))
-        log = tmp_path / "log"
-        command = f"command:echo $SUBSCRIBER_FENCE $SUBSCRIBER_DATABASE >> {log}"
-        await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", fence=command))
-        ran = log.read_text().splitlines()
-        assert ran.count("close new") == ran.count("open new"), ran
+        again(publisher18_db, target_db)
+        assert not writes(target_db)
+        await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", fence="revoke"))
+        again(publisher18_db, target_db)
+        assert (writes(publisher18_db), writes(target_db)) == (True, True), "a superuser is not kept out by revoke"
 
 
 async def test_time_is_up_before_the_first_step(publisher18_db: Database, target_db: Database) -> None:
@@ -188,27 +185,24 @@ async def test_own_default_of_a_database_comes_back(publisher18_db: Database, ta
 async def test_session_that_does_not_finish_connecting(publisher18_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "_ENDING_SECONDS", 0.5)
     starting = "SELECT count(*) FROM pg_locks WHERE relation = 'pg_db_role_setting'::regclass AND NOT granted"
-    connecting: list[subprocess.Popen[bytes]] = []
     with publisher18_db.connect(application_name="ours blocker") as blocker:
-
-        async def run(_: str, variables: dict[str, str]) -> None:
-            # a session reads its settings while it holds the lock on its database
-            blocker.execute("BEGIN; LOCK pg_catalog.pg_db_role_setting IN ACCESS EXCLUSIVE MODE")
-            connecting.append(subprocess.Popen([sys.executable, "-c", f"import psycopg; psycopg.connect({publisher18_db.conninfo()!r})"]))
+        ((user,),) = blocker.execute("SELECT current_user").fetchall()
+        closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[])
+        await closed.close("read-only")
+        session = await closed._session()
+        # a session reads its settings while it holds the lock on its database
+        blocker.execute("BEGIN; LOCK pg_catalog.pg_db_role_setting IN ACCESS EXCLUSIVE MODE")
+        connecting = subprocess.Popen([sys.executable, "-c", f"import psycopg; psycopg.connect({publisher18_db.conninfo()!r})"])
+        try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while blocker.execute(starting).fetchone() != (1,):
                     await asyncio.sleep(0.05)
-
-        ((user,),) = blocker.execute("SELECT current_user").fetchall()
-        closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[], run=run)
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
                 with pytest.raises(ConfigurationError, match=r"session \d+ in the old database is still connecting for 0.5 s"):
-                    await closed.close("command:true")
+                    await closed._end_others(session)
         finally:
             blocker.execute("ROLLBACK")
-            for process in connecting:
-                assert process.wait(WAIT_SECONDS) == 0
+            assert connecting.wait(WAIT_SECONDS) == 0
+            await session.close()
 
 
 async def test_writers_that_no_fence_keeps_out(publisher18_db: Database, target_db: Database) -> None:
@@ -275,11 +269,8 @@ async def test_own_sessions_with_a_long_name(publisher18_db: Database) -> None:
 
 async def test_privileges_of_roles_that_are_renamed_or_dropped(publisher18_db: Database) -> None:
     # the bug was that a database could not be opened again: a role of its grants did not exist any more
-    async def run(*_: object) -> None:
-        pass
-
     user = publisher18_db.value("SELECT current_user")
-    closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[], run=run)
+    closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[])
     publisher18_db.execute("CREATE TABLE t ()")
     with role(publisher18_db) as renamed:
         with role(publisher18_db) as dropped:
