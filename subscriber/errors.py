@@ -61,6 +61,13 @@ _LAYOUT: Final = "\n\t"
 _TOO_MANY_FILES: Final = "Too many open files"
 
 
+REQUIRE_AUTH_HINT: Final = (
+    "let the server use scram-sha-256; or, if you trust the network and the server, name its method in the connection string:"
+    " require_auth=md5, password or none"
+)
+"""For a server that asks for a password in cleartext or with MD5, or that asks for none although one is given."""
+
+
 def connection_hint(text: str, otherwise: str) -> str:
     """Return the hint for a file or connection that cannot be opened. The limit of this process may be the cause.
 

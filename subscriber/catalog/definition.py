@@ -11,6 +11,7 @@ from subscriber.catalog.model import PG_SUBSCRIPTION, known_values
 from subscriber.catalog.store import Row
 from subscriber.config import STORED, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriptionInUse
+from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 __all__ = ["Definition", "claimed_elsewhere", "columns_of", "definition_of", "require_name"]
@@ -112,7 +113,7 @@ def definition_of(row: Row, position: Lsn | None, *, claimed: bool = False) -> D
             oid=row["oid"],
             name=row["subname"],
             enabled=row["subenabled"],
-            conninfo=row["subconninfo"],
+            conninfo=None if row["subconninfo"] is None else StoredConninfo(row["subconninfo"]),
             slot_name=row["subslotname"],
             publications=row["subpublications"],
             options=SubscriptionOptions(two_phase=two_phase is not TwoPhaseState.DISABLED, **options),

@@ -16,6 +16,7 @@ from psycopg import pq
 
 from subscriber.errors import (
     CANNOT_CONNECT_NOW,
+    REQUIRE_AUTH_HINT,
     ConfigurationError,
     DataLossError,
     PublisherError,
@@ -30,8 +31,13 @@ __all__ = ["PLUGIN_HINT", "connect_error", "connection_lost", "conninfo_error", 
 
 _POOLER_HINT: Final = "a connection pooler is in front of the publisher and passes no replication on: connect to the server itself"
 _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
+    ("authentication method requirement", "28000", REQUIRE_AUTH_HINT),
     ("password authentication failed", "28P01", "check user and password (including the passfile)"),
-    ("no password supplied", "28P01", "give a password in the connection string, PGPASSWORD or a passfile"),
+    (
+        "no password supplied",
+        "28P01",
+        "give a password in the connection string or a passfile; PGPASSWORD is used only if the command line gives the connection",
+    ),
     (
         "no pg_hba.conf entry",
         "28000",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from typing import Any, Final, Self
 
 import psycopg
@@ -23,6 +24,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.capabilities import Capabilities, capabilities
+from subscriber.protocol.conninfo import StoredConninfo, secured
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.waits import awaiting
@@ -43,6 +45,8 @@ SETUP: Final = (
 """The settings of every session with the publisher."""
 _OF_ONE_SESSION: Final = frozenset({"replication", "client_encoding", "service", "target_session_attrs", "load_balance_hosts"})
 _CANCEL_SECONDS: Final = 2.0
+_REQUIRES_AUTHENTICATION: Final = 160000
+"""The version of libpq that has require_auth."""
 # a slot that is created waits for WAL, on a standby for as long as the primary writes nothing
 _WORKING: Final = """
 SELECT FROM pg_catalog.pg_stat_activity
@@ -267,6 +271,9 @@ def _parameters(conninfo: str, application_name: str, *, replication: bool) -> d
             host.encode("idna" if not host.startswith("/") else "utf-8")
     except UnicodeError:
         raise _no_host_name() from None
+    params = secured(params, stored=isinstance(conninfo, StoredConninfo), environment=os.environ)
+    if pq.version() < _REQUIRES_AUTHENTICATION:
+        params.pop("require_auth", None)
     params["client_encoding"] = "UTF8"
     params.setdefault("fallback_application_name", application_name)
     if replication:

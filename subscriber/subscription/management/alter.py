@@ -19,6 +19,7 @@ from subscriber.catalog import Catalog, CopyingCatalog, Definition, OwnedCatalog
 from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes, with_filters
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
+from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import check_publication_list
@@ -126,6 +127,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
 
     async def set_connection(self, conninfo: str) -> None:
         """CONNECTION."""
+        conninfo = StoredConninfo(conninfo)
         check_conninfo(conninfo)
         await self._update({"conninfo": conninfo})
 

@@ -11,6 +11,7 @@ from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.subscription.management.drop import remove
 from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.spec import RunSpec
@@ -55,6 +56,8 @@ async def create_subscription(
     """
     options, settings = options or SubscriptionOptions(), settings or Settings()
     check_publication_list(publications)
+    # as the launcher will use it
+    connection = StoredConninfo(connection)
     check_conninfo(connection)
     filter_expressions(options)
     slot_name = None if options.slot_name == NO_SLOT else options.slot_name or name

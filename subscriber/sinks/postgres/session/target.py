@@ -11,6 +11,7 @@ Source: PostgreSQL manual, 32.1.2 (Parameter Key Words).
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -20,9 +21,12 @@ from urllib.parse import urlencode
 import asyncpg
 import asyncpg.connect_utils
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from subscriber.errors import CANNOT_CONNECT_NOW, ConfigurationError, TargetError, TargetUnavailable, connection_hint
+from subscriber.errors import CANNOT_CONNECT_NOW, REQUIRE_AUTH_HINT, ConfigurationError, TargetError, TargetUnavailable, connection_hint
+from subscriber.protocol.conninfo import StoredConninfo, secured
+from subscriber.sinks.postgres.session.authentication import connect_asyncpg
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.waits import awaiting
 
@@ -36,6 +40,8 @@ WHERE n.nspname = 'subscriber' AND c.relname = 'fence'
 """
 
 _CONNECT_TIMEOUT: Final = 30.0
+_REQUIRES_AUTHENTICATION: Final = 160000
+"""The version of libpq that has require_auth."""
 _REMEMBERED: Final = 1000
 
 _IN_DSN: Final = (
@@ -57,7 +63,6 @@ _PROTECTING: Final = {
     "channel_binding": frozenset({"", "disable", "prefer"}),
     "gssencmode": frozenset({"", "disable", "prefer"}),
     "requirepeer": frozenset({""}),
-    "require_auth": frozenset({""}),
     "sslcrldir": frozenset({""}),
     "sslcertmode": frozenset({"", "allow", "disable"}),
     "sslrootcert": None,
@@ -122,6 +127,10 @@ class Target:
             raise ConfigurationError(
                 "invalid connection string of the target: there is an @ in the host name", hint="write an @ in user or password as %40"
             )
+        parameters = secured(parameters, stored=isinstance(conninfo, StoredConninfo), environment=os.environ)
+        if pq.version() < _REQUIRES_AUTHENTICATION:
+            parameters.pop("require_auth", None)
+        self._secured = make_conninfo(**{name: str(value) for name, value in parameters.items() if value is not None})
         if str(parameters.get("replication", "off")).lower() not in {"off", "false", "no", "0"}:
             raise ConfigurationError(
                 "invalid connection string of the target: it asks for a replication connection", hint="omit replication="
@@ -138,7 +147,7 @@ class Target:
         try:
             with awaiting(None):
                 connection = await psycopg.AsyncConnection.connect(
-                    self.conninfo,
+                    self._secured,
                     autocommit=True,
                     prepare_threshold=None,
                     fallback_application_name=application_name,
@@ -202,7 +211,7 @@ class Target:
         arguments = asyncpg_arguments(parameters, application_name)
         with translated():
             try:
-                reader: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(**arguments)
+                reader = await connect_asyncpg(arguments, parameters.get("require_auth", ""))
             except OSError as error:
                 if error.filename is None:
                     raise
@@ -228,6 +237,8 @@ def _refusal(text: str) -> TargetError:
         return TargetUnavailable(message, sqlstate=CANNOT_CONNECT_NOW, hint="wait until it accepts connections")
     if _TOO_MANY.search(text):
         return TargetUnavailable(message, hint="end other sessions, or increase max_connections")
+    if "authentication method requirement" in text:
+        return TargetError(message, hint=REQUIRE_AUTH_HINT)
     if _PERMANENT.search(text):
         hint = "check user, password and database in the target's connection string, and the server's pg_hba.conf"
         return TargetError(f"could not connect to the target: {text}", hint=hint)

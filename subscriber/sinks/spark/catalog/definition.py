@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from subscriber.config import STORED, SubscriptionOptions, parse_changes
+from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import parse_document, read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
@@ -53,7 +54,7 @@ def read_definition(storage: Storage) -> LakeDefinition | None:
 def _parsed(document: dict[str, Any]) -> LakeDefinition:
     return LakeDefinition(
         enabled=bool(document["enabled"]),
-        conninfo=document["conninfo"],
+        conninfo=None if document["conninfo"] is None else StoredConninfo(document["conninfo"]),
         made=bool(document["made"]),
         pending_refresh=document["pending_refresh"],
         skip_lsn=Lsn.parse(document["skip_lsn"]),
