@@ -31,6 +31,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
+from subscriber.catalog.schema_trust import DISTRUSTED, TRUST_HINT
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
@@ -118,7 +119,12 @@ class Fence:
 
     async def _session(self) -> Session:
         session = await Session.connect(self._conninfo, application_name=session_name(self._name, "cutover"))
-        await session.execute("SET default_transaction_read_only = off")
+        try:
+            await session.execute("SET default_transaction_read_only = off")
+            await self._require_trust(session)
+        except BaseException:
+            await session.close()
+            raise
         return session
 
     async def is_closed(self) -> bool:
@@ -153,6 +159,11 @@ class Fence:
     @staticmethod
     async def _exists(session: Session) -> bool:
         return await session.execute("SELECT pg_catalog.to_regclass('subscriber.fence')") != [(None,)]
+
+    async def _require_trust(self, session: Session) -> None:
+        for what, owner in await session.execute(DISTRUSTED):
+            if owner not in self._roles:
+                raise ConfigurationError(f'{what} of {self._place} belongs to role "{owner}", which is not trusted', hint=TRUST_HINT)
 
     @classmethod
     async def _row(cls, session: Session) -> _Closed | None:
@@ -267,12 +278,14 @@ class Fence:
         roles = ", ".join(map(quote_identifier, self._roles))
         values = ", ".join(map(quote_literal, (self._owner, kind, before)))
         await session.execute(
-            "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"  # noqa: S608
+            "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"
             f" GRANT USAGE, CREATE ON SCHEMA subscriber TO {roles};"
             " CREATE TABLE IF NOT EXISTS subscriber.fence"
-            ' (owner text PRIMARY KEY, kind text NOT NULL, before text NOT NULL, "left" bool NOT NULL);'
-            f" INSERT INTO subscriber.fence VALUES ({values}, false); {'; '.join([*commands, 'COMMIT'])}"
+            ' (owner text PRIMARY KEY, kind text NOT NULL, before text NOT NULL, "left" bool NOT NULL)'
         )
+        # another role may have made them just now
+        await self._require_trust(session)
+        await session.execute(f"INSERT INTO subscriber.fence VALUES ({values}, false); {'; '.join([*commands, 'COMMIT'])}")  # noqa: S608
 
     async def open(self, *, undo: bool = False) -> bool:
         """Let writers in again. Durable on return. Does nothing if the database is open.

@@ -41,6 +41,7 @@ from typing import Any, Final
 
 import asyncpg
 
+from subscriber.catalog.schema_trust import DISTRUSTED, READABLE, TRUST_HINT
 from subscriber.catalog.store import CATALOG_KEY
 from subscriber.config import STORED, Option
 from subscriber.errors import RelationError, TargetError
@@ -242,6 +243,7 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
         TargetError: a missing privilege, a read-only server, or a catalog of a later version of this program.
     """
     run = asyncpg_run(connection)
+    await _require_trust(run)
     if await catalog_version(run) == VERSION:
         return
     with translated():
@@ -252,11 +254,18 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
                 if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'subscriber')"):
                     await connection.execute("CREATE SCHEMA subscriber")
                 await connection.execute("CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
+                # another role may have made the schema just now
+                await _require_trust(run)
                 await connection.execute("INSERT INTO subscriber.version VALUES (0)")
                 version = 0
             for step in range(version + 1, VERSION + 1):
                 await _take_step(connection, catalog_step(step))
             await connection.execute("UPDATE subscriber.version SET version = $1", VERSION)
+
+
+async def _require_trust(run: Run) -> None:
+    for what, owner in await run(DISTRUSTED):
+        raise TargetError(f'{what} of the target belongs to role "{owner}", which is not trusted', hint=TRUST_HINT, sqlstate="42501")
 
 
 def catalog_step(version: int, options: Iterable[Option] = tuple(STORED.values())) -> str:
@@ -294,6 +303,8 @@ async def catalog_version(run: Run) -> int | None:
     ((found,),) = await run(_FOUND)
     if not found:
         return None
+    for (what,) in await run(READABLE):
+        raise TargetError(f"{what} of the target is not the table that this program makes", hint=TRUST_HINT, sqlstate="42501")
     version: int | None
     ((version,),) = await run("SELECT max(version) FROM subscriber.version")
     if version is None:

@@ -1,0 +1,77 @@
+"""The schema ``subscriber`` that another role has made: nothing of it runs with the rights of this program."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from subscriber import ConfigurationError, TargetError
+from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog, observe
+from subscriber.walreceiver.fences.fence import Fence
+from tests.support.database import Database
+from tests.support.roles import role
+
+EVIL = """
+CREATE SCHEMA subscriber;
+CREATE FUNCTION subscriber.evil() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN EXECUTE pg_catalog.format('ALTER ROLE %I SUPERUSER', TG_ARGV[0]); RETURN NEW; END $$;
+CREATE TABLE subscriber.{table};
+CREATE TRIGGER t BEFORE INSERT OR UPDATE ON subscriber.{name} FOR EACH ROW EXECUTE FUNCTION subscriber.evil({role});
+GRANT ALL ON SCHEMA subscriber TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA subscriber TO PUBLIC;
+"""
+FENCE = 'fence (owner text PRIMARY KEY, kind text, before text, "left" bool)'
+VERSION = "version (version integer PRIMARY KEY)"
+
+
+@contextlib.contextmanager
+def evil_schema(database: Database, table: str) -> Iterator[str]:
+    """A schema of a role that may only create schemas. It gives the role."""
+    with role(database) as evil:
+        database.execute(f"GRANT CREATE ON DATABASE {database.name} TO {evil.name}")
+        try:
+            with psycopg.connect(evil.conninfo, autocommit=True) as session:
+                session.execute(EVIL.format(table=table, name=table.split(maxsplit=1)[0], role=evil.name).encode())
+            yield evil.name
+            assert not database.value(f"SELECT rolsuper FROM pg_roles WHERE rolname = '{evil.name}'")
+        finally:
+            database.execute(f"DROP OWNED BY {evil.name} CASCADE")
+
+
+async def test_catalog_of_another_role(target_db: Database) -> None:
+    with evil_schema(target_db, VERSION) as evil, pytest.raises(TargetError, match=f'"subscriber" of the target belongs to role "{evil}"'):
+        await PostgresCatalog.open(target_db.dsn, "test")
+    await (await PostgresCatalog.open(target_db.dsn, "test")).close()
+
+
+async def test_fence_of_another_role(publisher18_db: Database) -> None:
+    user = publisher18_db.value("SELECT current_user")
+    fence = Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[])
+    with evil_schema(publisher18_db, FENCE) as evil:
+        for use in (lambda: fence.close("read-only"), fence.is_closed, fence.open):
+            with pytest.raises(ConfigurationError, match=f'of the old database belongs to role "{evil}", which is not trusted'):
+                await use()
+    await fence.close("read-only")
+    publisher18_db.reconnect()
+    await fence.open()
+    publisher18_db.reconnect()
+
+
+async def test_view_in_place_of_a_table(target_db: Database) -> None:
+    await (await PostgresCatalog.open(target_db.dsn, "test")).close()
+    target_db.execute("ALTER TABLE subscriber.worker RENAME TO moved; CREATE VIEW subscriber.worker AS TABLE subscriber.moved")
+    with pytest.raises(TargetError, match=r'relation "subscriber\.worker" of the target is not the table'):
+        await observe(target_db.dsn)
+
+
+async def test_roles_that_are_trusted(target_db: Database) -> None:
+    """The database's owner and this session's own groups, for a role without more rights; a superuser trusts no other role."""
+    with role(target_db) as ours, role(target_db) as group:
+        target_db.execute(f"GRANT {group.name} TO {ours.name}; GRANT CREATE ON DATABASE {target_db.name} TO {group.name}")
+        target_db.execute(f"CREATE SCHEMA subscriber AUTHORIZATION {group.name}")
+        await (await PostgresCatalog.open(ours.conninfo, "test")).close()
+        with pytest.raises(TargetError, match="is not trusted"):
+            await PostgresCatalog.open(target_db.dsn, "test")
+        target_db.execute(f"DROP OWNED BY {group.name}, {ours.name} CASCADE")
