@@ -35,7 +35,7 @@ from subscriber.config import parse_bytes, parse_seconds
 from subscriber.config.reading import WHOLE, choice
 from subscriber.errors import ConfigurationError
 
-__all__ = ["DEFAULT_FRESHNESS", "HistoryKind", "Location", "escape_glob", "table_directory"]
+__all__ = ["DEFAULT_FRESHNESS", "HistoryKind", "Location", "escape_glob", "inside", "table_directory"]
 
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "spark"]
@@ -271,6 +271,17 @@ def table_directory(root: str, name: TableName, table_id: int) -> str:
         return f"{root}/{name.namespace}/{name.name}"
     schema, table = (re.sub(r"[^a-z0-9_-]", "_", part.lower())[:60].lstrip("_-") or "x" for part in (name.namespace, name.name))
     return f"{root}/{schema if _PLAIN.fullmatch(schema) else schema + '_'}/{table}-{table_id}"
+
+
+def inside(path: str) -> str:
+    """The path, if it is relative to the lake and stays there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if path.startswith("/") or "\0" in path or ":" in path.partition("/")[0] or ".." in path.split("/"):
+        raise ValueError("not a path inside of the lake")
+    return path
 
 
 def escape_glob(path: str) -> str:

@@ -24,8 +24,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.files.errors import os_errors
-from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.errors import DamagedFile, os_errors
+from subscriber.sinks.spark.files.location import Location, inside
 
 __all__ = ["TEMPORARY", "FileState", "PendingFile", "Storage", "StoredFile"]
 
@@ -120,7 +120,7 @@ class Storage:
 
     def create(self, name: str) -> PendingFile:
         """Begin a file."""
-        with os_errors(self.what(name)):
+        with self.reading(name):
             return PendingFile(self, name)
 
     def write(self, name: str, content: bytes, *, durable: bool = True, private: bool = False) -> None:
@@ -135,7 +135,7 @@ class Storage:
         Raises:
             TargetError: it cannot be written. The previous file, if any, still exists.
         """
-        with os_errors(self.what(name)):
+        with self.reading(name):
             if self.root is None:
                 with self.filesystem.open_output_stream(name) as stream:
                     stream.write(content)
@@ -161,7 +161,7 @@ class Storage:
         assert self.root is not None
         path = self.root / name
         written = path.with_name(f"{TEMPORARY}{uuid4().hex}-{path.name}")
-        with os_errors(self.what(name)):
+        with self.reading(name):
             try:
                 written.write_bytes(content)
                 _fsync(written)
@@ -179,7 +179,7 @@ class Storage:
         if self.root is None:
             return
         for name in names:
-            with os_errors(self.what(name)):
+            with self.reading(name):
                 try:
                     _fsync(self.root / name)
                 except FileNotFoundError:
@@ -188,7 +188,7 @@ class Storage:
 
     def read(self, name: str) -> bytes | None:
         """Read a small file. None if it does not exist."""
-        with os_errors(self.what(name)):
+        with self.reading(name):
             try:
                 if self.root is None:
                     return self._read_object(name)
@@ -221,20 +221,20 @@ class Storage:
 
     def files(self, directory: str) -> list[StoredFile]:
         """Files in a directory, by name. Empty if it does not exist. Subdirectories are left out."""
-        with os_errors(self.what(directory)):
+        with self.reading(directory):
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         files = [StoredFile(info.base_name, info.size or 0, (info.mtime_ns or 0) / 1e9) for info in found if info.type is fs.FileType.File]
         return sorted(files, key=lambda file: file.name)
 
     def state(self, name: str) -> FileState | None:
         """The size and the modification time of a file. They differ after it was replaced. None if it does not exist."""
-        with os_errors(self.what(name)):
+        with self.reading(name):
             info = self.filesystem.get_file_info(name)
         return None if info.type is fs.FileType.NotFound else (info.size, info.mtime_ns)
 
     def entries(self, directory: str) -> list[str]:
         """Names of everything in a directory. Empty if it does not exist."""
-        with os_errors(self.what(directory)):
+        with self.reading(directory):
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         return sorted(info.base_name for info in found)
 
@@ -243,7 +243,7 @@ class Storage:
         if self.root is None:
             return
         path = self.root / directory
-        with os_errors(self.what(directory)):
+        with self.reading(directory):
             missing = [parent for parent in (path, *path.parents) if not parent.exists()]
             path.mkdir(parents=True, exist_ok=True)
             for made in missing:
@@ -251,20 +251,36 @@ class Storage:
 
     def remove_directory(self, directory: str) -> None:
         """Remove a directory and its content. No error if it does not exist."""
-        with os_errors(self.what(directory)), contextlib.suppress(FileNotFoundError):
+        with self.reading(directory), contextlib.suppress(FileNotFoundError):
             self.filesystem.delete_dir(directory)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files. No error if they do not exist."""
         for name in names:
-            with os_errors(self.what(name)), contextlib.suppress(FileNotFoundError):
+            with self.reading(name), contextlib.suppress(FileNotFoundError):
                 self.filesystem.delete_file(name)
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[None]:
-        """Translate errors of a block that reads a file through :attr:`filesystem`."""
+        """Translate errors of a block that uses a file, here or through :attr:`filesystem`.
+
+        Raises:
+            DamagedFile: see :meth:`require_inside`.
+        """
+        self.require_inside(name)
         with os_errors(self.what(name)):
             yield
+
+    def require_inside(self, name: str) -> None:
+        """Check that a name does not lead out of the lake.
+
+        Raises:
+            DamagedFile: it does. It is from a file that another program has written.
+        """
+        try:
+            inside(name)
+        except ValueError:
+            raise DamagedFile(f"a file of lake {self.place}", name, "names a path outside of the lake") from None
 
 
 def _fsync(path: Path) -> None:

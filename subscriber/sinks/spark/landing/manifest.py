@@ -17,6 +17,7 @@ from subscriber.errors import DataLossError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import parse_document
 from subscriber.sinks.spark.files.errors import DamagedFile
+from subscriber.sinks.spark.files.location import inside
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -69,7 +70,7 @@ class LandedFile:
         schema = known.get(text)
         if schema is None:
             schema = known[text] = TableSchema.from_json(data["schema"])
-        return cls(table_id=data["id"], path=data["path"], rows=data["rows"], size=data["size"], schema=schema)
+        return cls(table_id=data["id"], path=inside(data["path"]), rows=data["rows"], size=data["size"], schema=schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from subscriber.sinks.spark.files.location import inside
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["Bound", "DataFile", "file_from_json", "file_statistics", "file_to_json", "write_data_file"]
@@ -51,7 +52,7 @@ def file_from_json(data: Mapping[str, Any]) -> DataFile:
     Raises:
         KeyError, TypeError: the data is not valid.
     """
-    return DataFile(path=data["path"], size=data["size"], rows=data["rows"], stats=data["stats"])
+    return DataFile(path=inside(data["path"]), size=data["size"], rows=data["rows"], stats=data["stats"])
 
 
 def write_data_file(

@@ -35,6 +35,8 @@ class DeltaReader:
     """
 
     def __init__(self, storage: Storage, directory: str) -> None:
+        # it may be from a snapshot's file
+        storage.require_inside(directory)
         self._storage = storage
         self.directory = directory
         self._table: DeltaTable | None = None
