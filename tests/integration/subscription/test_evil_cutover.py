@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -19,9 +20,12 @@ from tests.support.database import Database
 
 async def test_evil_rows_run_no_command_and_print_no_sql(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
+    reached = itertools.count()
 
     def evil(step: str, details: object) -> None:
-        target_db.execute(f"UPDATE subscriber.cutover SET details = {quote_literal(json.dumps(details))} WHERE step = '{step}'")
+        text = quote_literal(json.dumps(details))
+        target_db.execute("SET default_transaction_read_only = off")
+        target_db.execute(f"UPDATE subscriber.cutover SET details = {text} WHERE step = '{step}'")
 
     def plan(**options: object) -> None:
         ((found,),) = target_db.fetch("SELECT details FROM subscriber.cutover WHERE step = 'plan'")
@@ -29,8 +33,8 @@ async def test_evil_rows_run_no_command_and_print_no_sql(publisher18_db: Databas
         evil("plan", {**known, "options": {**known["options"], **options}})
 
     def kill(point: str) -> None:
-        steps = target_db.fetch("SELECT step FROM subscriber.cutover WHERE step = 'drain'")
-        if point == "cutover.step" and steps:
+        # at the beginning of "drain", the third step
+        if point == "cutover.step" and next(reached) >= 7:
             raise Killed
 
     async with moving(publisher18_db, target_db) as name:
@@ -48,7 +52,9 @@ async def test_evil_rows_run_no_command_and_print_no_sql(publisher18_db: Databas
         plan(switch=f"touch {ran}")
         with pytest.raises(SubscriberError, match="has a switch command, which is not stored"):
             await cutover(name, target=target_db.dsn)
-        await cutover(name, target=target_db.dsn, options=CutoverOptions(switch=""))
+        with pytest.raises(SubscriberError, match="an earlier attempt was interrupted, and is undone now"):
+            await cutover(name, target=target_db.dsn, options=CutoverOptions(switch=""))
+        await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none"))
         again(publisher18_db, target_db)
         plan(switch=f"touch {ran}")
         with pytest.raises(SubscriberError, match="had a switch command, which is not stored"):
@@ -56,7 +62,8 @@ async def test_evil_rows_run_no_command_and_print_no_sql(publisher18_db: Databas
         # what opened the old database was SQL of this row, printed for people to run
         ((oid,),) = target_db.fetch(f"SELECT oid FROM subscriber.pg_subscription WHERE subname = '{name}'")
         evil_sql = {"opens": "DROP DATABASE app", "closed": ["read-only", json.dumps("off'; DROP DATABASE app; --")]}
-        target_db.execute(f"INSERT INTO subscriber.cutover VALUES ({oid}, 'complete', now(), NULL, {quote_literal(json.dumps(evil_sql))})")
+        text = quote_literal(json.dumps(evil_sql))
+        target_db.execute(f"INSERT INTO subscriber.cutover VALUES ({oid}, 'complete', now(), NULL, {text})")
     opens = await complete_cutover(name, target=target_db.dsn)
     assert opens is not None
     assert "SET default_transaction_read_only = 'off''; DROP DATABASE app; --'" in opens
