@@ -11,10 +11,12 @@ It asks the servers and not the process, because a process that lives proves lit
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _CONNECT_SECONDS = 3
 _CATALOG = "SELECT to_regclass('subscriber.pg_subscription_rel')"
@@ -35,8 +37,9 @@ def check(connection: str, target: str, name: str) -> None:
     """Return if the subscription replicates, else raise _Unhealthy.
 
     Args:
-        connection: conninfo or URL of the publisher; what it lacks comes from libpq's environment variables.
-        target: the same of the target.
+        connection: conninfo or URL of the publisher; what it lacks comes from libpq's environment variables, and its password from
+            SUBSCRIBER_PUBLISHER_PASSWORD.
+        target: the same of the target, with SUBSCRIBER_TARGET_PASSWORD.
         name: the subscription's.
     """
     if _row("target", target, _CATALOG) == (None,):
@@ -58,6 +61,10 @@ def check(connection: str, target: str, name: str) -> None:
 
 def _row(side: str, conninfo: str, query: str, *parameters: str) -> tuple[Any, ...] | None:
     try:
+        password = os.environ.get(f"SUBSCRIBER_{side.upper()}_PASSWORD")
+        if password and not {"password", "service"} & conninfo_to_dict(conninfo).keys():
+            # as in subscriber run, and no password of one side is offered to the other
+            conninfo = make_conninfo(conninfo, password=password)
         with psycopg.connect(conninfo, connect_timeout=_CONNECT_SECONDS, autocommit=True) as session:
             return session.execute(query, parameters).fetchone()
     except psycopg.Error as error:

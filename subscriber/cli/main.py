@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import subscriber
 from subscriber._implementation import implementation
 from subscriber.cli.collector import settle_collector
+from subscriber.cli.options import add_passwords
 from subscriber.cli.output import LogFormatter, complain, emit, finish, settle_streams
 from subscriber.errors import SubscriberError
 from subscriber.printable import printable
@@ -145,6 +147,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         args = _parser().parse_args(arguments)
         _log_to_stderr(args.verbose)
+        add_passwords(args, os.environ)
         if arguments is None:
             settle_collector()
         ended: int = asyncio.run(_execute(args))

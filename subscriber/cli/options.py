@@ -13,6 +13,7 @@ __all__ = [
     "add_name_argument",
     "add_name_option",
     "add_parameters_argument",
+    "add_passwords",
     "add_publisher_arguments",
     "add_scope_arguments",
     "add_settings_argument",
@@ -103,6 +104,24 @@ def add_target_argument(parser: argparse.ArgumentParser) -> None:
         help="URL of the target, for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname,"
         " spark:///directory; run also takes plugin:package.module:Class",
     )
+
+
+def add_passwords(args: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    """Add the passwords of SUBSCRIBER_PUBLISHER_PASSWORD and SUBSCRIBER_TARGET_PASSWORD to ``--connection`` and ``--target``.
+
+    Only to connection strings of this command: ``create`` and ``alter`` store ``--connection``, and a password with it only if they are
+    told to.
+    """
+    given = {"connection": environment.get("SUBSCRIBER_PUBLISHER_PASSWORD"), "target": environment.get("SUBSCRIBER_TARGET_PASSWORD")}
+    for name, password in given.items():
+        conninfo = getattr(args, name, None)
+        if not password or conninfo is None or (name == "connection" and getattr(args, "stores_connection", False)):
+            continue
+        from subscriber.subscription.targets import is_lake, is_plugin, uses_sqlalchemy  # noqa: PLC0415 -- not for all verbs
+        from subscriber.walreceiver.session import with_password  # noqa: PLC0415
+
+        if name == "connection" or not (is_lake(conninfo) or is_plugin(conninfo) or uses_sqlalchemy(conninfo)):
+            setattr(args, name, with_password(conninfo, password))
 
 
 def add_name_argument(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ from subscriber.protocol.session_name import session_name
 from subscriber.waits import awaiting
 from subscriber.walreceiver.errors import connect_error, connection_lost, conninfo_error, result_error
 
-__all__ = ["SETUP", "Row", "Session", "check_conninfo"]
+__all__ = ["SETUP", "Row", "Session", "check_conninfo", "with_password"]
 
 Row = tuple[str | None, ...]
 
@@ -248,6 +248,16 @@ class Session:
         await self._connection.close()
 
 
+def with_password(conninfo: str, password: str) -> str:
+    """The connection string with a password, unless it has one, or takes everything from a service.
+
+    Raises:
+        ConfigurationError: it cannot be parsed.
+    """
+    params = _parsed(conninfo)
+    return conninfo if params.get("password") or params.get("service") else make_conninfo(conninfo, password=password)
+
+
 def check_conninfo(conninfo: str) -> None:
     """Check that libpq can parse the connection string. Does not connect.
 
@@ -257,13 +267,17 @@ def check_conninfo(conninfo: str) -> None:
     _parameters(conninfo, "", replication=True)
 
 
-def _parameters(conninfo: str, application_name: str, *, replication: bool) -> dict[str, Any]:
+def _parsed(conninfo: str) -> dict[str, Any]:
     try:
-        params: dict[str, Any] = conninfo_to_dict(conninfo)
+        return conninfo_to_dict(conninfo)
     except psycopg.Error as error:
         raise conninfo_error(error, conninfo) from None  # its text may hold a password
     except UnicodeError:
         raise ConfigurationError("invalid connection string: it is not UTF-8", hint="encode it as UTF-8") from None
+
+
+def _parameters(conninfo: str, application_name: str, *, replication: bool) -> dict[str, Any]:
+    params = _parsed(conninfo)
     if "@" in str(params.get("host", "")):
         raise ConfigurationError("invalid connection string: there is an @ in the host name", hint="write an @ in user or password as %40")
     try:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from tests.docker.engine import docker, wait_until
-from tests.docker.stack import PASSWORD, Container, Stack
+from tests.docker.stack import PASSWORD, TARGET_PASSWORD, Container, Stack
 
 PUBLICATION: Final = "small"
 VOLUME: Final = "/var/lib/subscriber"
@@ -41,7 +41,10 @@ class Replica:
 
     @property
     def _environment(self) -> list[str]:
-        return ["--env", f"PGPASSWORD={self.password}"] if self.password is not None else []
+        if self.password is None:
+            return []
+        target = TARGET_PASSWORD if self.password == PASSWORD else self.password
+        return ["--env", f"SUBSCRIBER_PUBLISHER_PASSWORD={self.password}", "--env", f"SUBSCRIBER_TARGET_PASSWORD={target}"]
 
     @property
     def _asked(self) -> list[str]:

@@ -18,6 +18,7 @@ from tests.docker.engine import LABEL, PROJECT, ROOT, compose_command, docker, i
 from tests.docker.images import VERSIONS
 
 PASSWORD: Final = "pass word'$x"  # the init scripts must quote it
+TARGET_PASSWORD: Final = f"{PASSWORD} of the target"
 FILE: Final = ROOT / "docker" / "compose.yaml"
 ROWS: Final = 2_000
 
@@ -114,7 +115,7 @@ class Stack:
     def compose(self, *words: str) -> str:
         """Run Docker Compose on the project."""
         ports = {f"{service.upper()}_PORT": str(port) for service, port in self._ports.items()}
-        passwords = {"POSTGRES_PASSWORD": PASSWORD, "SUBSCRIBER_PASSWORD": PASSWORD}
+        passwords = {"POSTGRES_PASSWORD": PASSWORD, "PUBLISHER_PASSWORD": PASSWORD, "TARGET_PASSWORD": TARGET_PASSWORD}
         env = os.environ | ports | passwords | {"SUBSCRIBER_IMAGE": self.image}
         return run(*self._words, "--project-name", PROJECT, "--file", FILE, *words, timeout=600, env=env)
 

@@ -35,8 +35,9 @@ def test_bill_of_materials_has_the_pinned_packages_only(image: str) -> None:
 
 def test_manifest_is_valid_for_kubernetes() -> None:
     """Against the schemas that the package has, with unknown names rejected."""
-    (manifest,) = yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text())
-    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    manifest, policy = yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text())
+    for each in (manifest, policy):
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
     manifest["spec"]["replica"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--reset-stats", action="store_true", help="reset its statistics; the worker keeps running")
     add_parameters_argument(parser, ALTERABLE, "a parameter; with --refresh: copy_data; with publications: refresh, copy_data")
     add_settings_argument(parser, flags=True)
-    parser.set_defaults(execute=_execute)
+    parser.set_defaults(stores_connection=True, execute=_execute)
 
 
 def _lsn_or_none(text: str) -> Lsn | str:

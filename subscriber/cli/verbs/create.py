@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_name_argument(parser)
     add_definition_arguments(parser)
-    parser.set_defaults(execute=_execute)
+    parser.set_defaults(execute=_execute, stores_connection=True)
 
 
 async def _execute(args: argparse.Namespace) -> int:

@@ -494,7 +494,9 @@ def test_unit_of_systemd(block: Block) -> None:
 
 @pytest.mark.parametrize("block", [block for block in blocks() if block.language == "yaml"], ids=str)
 def test_manifest_of_kubernetes(block: Block) -> None:
-    pod = yaml.safe_load(block.text)["spec"]["template"]["spec"]
+    deployment, policy = yaml.safe_load_all(block.text)
+    pod = deployment["spec"]["template"]["spec"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     (container,) = pod["containers"]
     _parser().parse_args(container["args"])
     program, file, *arguments = container["readinessProbe"]["exec"]["command"]

@@ -26,6 +26,7 @@ from subscriber.testing.server import EmbeddedServer
 
 DOCKER = Path(__file__).parents[3] / "docker"
 PASSWORD = "pass word'$x"  # the init scripts must quote it
+TARGET_PASSWORD = "of the target"
 WAIT_SECONDS = 60.0
 
 
@@ -39,7 +40,7 @@ def _settings(text: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in {"listen_addresses", "hba_file"}}
 
 
-def _run_init_script(server: EmbeddedServer, script: Path, dbname: str) -> None:
+def _run_init_script(server: EmbeddedServer, script: Path, dbname: str, password: str) -> None:
     """As the image's entry point does: over the socket, stopping at the first error."""
     psql = reachable_binaries(18, server_user()) / "psql"
     subprocess.run(
@@ -49,7 +50,7 @@ def _run_init_script(server: EmbeddedServer, script: Path, dbname: str) -> None:
             "PGHOST": str(server.socket_directory),
             "PGPORT": str(server.port),
             "PGUSER": server.user,
-            "SUBSCRIBER_PASSWORD": PASSWORD,
+            "SUBSCRIBER_PASSWORD": password,
         },
         check=True,
         timeout=60,
@@ -63,7 +64,7 @@ def publisher(publisher_version: int) -> Iterator[EmbeddedServer]:
         (server.data_directory / "pg_hba.conf").write_text((DOCKER / "publisher" / "pg_hba.conf").read_text())
         server.restart()
         server.createdb("app")
-        _run_init_script(server, DOCKER / "publisher" / "init.sql", "app")
+        _run_init_script(server, DOCKER / "publisher" / "init.sql", "app", PASSWORD)
         yield server
 
 
@@ -73,7 +74,7 @@ def target() -> Iterator[EmbeddedServer]:
     _, *options = _compose()["services"]["target"]["command"]
     settings = dict(word.split("=", 1) for word in options if word != "-c")
     with EmbeddedServer.create(18, settings=settings) as server:
-        _run_init_script(server, DOCKER / "target" / "init.sql", "postgres")
+        _run_init_script(server, DOCKER / "target" / "init.sql", "postgres", TARGET_PASSWORD)
         yield server
 
 
@@ -108,7 +109,8 @@ class Container:
     @property
     def _environment(self) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        return {**environment, "PGPASSWORD": PASSWORD, "TMPDIR": str(self.directory)}
+        passwords = {"SUBSCRIBER_PUBLISHER_PASSWORD": PASSWORD, "SUBSCRIBER_TARGET_PASSWORD": TARGET_PASSWORD}
+        return {**environment, **passwords, "TMPDIR": str(self.directory)}
 
     def start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "subscriber", *self._translated(self._service["command"])], env=self._environment)
