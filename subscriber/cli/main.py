@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import subscriber
 from subscriber._implementation import implementation
 from subscriber.cli.collector import settle_collector
-from subscriber.cli.options import add_passwords
 from subscriber.cli.output import LogFormatter, complain, emit, finish, settle_streams
 from subscriber.errors import SubscriberError
 from subscriber.printable import printable
@@ -123,6 +122,9 @@ class _VerbParser(_Parser):
         return self.parse_known_intermixed_args(args, namespace)
 
 
+_PASSWORDS: Final = {"SUBSCRIBER_PUBLISHER_PASSWORD", "SUBSCRIBER_TARGET_PASSWORD"}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the entry point of ``subscriber``.
 
@@ -147,7 +149,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         args = _parser().parse_args(arguments)
         _log_to_stderr(args.verbose)
-        add_passwords(args, os.environ)
+        if _PASSWORDS & os.environ.keys():
+            from subscriber.cli.options import add_passwords  # noqa: PLC0415 -- a wrong usage ends before
+
+            add_passwords(args, os.environ)
         if arguments is None:
             settle_collector()
         ended: int = asyncio.run(_execute(args))

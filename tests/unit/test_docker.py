@@ -47,7 +47,7 @@ def test_passwords_come_from_the_environment_with_defaults_that_say_what_they_ar
         secrets = {name: value for name, value in service["environment"].items() if name.endswith("PASSWORD")}
         assert secrets
         for value in secrets.values():
-            assert re.fullmatch(r"\$\{[A-Z_]+:-development-only\}", value)
+            assert re.fullmatch(r"\$\{[A-Z_]+:-development-only(-\w+)?\}", value)
         for word in (*service["command"], *service["healthcheck"]["test"]):
             assert "password" not in word.lower()
             assert not re.search(r"//[^/@]*:[^/@]*@", word)

@@ -116,3 +116,10 @@ def test_code_is_in_fences_with_a_language(page: Path) -> None:
             fenced = not fenced
             assert re.fullmatch("```(python|sh|sql|text|mermaid|yaml|ini)" if fenced else "```", line), f"{page.name}:{number}"
         assert fenced or before or not line.startswith("    "), f"{page.name}:{number} is an indented block"
+
+
+def test_attacks_of_the_security_page_are_tests() -> None:
+    text = (ROOT / "docs" / "explanation" / "security.md").read_text()
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", text))
+    assert len(named) > 4
+    assert [name for name in named if not (ROOT / name).is_file()] == []
