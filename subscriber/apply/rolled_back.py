@@ -10,7 +10,8 @@ without streaming, because then the publisher leaves them out itself. The same a
 already has, and logical messages, which do not tell which subtransaction they belong to.
 
 A subtransaction that is left out here was rolled back before other changes of the transaction. So only its own records are removed, not
-everything after its first one as at a STREAM ABORT. Its Relation and Type records stay, because the publisher does not send them again.
+everything after its first one as at a STREAM ABORT. What it described stays if a later change needs it, because without an abort the
+publisher does not describe it again; unless the subtransaction altered the table, and then the later description counts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from typing import Final
 
 from subscriber import crash_points
 from subscriber.abc import ReplicationStream, Spool
@@ -29,8 +29,6 @@ from subscriber.transaction.model import StreamedPart, Transaction
 __all__ = ["leave_out_rolled_back", "remove_changes"]
 
 _log = logging.getLogger(__name__)
-
-_DESCRIPTIONS: Final = frozenset((int(Tag.RELATION), int(Tag.TYPE)))
 
 
 async def leave_out_rolled_back(transaction: Transaction, stream: ReplicationStream, spool: Spool, turn: asyncio.Lock) -> None:
@@ -53,10 +51,11 @@ async def leave_out_rolled_back(transaction: Transaction, stream: ReplicationStr
         return
     if isinstance(transaction, StreamedPart):
         raise _undecided(transaction, "changes of a rolled back subtransaction were given on already")
+    removal = _Removal(transaction, aborted)
     if transaction.spilled:
         async with turn:
-            await _rewrite(transaction, aborted, spool)
-    remove_changes(transaction, aborted)
+            await removal.rewrite(spool)
+    removal.finish()
     crash_points.reached("spool.rolled_back")
     _log.warning(
         "transaction %d: the publisher rolled back %d of its subtransactions without telling; their changes (%d) are left out",
@@ -67,38 +66,64 @@ async def leave_out_rolled_back(transaction: Transaction, stream: ReplicationStr
 
 
 def remove_changes(transaction: Transaction, subxids: Collection[int]) -> None:
-    """Remove the changes of subtransactions that are in memory.
+    """Remove the changes of subtransactions from a transaction that is in memory.
 
     Raises:
         UndecidedTransaction: they are not all known.
     """
-    transaction.records = _kept(transaction, subxids, transaction.records)
+    _Removal(transaction, subxids).finish()
 
 
-async def _rewrite(transaction: Transaction, subxids: Collection[int], spool: Spool) -> None:
-    """Write the remaining records under the same number: the reader has its own file."""
-    spilled = spool.reader(transaction.spool_id)
-    transaction.spilled = transaction.largest = 0
-    async for records in spilled.chunks():
-        if kept := _kept(transaction, subxids, records):
-            transaction.largest = max(transaction.largest, *map(len, kept))
-            transaction.spilled += len(kept)
-            await spool.append(transaction.spool_id, kept)
-    await spilled.discard()
+class _Removal:
+    """One transaction, record by record."""
 
+    def __init__(self, transaction: Transaction, subxids: Collection[int]) -> None:
+        self._transaction = transaction
+        self._removed = frozenset(xid.to_bytes(4) for xid in subxids)
+        # descriptions of relations that were removed, and that what follows may need
+        self._described: dict[bytes, bytes] = {}
 
-def _kept(transaction: Transaction, subxids: Collection[int], records: Sequence[bytes]) -> list[bytes]:
-    removed = {xid.to_bytes(4) for xid in subxids}
-    kept = []
-    for record in records:
-        if record[0] == Tag.MESSAGE:
-            raise _undecided(transaction, "a logical message may be of a subtransaction that was rolled back")
-        if record[1:5] in removed and record[0] not in _DESCRIPTIONS:
-            transaction.left_out += 1
-            transaction.size -= len(record)
-        else:
+    async def rewrite(self, spool: Spool) -> None:
+        """Write the remaining spilled records under the same number: the reader has its own file."""
+        transaction = self._transaction
+        spilled = spool.reader(transaction.spool_id)
+        transaction.spilled = transaction.largest = 0
+        async for records in spilled.chunks():
+            if kept := self._kept(records):
+                transaction.largest = max(transaction.largest, *map(len, kept))
+                transaction.spilled += len(kept)
+                await spool.append(transaction.spool_id, kept)
+        await spilled.discard()
+
+    def finish(self) -> None:
+        """Remove what is in memory. Later transactions may need a description, so those that nothing replaced are kept."""
+        kept = self._kept(self._transaction.records)
+        self._transaction.records = [*kept, *self._restored(*self._described)]
+
+    def _kept(self, records: Sequence[bytes]) -> list[bytes]:
+        kept: list[bytes] = []
+        for record in records:
+            tag, relation = record[0], record[5:9]
+            if tag == Tag.MESSAGE:
+                raise _undecided(self._transaction, "a logical message may be of a subtransaction that was rolled back")
+            if record[1:5] in self._removed and tag != Tag.TYPE:
+                self._transaction.size -= len(record)
+                if tag == Tag.RELATION:
+                    self._described[relation] = record
+                else:
+                    self._transaction.left_out += 1
+                continue
+            if tag == Tag.RELATION:
+                self._described.pop(relation, None)
+            elif self._described:
+                kept += self._restored(*(self._described if tag == Tag.TRUNCATE else (relation,)))
             kept.append(record)
-    return kept
+        return kept
+
+    def _restored(self, *relations: bytes) -> list[bytes]:
+        found = [self._described.pop(each) for each in relations if each in self._described]
+        self._transaction.size += sum(map(len, found))
+        return found
 
 
 def _undecided(transaction: Transaction, why: str) -> UndecidedTransaction:

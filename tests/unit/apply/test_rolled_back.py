@@ -14,6 +14,7 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import (
     TEXT,
+    Column,
     Insert,
     LogicalMessage,
     Message,
@@ -130,6 +131,22 @@ def test_is_asked_only_about_subtransactions_that_have_changes_and_were_not_abor
         frames = [*block(described(9), row(9, "top"), first=True), *block(row(13, "aborted")), xlog(StreamAbort(9, 13))]
         stream, *_ = await received([*frames, *stream_commit(9)], UNDECIDED)
         assert stream.judged == []
+
+    run(work())
+
+
+def test_description_that_was_rolled_back_counts_only_until_the_next_one() -> None:
+    async def work() -> None:
+        altered = replace(described(10), columns=(*described(10).columns, Column("w", 23, -1, False)))
+        of_another = replace(relation(1), xid=10)
+        frames = [
+            *block(described(9), row(9, "first"), altered, row(10, "gone"), of_another, first=True),
+            *block(described(9), row(9, "last")),
+        ]
+        _, _, (found, _), _ = await received([*frames, *stream_commit(9)], {10})
+        messages = [decode(record, in_stream=True) for record in found.records]
+        assert messages == [described(9), row(9, "first"), described(9), row(9, "last"), of_another]
+        assert found.size == sum(map(len, found.records))
 
     run(work())
 
