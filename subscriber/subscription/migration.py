@@ -15,7 +15,8 @@ verify    ``verify``                                                      never:
 ========  ==============================================================  ===========================================
 
 The target's catalog has a row for each step that was done, with its time. The subscription runs in this process from ``copy`` on. An error
-that a user must correct ends the migration when nothing else can be done: after ``ready for the cutover``, it is retried as ``run`` does.
+that a user must correct ends the migration when nothing else can be done; after ``ready for the cutover``, it is retried as ``run`` does.
+An error that goes away, such as a server that restarts, is retried in each step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Final, TypeVar
 from subscriber.abc import TableState
 from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
 from subscriber.apply.progress import CopyProgress
-from subscriber.apply.retry import Policy, policy
+from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
@@ -161,37 +162,55 @@ class Migration:
         return "verify" if self._verification else "follow"
 
     async def _run(self, *, wait: bool) -> None:
-        async with self._timed("publish"), await Session.connect(self._connection, application_name=_APPLICATION) as session:
-            self._tell(await ensure_publication(session, self._publication))
-            for line in await not_replicated(session):
-                self._tell(line)
-        async with self._timed("schema"):
-            await self._copy_schema(Section.PRE_DATA)
-        async with self._timed("create"):
-            await self._create()
+        # both are reached once before anything is retried: an address may be wrong
+        await self._observed()
+        await self._publisher_lsn()
+        await self._step("publish", self._publish)
+        await self._step("schema", lambda: self._copy_schema(Section.PRE_DATA))
+        await self._step("create", self._create)
         async with self._running() as running:
-            async with self._timed("copy"):
-                await self._until(running, _is_copied)
-            async with self._timed("indexes"):
-                await self._copy_schema(Section.POST_DATA)
-            async with self._timed("follow"):
-                lsn = await self._publisher_lsn()
-                await self._until(running, lambda found: found.worker is not None and (found.worker.flushed or Lsn(0)) >= lsn)
+            await self._step("copy", lambda: self._until(running, _is_copied))
+            await self._step("indexes", lambda: self._copy_schema(Section.POST_DATA))
+            await self._step("follow", lambda: self._follow(running))
             if self._verification:
-                async with self._timed("verify"):
-                    await self._verify()
+                await self._step("verify", self._verify)
             self._tell(f"ready for the cutover: subscriber cutover {self._name} --target URL")
             if wait:
-                await self._until(running, lambda found: False, dropped=True)
+                await self._retried("run", lambda: self._until(running, lambda found: False, dropped=True))
 
-    @contextlib.asynccontextmanager
-    async def _timed(self, name: str) -> AsyncIterator[None]:
+    async def _step(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         began, clock = time.time(), time.monotonic()
-        yield
+        await self._retried(name, work)
         self._steps.append(_Step(name, began, began + time.monotonic() - clock))
         self._tell(f"{name}: {time.monotonic() - clock:.1f} s")
         if name not in {"publish", "schema"}:
-            await self._record()
+            await self._retried(name, self._record)
+
+    async def _retried(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeat the work of a step, which finds out what is done already, while it fails for a reason that goes away."""
+        backoff, told = Backoff(self._settings), ""
+        while True:
+            try:
+                await work()
+            except SubscriberError as error:
+                if not _goes_away(error):
+                    raise
+                if (line := f"{name}: {error.one_line()}; it is retried") != told:
+                    told = line
+                    self._tell(line)
+                await asyncio.sleep(backoff.pause(policy(error)))
+            else:
+                return
+
+    async def _publish(self) -> None:
+        async with await Session.connect(self._connection, application_name=_APPLICATION) as session:
+            self._tell(await ensure_publication(session, self._publication))
+            for line in await not_replicated(session):
+                self._tell(line)
+
+    async def _follow(self, running: _Running) -> None:
+        lsn = await self._publisher_lsn()
+        await self._until(running, lambda found: found.worker is not None and (found.worker.flushed or Lsn(0)) >= lsn)
 
     async def _record(self) -> None:
         """Store the steps. Those before ``create`` are stored with it: before, the target has no catalog."""
@@ -295,7 +314,7 @@ class Migration:
         # a process that was killed may still have the subscription for a moment
         if status is None or error is None or isinstance(error, SubscriptionChanged | SubscriptionInUse):
             return None
-        if policy(error).policy is Policy.SOON or status.copying:
+        if _goes_away(error) or status.copying:
             return None
         return error if found.worker is None or status.retry is not None else None
 
@@ -314,6 +333,11 @@ class Migration:
                 f"rows differ in {len(tables):,} of {len(report.tables):,} tables: {', '.join(tables[:3])}",
                 hint=f"`subscriber run --target …`, then `subscriber verify {self._name}` names the rows, and --repair corrects them",
             )
+
+
+def _goes_away(error: SubscriberError) -> bool:
+    """Whether the cause ends without a new call: a server that restarts or fails over, or has no space or memory (class 53)."""
+    return policy(error).policy is Policy.SOON or (error.sqlstate or "").startswith("53")
 
 
 def _is_copied(found: Observation) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from subscriber.testing.binaries import find_binaries
+from subscriber.testing.server import EmbeddedServer
 from tests.integration.subscription.test_schema_copy import dumped
-from tests.support.database import Database
+from tests.support.database import Database, ServerAddress
 from tests.support.program import running, subscriber
 from tests.support.row_gates import closed_gates, make_row_gate
 
@@ -74,6 +77,35 @@ def test_it_continues_after_a_kill_at_each_step(publisher_db: Database, target_d
     for table in ("a", "b"):
         query = f"SELECT count(*), sum(id), sum({'v' if table == 'a' else 'a'}) FROM {table}"
         assert target_db.fetch(query) == publisher_db.fetch(query)
+
+
+@contextlib.contextmanager
+def opened(servers: Sequence[EmbeddedServer]) -> Iterator[list[Database]]:
+    """Sessions with both, which a restart would end."""
+    found = [Database(ServerAddress(server.dsn(), 18), "postgres") for server in servers]
+    yield found
+    for database in found:
+        database.close()
+
+
+def test_it_continues_when_servers_restart(make_server: Callable[..., EmbeddedServer]) -> None:
+    servers = [make_server(), make_server()]
+    with opened(servers) as (source, target):
+        source.execute(SCHEMA)
+    with running(*arguments(source, target, "--no-verify"), loud=True) as program:
+        program.says("create: ")
+        for server in servers:
+            server.restart("immediate")
+        program.says("ready for the cutover")
+        servers[1].stop("immediate")
+        program.says("run: ")
+        servers[1].start()
+        servers[0].restart("immediate")
+        with opened(servers) as (source, target):
+            source.execute("INSERT INTO a (id, v) OVERRIDING SYSTEM VALUE VALUES (0, 0)")
+            target.wait("SELECT count(*)::int FROM a WHERE id = 0", 1)
+        program.send(signal.SIGTERM)
+        assert program.ended().status == 0
 
 
 def test_differences_and_bad_input(publisher18_db: Database, target_db: Database) -> None:
