@@ -107,6 +107,7 @@ async def test_truncate_of_a_referenced_table_names_the_other(target_db: Databas
     async with opened(target_db) as feed:
         error = await refused(feed, remote.relation, truncate(remote))
     assert str(error) == 'cannot truncate a table referenced in a foreign key constraint: Table "child" references "t".'
+    assert error.hint == "publish both tables and truncate them in one statement, or drop the foreign key in the target"
 
 
 @pytest.mark.parametrize("errcode", ["P0001", "22P02", "23505", "42P01", "22012"])

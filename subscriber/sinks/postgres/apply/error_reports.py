@@ -80,6 +80,8 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
         error.hint = "GRANT the table's owner TO the target's role, or set run_as_owner = true"
     elif diagnostics.sqlstate == "42501" and statement.message_type:
         error.hint = "grant the privilege to the role that makes the change: the table's owner; with run_as_owner = true, the target's role"
+    elif diagnostics.sqlstate == "0A000" and statement.message_type == "TRUNCATE":
+        error.hint = "publish both tables and truncate them in one statement, or drop the foreign key in the target"
     if diagnostics.sqlstate == UNIQUE_VIOLATION and statement.table is not None:
         found = collisions or []
         relation = diagnostics.relation or statement.table
