@@ -37,7 +37,7 @@ def main() -> None:
         "publication.name": "app",
         "publication.autocreate.mode": "disabled",
         "slot.name": "debezium",
-        "table.include.list": "public.items",
+        "table.include.list": "public.items,public.notes",
         "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
         "offset.storage.file.filename": offsets,
         "offset.flush.interval.ms": "0",

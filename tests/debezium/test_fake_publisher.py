@@ -60,7 +60,8 @@ async def debezium(publisher: FakePublisher, offsets: Path) -> AsyncIterator[Deb
 async def test_debezium(version: int, tmp_path: Path) -> None:
     async with FakePublisher(version, password="secret") as publisher:
         publisher.create_table("items", {"id": "int", "name": "text", "price": "numeric(8,2)", "tags": "text[]"}, key=["id"])
-        publisher.create_publication("app", "items")
+        publisher.create_table("notes", {"id": "int"}, replica_identity="f")
+        publisher.create_publication("app", "items", "notes")
         async with publisher.transaction() as t:
             t.insert("items", [{"id": 1, "name": "a", "tags": ["x", "y"]}, {"id": 2}])
         async with debezium(publisher, tmp_path / "offsets") as program:
@@ -82,11 +83,13 @@ async def test_debezium(version: int, tmp_path: Path) -> None:
             ]
         await publisher.until(lambda: publisher.slots["debezium"].active_pid is None, SECONDS)
         async with publisher.transaction() as t:
+            t.insert("notes", id=5)
             t.insert("items", id=4)
         async with debezium(publisher, tmp_path / "offsets") as program:
             # at least once: what was not confirmed may come again
             found = await program.events(lambda rows: any(after and after["id"] == 4 for _, _, after in rows))
             assert "r" not in {op for op, _, _ in found}
+            assert ("c", None, {"id": 5}) in found
         # the JDBC driver reports the LSN of the latest message as write, also of one that comes again after a restart
         assert [text for text in publisher.feedback.violations if "moved write backwards" not in text] == []
         publisher.feedback.violations.clear()

@@ -305,14 +305,14 @@ class FakeDatabase:
         owner: Session | None = None,
     ) -> Slot:
         """Create a slot. Waits for the transactions that are running, prepared ones included, as a server does."""
-        self._require_free(name)
+        self.require_free(name)
         awaited = set(self._running)
         began = self.wal.end
         while awaited & self._running:
             if owner is not None and owner.cancelled.is_set():
                 raise ServerError("57014", "canceling statement due to user request")
             await self.until_changed()
-        self._require_free(name)
+        self.require_free(name)
         end = self.wal.end
         slot = Slot(name, plugin, self.database, min(began, end), end, temporary, two_phase, end if two_phase else None, failover)
         slot.owner_pid = 0 if owner is None else owner.pid
@@ -320,7 +320,7 @@ class FakeDatabase:
         self.changed()
         return slot
 
-    def _require_free(self, name: str) -> None:
+    def require_free(self, name: str) -> None:
         if name in self.slots:
             raise ServerError("42710", f'replication slot "{name}" already exists')
 
@@ -361,8 +361,8 @@ class FakeDatabase:
         """
         session, snapshot = self.exported.get(name, (None, None))
         if session is None or snapshot is None or session.exported != name or session.pid not in self.sessions:
-            state = "42704" if self.caps.at_least(16) else "22023"
-            text = f'snapshot "{name}" does not exist' if self.caps.at_least(16) else f'invalid snapshot identifier: "{name}"'
+            state = "42704" if self.caps.at_least(17) else "22023"
+            text = f'snapshot "{name}" does not exist' if self.caps.at_least(17) else f'invalid snapshot identifier: "{name}"'
             raise ServerError(state, text)
         return snapshot
 

@@ -17,6 +17,7 @@ from psycopg.adapt import PyFormat, Transformer
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.messages import ReplicaIdentity
+from subscriber.testing.fake_publisher.stored import stored
 from subscriber.types import TypeFact, TypeKind, TypeRegistry
 from subscriber.types.builtin import builtin_facts
 
@@ -174,11 +175,18 @@ class Types:
         return self._by_name.get(("pg_catalog", _ALIASES.get(plain, plain))) or self._by_name.get(("public", name))
 
     def text(self, column: FakeColumn, value: object) -> bytes | None:
-        """A Python value as PostgreSQL's text.
+        """A Python value, or its text, as the column stores it: PostgreSQL's text.
 
         Raises:
-            ConfigurationError: psycopg cannot write the value.
+            ConfigurationError: psycopg cannot write the value, or the column does not accept it.
         """
+        written = self._written(column, value)
+        if written is None:
+            return None
+        type_ = self.registry.resolve(column.type_oid, column.modifier)
+        return stored(type_, written.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+    def _written(self, column: FakeColumn, value: object) -> bytes | None:
         match value:
             case None:
                 return None

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from subscriber.protocol.capabilities import StreamOptions
+from subscriber.protocol.capabilities import StreamOptions, capabilities
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, decode_frame, encode_frame
 from subscriber.protocol.lsn import Lsn
@@ -43,8 +43,7 @@ from subscriber.protocol.messages import (
 from subscriber.testing.fake_publisher import FakePublisher, FakeTransaction
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.stream import WalSenderStream
-from tests.conftest import Servers
-from tests.support.database import WAIT_SECONDS, Database, ServerAddress, fresh_database
+from tests.support.database import WAIT_SECONDS, Database
 
 TABLES = """
 CREATE TABLE keyed (id int PRIMARY KEY, a text, big text);
@@ -276,42 +275,40 @@ def shown(message: Any) -> str:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("version", [15, 16, 18])
-async def test_both_send_the_same(servers: Servers, version: int, seed: int) -> None:
+async def test_both_send_the_same(publisher_db: Database, seed: int) -> None:
     rng = random.Random(seed)
-    streaming = rng.choice(["off", "on", "parallel" if version >= 16 else "on"])
-    two_phase = rng.random() < 0.7
+    database, caps = publisher_db, capabilities(publisher_db.version * 10000)
+    streaming = rng.choice(["off", "on" if caps.streaming else "off", "parallel" if caps.parallel_streaming else "on"])
+    two_phase = rng.random() < 0.7 and caps.two_phase
     options = StreamOptions(
-        protocol_version=4 if version >= 16 else 3,
-        streaming=streaming,  # type: ignore[arg-type]
+        protocol_version=caps.protocol_version,
+        streaming=streaming if caps.streaming else "off",  # type: ignore[arg-type]
         two_phase=two_phase,
-        origin="any" if version >= 16 else None,
+        origin="any" if caps.at_least(16) else None,
         publications=("app",),
-        binary=rng.random() < 0.5,
-        messages=True,
+        binary=rng.random() < 0.5 and caps.at_least(14),
+        messages=caps.at_least(14),
     )
-    server = await asyncio.to_thread(servers.get, "publisher", version)
-    with fresh_database(ServerAddress(server.dsn(), version), "differential") as database:
-        database.execute(TABLES + "".join(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL;" for name in NAMES))
-        database.execute(f"SELECT pg_create_logical_replication_slot('differential', 'pgoutput', false, {two_phase})")
-        async with FakePublisher(version, logical_decoding_work_mem=WORK_MEM) as publisher:
-            columns = {"id": "int", "a": "text", "big": "text"}
-            publisher.create_table("keyed", columns, key=["id"])
-            publisher.create_table("whole", columns, replica_identity="f")
-            publisher.create_table("indexed", columns, replica_identity="i", identity_index=["id"])
-            publisher.create_table("unpublished", columns, key=["id"])
-            publisher.create_publication("app", "keyed", "whole", "indexed")
-            await publisher.create_slot("differential", two_phase=two_phase)
-            prepared = await asyncio.to_thread(scenario, database, publisher, rng, two_phase=two_phase)
-            real = await received(database.conninfo(), options, database.current_lsn())
-            fake = await received(publisher.dsn(), options, publisher.wal.end)
-            # another stream: the ends of the prepared transactions
-            await asyncio.to_thread(end_prepared, database, publisher, prepared)
-            real += await received(database.conninfo(), options, database.current_lsn())
-            fake += await received(publisher.dsn(), options, publisher.wal.end)
-            streamed = {any(isinstance(message, StreamStart) for message in messages) for messages in (real, fake)}
-            assert len(streamed) == 1
-            assert streaming != "off" or streamed == {False}
-            found = difference(Normal().all(fake), Normal().all(real))
-            assert not found, found
-        database.execute("SELECT pg_drop_replication_slot('differential')")
+    database.execute(TABLES + "".join(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL;" for name in NAMES))
+    database.execute(f"SELECT pg_create_logical_replication_slot('differential', 'pgoutput', false{', true' * two_phase})")
+    async with FakePublisher(database.version, logical_decoding_work_mem=WORK_MEM) as publisher:
+        columns = {"id": "int", "a": "text", "big": "text"}
+        publisher.create_table("keyed", columns, key=["id"])
+        publisher.create_table("whole", columns, replica_identity="f")
+        publisher.create_table("indexed", columns, replica_identity="i", identity_index=["id"])
+        publisher.create_table("unpublished", columns, key=["id"])
+        publisher.create_publication("app", "keyed", "whole", "indexed")
+        await publisher.create_slot("differential", two_phase=two_phase)
+        prepared = await asyncio.to_thread(scenario, database, publisher, rng, two_phase=two_phase)
+        real = await received(database.conninfo(), options, database.current_lsn())
+        fake = await received(publisher.dsn(), options, publisher.wal.end)
+        # another stream: the ends of the prepared transactions
+        await asyncio.to_thread(end_prepared, database, publisher, prepared)
+        real += await received(database.conninfo(), options, database.current_lsn())
+        fake += await received(publisher.dsn(), options, publisher.wal.end)
+        streamed = {any(isinstance(message, StreamStart) for message in messages) for messages in (real, fake)}
+        assert len(streamed) == 1
+        assert options.streaming != "off" or streamed == {False}
+        found = difference(Normal().all(fake), Normal().all(real))
+        assert not found, found
+    database.execute("SELECT pg_drop_replication_slot('differential')")

@@ -15,6 +15,7 @@ from subscriber.protocol.quoting import quote_literal
 from subscriber.testing.fake_publisher.backend import wire
 from subscriber.testing.fake_publisher.backend.results import CopyResult, Result
 from subscriber.testing.fake_publisher.backend.statements import split_statements
+from subscriber.testing.fake_publisher.catalog import find_query
 from subscriber.testing.fake_publisher.errors import ServerError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ExtendedProtocol:
         if self._skipping:
             return
         try:
-            self._handle(tag, wire.Reader(body))
+            await self._handle(tag, wire.Reader(body))
         except ServerError as error:
             if error.fatal:
                 raise
@@ -73,7 +74,7 @@ class ExtendedProtocol:
             self._skipping = True
             session.write(wire.error_response(error))
 
-    def _handle(self, tag: bytes, reader: wire.Reader) -> None:
+    async def _handle(self, tag: bytes, reader: wire.Reader) -> None:
         match tag:
             case b"P":
                 name, text = reader.string(), reader.string()
@@ -85,9 +86,9 @@ class ExtendedProtocol:
             case b"B":
                 self._bind(reader)
             case b"D":
-                self._describe(reader.taken(1), reader.string())
+                await self._describe(reader.taken(1), reader.string())
             case b"E":
-                self._execute(reader.string(), reader.int32())
+                await self._execute(reader.string(), reader.int32())
             case b"C":
                 kind, name = reader.taken(1), reader.string()
                 if kind == b"S":
@@ -124,7 +125,7 @@ class ExtendedProtocol:
             raise ServerError("26000", f'prepared statement "{name}" does not exist')
         return self._statements[name]
 
-    def _describe(self, kind: bytes, name: str) -> None:
+    async def _describe(self, kind: bytes, name: str) -> None:
         session = self._session
         if kind == b"S":
             statement = self._statement(name)
@@ -134,10 +135,11 @@ class ExtendedProtocol:
                 return
             # with other values than the real ones: only the columns matter
             portal = _Portal(_PARAMETER.sub("'0'", statement.text), [])
-            found = self._run(portal)
+            known = find_query(portal.statement)
+            found = await self._run(portal) if known is None or known.query.described is None else known.query.described
         else:
             portal = self._portal(name)
-            found = self._run(portal)
+            found = await self._run(portal)
         session.write(wire.NO_DATA if found.fields is None else wire.row_description(found.fields, _formats(portal, found)))
 
     def _portal(self, name: str) -> _Portal:
@@ -145,21 +147,21 @@ class ExtendedProtocol:
             raise ServerError("34000", f'portal "{name}" does not exist')
         return self._portals[name]
 
-    def _run(self, portal: _Portal) -> Result:
+    async def _run(self, portal: _Portal) -> Result:
         if portal.found is None:
             statements = split_statements(portal.statement)
             if not statements:
                 portal.found = Result("")
                 return portal.found
-            found = self._session.execute(statements[0])
+            found = await self._session.execute(statements[0])
             if isinstance(found, CopyResult):
                 raise ServerError("0A000", "the fake publisher copies only with the simple query protocol")
             portal.found = found
         return portal.found
 
-    def _execute(self, name: str, limit: int) -> None:
+    async def _execute(self, name: str, limit: int) -> None:
         session, portal = self._session, self._portal(name)
-        found = self._run(portal)
+        found = await self._run(portal)
         if not found.tag:
             session.write(wire.message(b"I"))
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -71,15 +71,22 @@ class CopyResult:
     rows: int
 
 
-Handler = Callable[["Session", Mapping[str, str]], Result | CopyResult]
+Handler = Callable[["Session", Mapping[str, str]], Result | CopyResult | Awaitable[Result]]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownQuery:
-    """A query that a client is known to send."""
+    """A query that a client is known to send.
+
+    Attributes:
+        pattern: of its text.
+        handler: answers it.
+        described: its answer without rows, if the handler changes something: a client may ask only for the columns.
+    """
 
     pattern: re.Pattern[str]
     handler: Handler
+    described: Result | None = None
 
     def match(self, text: str) -> Mapping[str, str] | None:
         """The parameters of a text in normal form, or None."""
@@ -96,13 +103,13 @@ def normalized(text: str) -> str:
     return "".join(parts).strip()
 
 
-def known(template: str, handler: Handler) -> KnownQuery:
+def known(template: str, handler: Handler, described: Result | None = None) -> KnownQuery:
     """A query by its text. ``{name}`` stands for any text, in quotes for a literal, and ``...`` for a part that does not matter here."""
     pattern = re.escape(normalized(template))
     pattern = pattern.replace(re.escape("..."), ".*?")
     pattern = re.sub(r"'\\\{(\w+)\\\}'", r"'(?P<\1>(?:[^']|'')*)'", pattern)
     pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.*?)", pattern)
-    return KnownQuery(re.compile(pattern, re.DOTALL), handler)
+    return KnownQuery(re.compile(pattern, re.DOTALL), handler, described)
 
 
 def literals(text: str) -> list[str]:

@@ -20,7 +20,7 @@ from subscriber.testing.fake_publisher.backend.results import CopyResult, Result
 from subscriber.testing.fake_publisher.backend.statements import split_statements
 from subscriber.testing.fake_publisher.catalog import find_query
 from subscriber.testing.fake_publisher.errors import ClientGone, ServerError
-from subscriber.testing.fake_publisher.replication.commands import StartReplication, parse_command
+from subscriber.testing.fake_publisher.replication.commands import StartReplication, is_command, parse_command
 from subscriber.testing.fake_publisher.replication.requests import run_command
 from subscriber.testing.fake_publisher.replication.snapshots import Snapshot
 from subscriber.testing.fake_publisher.replication.walsender import WalSender
@@ -32,6 +32,7 @@ __all__ = ["Session"]
 
 _STARTUP_LIMIT: Final = 10000
 _SHORT: Final = 8
+_ABORTED: Final = ServerError("25P02", "current transaction is aborted, commands ignored until end of transaction block")
 
 
 class Session:
@@ -45,6 +46,8 @@ class Session:
         snapshot: that its transaction uses, or None.
         exported: the name of the snapshot that it exports, or None.
         status: ``I``, ``T`` or ``E``: as in ReadyForQuery.
+        transaction_mode: the isolation level and access mode that its transaction was given.
+        has_queried: whether its transaction has run a query.
         read_tables: the tables that its transaction has read, and therefore locked.
         query: the text of its latest query.
         cancelled: set by a cancel request.
@@ -62,6 +65,8 @@ class Session:
         self.snapshot: Snapshot | None = None
         self.exported: str | None = None
         self.status = "I"
+        self.transaction_mode = ""
+        self.has_queried = False
         self.read_tables: set[int] = set()
         self._savepoints: list[tuple[str, frozenset[int]]] = []
         self.query = ""
@@ -201,7 +206,11 @@ class Session:
 
     async def _statements(self, text: str) -> None:
         command = parse_command(text, self.publisher.caps) if self.replication else None
+        if command is not None and self.status == "E":
+            raise _ABORTED
         if isinstance(command, StartReplication):
+            if self.status == "T":
+                raise ServerError("25001", "START_REPLICATION cannot run inside a transaction block")
             await WalSender(self.publisher, self, command).run()
             return
         if command is not None:
@@ -211,9 +220,9 @@ class Session:
         if not statements:
             self.write(wire.message(b"I"))
         for statement in statements:
-            await self._give(self.execute(statement))
+            await self._give(await self.execute(statement))
 
-    def execute(self, statement: str) -> Result | CopyResult:
+    async def execute(self, statement: str) -> Result | CopyResult:
         """Run a statement of SQL.
 
         Raises:
@@ -221,14 +230,18 @@ class Session:
         """
         found = find_query(statement)
         if self.status == "E" and not (found is not None and found.ends_transaction):
-            raise ServerError("25P02", "current transaction is aborted, commands ignored until end of transaction block")
+            raise _ABORTED
+        if found is None and (wrong := is_command(statement)) is not None:
+            raise ServerError("42601", f'syntax error at or near "{wrong}"')
         if found is None:
             raise ServerError(
                 "0A000",
                 f"the fake publisher does not know this query: {statement}",
                 hint="use a server of subscriber.testing.server, or add the query to subscriber.testing.fake_publisher.catalog",
             )
-        return found.run(self)
+        answer = await found.run(self)
+        self.has_queried |= self.status == "T" and not (isinstance(answer, Result) and answer.fields is None)
+        return answer
 
     async def _give(self, found: Result | CopyResult) -> None:
         if isinstance(found, CopyResult):
@@ -248,6 +261,10 @@ class Session:
                 self.write(wire.data_row(row))
         self.write(wire.command_complete(found.tag))
 
+    def warn(self, sqlstate: str, text: str) -> None:
+        """Send a warning."""
+        self.write(wire.warning(sqlstate, text))
+
     def set_parameter(self, name: str, value: str) -> None:
         """SET. A parameter that the client is told of is reported.
 
@@ -264,14 +281,19 @@ class Session:
 
     # --- transactions
 
-    def begin(self) -> None:
-        """BEGIN."""
-        if self.status == "I":
+    def begin(self, mode: str = "") -> None:
+        """BEGIN, with its transaction mode."""
+        if self.status == "T":
+            self.warn("25001", "there is already a transaction in progress")
+        elif self.status == "I":
             self.status = "T"
+            self.transaction_mode = mode.upper()
 
     def end_transaction(self) -> None:
         """COMMIT or ROLLBACK."""
         self.status = "I"
+        self.transaction_mode = ""
+        self.has_queried = False
         self.snapshot = None
         self.read_tables.clear()
         self._savepoints.clear()
@@ -292,7 +314,7 @@ class Session:
         Raises:
             ServerError: there is no such savepoint.
         """
-        del self._savepoints[self._savepoint(name) :]
+        del self._savepoints[self._savepoint(name, "RELEASE SAVEPOINT") :]
 
     def rollback_to_savepoint(self, name: str) -> None:
         """ROLLBACK TO SAVEPOINT: it stays, and locks that were taken since are released.
@@ -300,12 +322,14 @@ class Session:
         Raises:
             ServerError: there is no such savepoint.
         """
-        place = self._savepoint(name)
+        place = self._savepoint(name, "ROLLBACK TO SAVEPOINT")
         del self._savepoints[place + 1 :]
         self.read_tables = set(self._savepoints[place][1])
         self.status = "T"
 
-    def _savepoint(self, name: str) -> int:
+    def _savepoint(self, name: str, statement: str) -> int:
+        if self.status == "I":
+            raise ServerError("25P01", f"{statement} can only be used in transaction blocks")
         found = [place for place, (known, _) in enumerate(self._savepoints) if known == name]
         if not found:
             raise ServerError("3B001", f'savepoint "{name}" does not exist')

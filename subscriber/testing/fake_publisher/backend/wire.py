@@ -193,10 +193,18 @@ def negotiate_version(unknown: Sequence[str]) -> bytes:
 
 def error_response(error: ServerError) -> bytes:
     """ErrorResponse."""
-    severity = "FATAL" if error.fatal else "ERROR"
+    return message(b"E", _report("FATAL" if error.fatal else "ERROR", error))
+
+
+def warning(sqlstate: str, text: str) -> bytes:
+    """NoticeResponse."""
+    return message(b"N", _report("WARNING", ServerError(sqlstate, text)))
+
+
+def _report(severity: str, error: ServerError) -> bytes:
     fields = [("S", severity), ("V", severity), ("C", error.sqlstate), ("M", error.message)]
     fields += [(tag, text) for tag, text in (("D", error.detail), ("H", error.hint)) if text]
-    return message(b"E", b"".join(tag.encode() + _text(text) for tag, text in fields) + b"\0")
+    return b"".join(tag.encode() + _text(text) for tag, text in fields) + b"\0"
 
 
 def row_description(fields: Sequence[Field], formats: Sequence[int] = ()) -> bytes:

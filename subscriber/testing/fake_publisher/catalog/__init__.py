@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from subscriber.testing.fake_publisher.backend.results import CopyResult, KnownQuery, Result, normalized
-from subscriber.testing.fake_publisher.catalog import copies, general, jdbc, native, own, sequences
+from subscriber.testing.fake_publisher.catalog import copies, general, jdbc, native, own, sequences, slots
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.backend.session import Session
 
 __all__ = ["FoundQuery", "find_query"]
 
-_QUERIES: Final = (*general.QUERIES, *own.QUERIES, *sequences.QUERIES, *native.QUERIES, *jdbc.QUERIES, *copies.QUERIES)
+_QUERIES: Final = (*general.QUERIES, *slots.QUERIES, *own.QUERIES, *sequences.QUERIES, *native.QUERIES, *jdbc.QUERIES, *copies.QUERIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,10 @@ class FoundQuery:
         """Whether it is allowed in a failed transaction."""
         return self.query.handler in general.ENDINGS
 
-    def run(self, session: Session) -> Result | CopyResult:
+    async def run(self, session: Session) -> Result | CopyResult:
         """Answer it."""
-        return self.query.handler(session, self.values)
+        answer = self.query.handler(session, self.values)
+        return answer if isinstance(answer, Result | CopyResult) else await answer
 
 
 def find_query(text: str) -> FoundQuery | None:

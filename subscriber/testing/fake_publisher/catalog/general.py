@@ -14,21 +14,29 @@ if TYPE_CHECKING:
 
 __all__ = ["ENDINGS", "QUERIES"]
 
+_LEVEL: Final = re.compile("REPEATABLE READ|SERIALIZABLE")
 _PAIR: Final = re.compile(r"\('([^']*)', '([^']*)'\)")
 
 
 def _begin(session: Session, values: Mapping[str, str]) -> Result:
-    session.begin()
+    session.begin(values.get("mode", ""))
     return Result("BEGIN")
 
 
 def _commit(session: Session, values: Mapping[str, str]) -> Result:
     failed = session.status == "E"
+    _require_begun(session)
     session.end_transaction()
     return Result("ROLLBACK" if failed else "COMMIT")
 
 
+def _require_begun(session: Session) -> None:
+    if session.status == "I":
+        session.warn("25P01", "there is no transaction in progress")
+
+
 def _rollback(session: Session, values: Mapping[str, str]) -> Result:
+    _require_begun(session)
     session.end_transaction()
     return Result("ROLLBACK")
 
@@ -50,12 +58,15 @@ def _rollback_to_savepoint(session: Session, values: Mapping[str, str]) -> Resul
 
 def _import_snapshot(session: Session, values: Mapping[str, str]) -> Result:
     if session.status != "T":
-        raise ServerError("25001", "SET TRANSACTION SNAPSHOT must be called in a transaction")
+        session.warn("25P01", "SET TRANSACTION can only be used in transaction blocks")
+    if not {"REPEATABLE READ", "SERIALIZABLE"} & set(_LEVEL.findall(session.transaction_mode)):
+        raise ServerError("0A000", "a snapshot-importing transaction must have isolation level SERIALIZABLE or REPEATABLE READ")
     session.snapshot = session.publisher.imported_snapshot(values["name"])
     return Result("SET")
 
 
 def _set_level(session: Session, values: Mapping[str, str]) -> Result:
+    session.transaction_mode = values["level"].upper()
     return Result("SET")
 
 

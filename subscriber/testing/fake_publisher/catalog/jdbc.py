@@ -62,21 +62,6 @@ def _known_types(session: Session, values: Mapping[str, str]) -> Result:
     return result({"typname": NAME, "?column?": BOOL, "typtype": _CHAR, "r": INT4, "oid": OID}, sorted(rows))
 
 
-def _types_of(session: Session, values: Mapping[str, str]) -> list[TypeFact]:
-    oid = int(values["oid"].strip("'"))
-    return [fact for fact in session.publisher.types.all() if fact.oid == oid]
-
-
-def _type_name(session: Session, values: Mapping[str, str]) -> Result:
-    rows = [(fact.namespace in {"pg_catalog", "public"}, fact.namespace, fact.name) for fact in _types_of(session, values)]
-    return result({"?column?": BOOL, "nspname": NAME, "typname": NAME}, rows)
-
-
-def _type_kind(session: Session, values: Mapping[str, str]) -> Result:
-    rows = [(fact.kind is TypeKind.ARRAY, _typtype(fact), fact.name, fact.oid) for fact in _types_of(session, values)]
-    return result({"is_array": BOOL, "typtype": _CHAR, "typname": NAME, "oid": OID}, rows)
-
-
 def _slot(session: Session, values: Mapping[str, str]) -> Result:
     publisher = session.publisher
     rows = [
@@ -141,6 +126,20 @@ def _primary_key(session: Session, values: Mapping[str, str]) -> Result:
     return result(fields, rows)
 
 
+def _unique_indexes(session: Session, values: Mapping[str, str]) -> Result:
+    """Debezium asks for the unique indexes of a table without a primary key. Here that can be the index of the replica identity."""
+    names = ["TABLE_CAT", "TABLE_SCHEM", "TABLE_NAME", "NON_UNIQUE", "INDEX_QUALIFIER", "INDEX_NAME", "TYPE", "ORDINAL_POSITION"]
+    names += ["COLUMN_NAME", "ASC_OR_DESC", "CARDINALITY", "PAGES", "FILTER_CONDITION", "REMARKS"]
+    types = {"NON_UNIQUE": BOOL, "TYPE": INT4, "ORDINAL_POSITION": INT4, "CARDINALITY": INT8, "PAGES": INT4}
+    rows = [
+        (session.database, name.namespace, name.name, False, None, f"{name.name}_key", 3, place, column, "A", 0, 1, None, None)
+        for name, table in session.publisher.tables.items()
+        if (name.namespace, name.name) == (values["namespace"], values["name"])
+        for place, column in enumerate(table.shape.identity_index, 1)
+    ]
+    return result({name: types.get(name, TEXT) for name in names}, rows)
+
+
 def _identity(session: Session, values: Mapping[str, str]) -> Result:
     found = [
         (table.shape.replica_identity,)
@@ -174,12 +173,6 @@ QUERIES: Final = (
     known("SELECT DISTINCT ON (typname) typname, typinput='array_in'::regproc, typtype, sp.r, pg_type.oid FROM ...", _known_types),
     known("SELECT t.oid AS oid, t.typname AS name, n.nspname AS schema_name, ..., e.values as enum_values FROM ...", _types),
     known(
-        """SELECT n.nspname = ANY(current_schemas(true)), n.nspname, t.typname FROM pg_catalog.pg_type t
-           JOIN pg_catalog.pg_namespace n ON t.typnamespace = n.oid WHERE t.oid = {oid}""",
-        _type_name,
-    ),
-    known("SELECT typinput='pg_catalog.array_in'::regproc as is_array, ... WHERE pg_type.oid = {oid} ORDER BY ...", _type_kind),
-    known(
         "select * from pg_replication_slots where slot_name = '{name}' and database = '{database}' and plugin = '{plugin}'",
         _slot,
     ),
@@ -198,6 +191,11 @@ QUERIES: Final = (
         """SELECT result.TABLE_CAT AS "TABLE_CAT", ... WHERE con.contype = 'p' AND n.nspname = '{namespace}'
            AND ct.relname = '{name}') ...""",
         _primary_key,
+    ),
+    known(
+        """SELECT tmp.TABLE_CAT AS "TABLE_CAT", ... WHERE true AND n.nspname = '{namespace}' AND ct.relname = '{name}' AND i.indisunique)
+           AS tmp ...""",
+        _unique_indexes,
     ),
     known(
         """SELECT relreplident FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_namespace n ON c.relnamespace=n.oid

@@ -276,9 +276,8 @@ class PgOutput:
         """Send Type and Relation messages, unless the client knows them (maybe_send_schema)."""
         block = self._block
         known = self._described if block is None else self._streams[block.xid].shapes
+        # a stream has descriptions of its own: it may end in a rollback
         if known.get(shape.oid) is shape:
-            return
-        if block is not None and self._described.get(shape.oid) is shape:
             return
         known[shape.oid] = shape
         xid = self._xid(record)

@@ -7,13 +7,14 @@ pgoutput's messages are encoded. Another plugin (``test_decoding``, ``wal2json``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.errors import SubscriberError
 from subscriber.plugins.context import Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.registry import BUILTIN, find_plugin
+from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Message
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["Plugin", "is_known", "read_options"]
 
 _NAME: Final = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^",\s]+))\s*(?:,|$)')
-_TRUE: Final = frozenset({"true", "on", "1", "t", "yes", "y"})
-_FALSE: Final = frozenset({"false", "off", "0", "f", "no", "n"})
-_KNOWN: Final = ("proto_version", "publication_names", "binary", "messages", "streaming", "two_phase", "origin")
+_TRUE: Final = frozenset({"true", "on", "1"})
+_FALSE: Final = frozenset({"false", "off", "0"})
+_KNOWN: Final = {"proto_version": 13, "publication_names": 13, "binary": 14, "messages": 14, "streaming": 14, "two_phase": 15, "origin": 16}
+"""The options of pgoutput, each with the version that brought it."""
+_NEVER: Final = 1000
+_UINT32: Final = 0xFFFF_FFFF
 
 
 def is_known(plugin: str) -> bool:
@@ -105,14 +109,14 @@ class _FedPlugin(Plugin):
         self.write(self._lsn, record.data)
 
 
-def read_options(plugin: str, options: Mapping[str, str | None], publisher: FakePublisher) -> Plugin:
+def read_options(plugin: str, options: Sequence[tuple[str, str | None]], publisher: FakePublisher) -> Plugin:
     """Check the options.
 
     Raises:
         ServerError: one is missing, unknown to the version, or not valid.
     """
     if plugin != "pgoutput":
-        return _FedPlugin(plugin, options, publisher)
+        return _FedPlugin(plugin, dict(options), publisher)
     found = _pgoutput_options(options, publisher)
 
     def publications() -> list[Publication]:
@@ -124,66 +128,74 @@ def read_options(plugin: str, options: Mapping[str, str | None], publisher: Fake
     return Plugin(found, publications)
 
 
-def _pgoutput_options(options: Mapping[str, str | None], publisher: FakePublisher) -> PgOutputOptions:
+def _pgoutput_options(given: Sequence[tuple[str, str | None]], publisher: FakePublisher) -> PgOutputOptions:
     caps = publisher.caps
-    since = {"binary": 14, "messages": 14, "streaming": 14, "two_phase": 15, "origin": 16}
-    for name in options:
-        if name not in _KNOWN or not caps.at_least(since.get(name, 13)):
+    found: dict[str, Any] = {}
+    for name, text in given:
+        if not caps.at_least(_KNOWN.get(name, _NEVER)):
             raise ServerError("XX000", f"unrecognized pgoutput option: {name}")
+        if name in found:
+            raise ServerError("42601", "conflicting or redundant options")
+        found[name] = _value(name, text, caps)
+    checked = caps.at_least(17)
     for name in ("proto_version", "publication_names"):
-        if not options.get(name):
-            raise ServerError("22023", _missing(name, named=caps.at_least(16)))
-    version_text = options["proto_version"] or ""
-    if not version_text.isdigit():
-        raise ServerError("22023", f'invalid proto_version "{version_text}"')
-    version = int(version_text)
-    if version > caps.protocol_version:
-        raise ServerError(
-            "0A000", f"client sent proto_version={version} but server only supports protocol {caps.protocol_version} or lower"
-        )
-    if version < 1:
-        raise ServerError("0A000", f"client sent proto_version={version} but server only supports protocol 1 or higher")
-    streaming = _streaming(options, parallel=caps.parallel_streaming)
-    if streaming != "off" and version < 2:
-        raise ServerError("0A000", f"requested proto_version={version} does not support streaming, need 2 or higher")
-    if streaming == "parallel" and version < 4:
-        raise ServerError("0A000", f"requested proto_version={version} does not support parallel streaming, need 4 or higher")
-    two_phase = _flag(options, "two_phase")
-    if two_phase and version < 3:
-        raise ServerError("0A000", f"requested proto_version={version} does not support two-phase commit, need 3 or higher")
-    origin = (options.get("origin") or "any").lower()
-    if origin not in {"any", "none"}:
-        raise ServerError("22023", f'unrecognized origin value: "{origin}"')
+        if name not in found and checked:
+            raise ServerError("22023", f'option "{name}" missing')
+    version, streaming, two_phase = found.get("proto_version", 0), found.get("streaming", "off"), found.get("two_phase", False)
+    if not 1 <= version <= caps.protocol_version:
+        limit = "1 or higher" if version < 1 else f"{caps.protocol_version} or lower"
+        supports = "server only supports" if caps.at_least(16) else "we only support"
+        raise ServerError("0A000", f"client sent proto_version={version} but {supports} protocol {limit}")
+    if not found.get("publication_names") and not checked:
+        raise ServerError("22023", "publication_names parameter missing")
+    for asked, what, needed in (
+        (streaming == "parallel", "parallel streaming", 4),
+        (streaming != "off", "streaming", 2),
+        (two_phase, "two-phase commit", 3),
+    ):
+        if asked and version < needed:
+            raise ServerError("22023", f"requested proto_version={version} does not support {what}, need {needed} or higher")
     return PgOutputOptions(
         protocol_version=version,
-        publications=_names(options["publication_names"] or ""),
+        publications=found["publication_names"],
         streaming=streaming,
         two_phase=two_phase,
-        binary=_flag(options, "binary"),
-        messages=_flag(options, "messages"),
-        only_local=origin == "none",
+        binary=found.get("binary", False),
+        messages=found.get("messages", False),
+        only_local=found.get("origin") == "none",
     )
 
 
-def _missing(name: str, *, named: bool) -> str:
-    if named:
-        return f'option "{name}" missing'
-    return "proto_version option missing" if name == "proto_version" else "publication_names parameter missing"
+def _value(name: str, text: str | None, caps: Capabilities) -> Any:
+    """The value of an option."""
+    parallel = caps.parallel_streaming
+    match name:
+        case "proto_version":
+            # as strtoul
+            if not re.fullmatch(r"\s*[+-]?[0-9]+", text or "0" * caps.at_least(15)) or abs(int(text or "0")) >= 1 << 64:
+                raise ServerError("22023", "invalid proto_version")
+            if int(text or "0") % (1 << 64) > _UINT32:
+                raise ServerError("22023", f'proto_version "{text}" out of range')
+            return int(text or "0")
+        case "publication_names":
+            return _names(text or "")
+        case "streaming" if parallel and (text or "").lower() == "parallel":
+            return "parallel"
+        case "streaming":
+            return "on" if _flag(name, text, ' or "parallel"' if parallel else "") else "off"
+        case "origin":
+            if (text or "").lower() not in {"any", "none"}:
+                raise ServerError("22023", f'unrecognized origin value: "{text or ""}"')
+            return (text or "").lower()
+    return _flag(name, text)
 
 
-def _streaming(options: Mapping[str, str | None], *, parallel: bool) -> str:
-    if parallel and (options.get("streaming") or "").lower() == "parallel":
-        return "parallel"
-    return "on" if _flag(options, "streaming") else "off"
-
-
-def _flag(options: Mapping[str, str | None], name: str) -> bool:
-    if name not in options:
-        return False
-    text = (options[name] or "true").lower()
-    if text not in _TRUE | _FALSE:
-        raise ServerError("42601", f"{name} requires a Boolean value")
-    return text in _TRUE
+def _flag(name: str, text: str | None, others: str = "") -> bool:
+    # as defGetBoolean
+    found = (text or "true").lower()
+    if found not in _TRUE | _FALSE:
+        raise ServerError("42601", f"{name} requires a Boolean value{others}")
+    return found in _TRUE
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -195,4 +207,6 @@ def _names(text: str) -> tuple[str, ...]:
             raise ServerError("42602", "invalid publication_names syntax")
         names.append(found[1].replace('""', '"') if found[1] is not None else found[2].lower())
         position = found.end()
+    if text.rstrip().endswith(","):
+        raise ServerError("42602", "invalid publication_names syntax")
     return tuple(names)

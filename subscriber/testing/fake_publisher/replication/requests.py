@@ -26,7 +26,7 @@ from subscriber.testing.fake_publisher.replication.slots import Slot, check_slot
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.backend.session import Session
 
-__all__ = ["run_command"]
+__all__ = ["create_logical_slot", "drop_slot", "run_command"]
 
 
 async def run_command(session: Session, command: Command) -> Result:
@@ -38,7 +38,7 @@ async def run_command(session: Session, command: Command) -> Result:
     publisher = session.publisher
     match command:
         case IdentifySystem():
-            timeline_oid = INT8 if publisher.caps.at_least(15) else INT4
+            timeline_oid = INT8 if publisher.caps.at_least(16) else INT4
             row = (publisher.system_identifier, publisher.timeline, publisher.wal.end, session.database)
             return result({"systemid": TEXT, "timeline": timeline_oid, "xlogpos": TEXT, "dbname": TEXT}, [row], "IDENTIFY_SYSTEM")
         case Show(name):
@@ -48,7 +48,7 @@ async def run_command(session: Session, command: Command) -> Result:
         case CreateSlot():
             return await _create_slot(session, command)
         case DropSlot(name, wait):
-            await _drop_slot(session, name, wait=wait)
+            await drop_slot(session, name, wait=wait)
             return Result("DROP_REPLICATION_SLOT")
         case AlterSlot():
             return _alter_slot(session, command)
@@ -74,27 +74,23 @@ async def _create_slot(session: Session, command: CreateSlot) -> Result:
     caps = publisher.caps
     if command.plugin is None:
         raise ServerError("0A000", "the fake publisher has no physical slots")
-    check_slot_name(command.name)
-    if not is_known(command.plugin):
-        raise ServerError("58P01", f'could not access file "{command.plugin}": No such file or directory')
     if command.snapshot == "use":
         what = "CREATE_REPLICATION_SLOT ... (SNAPSHOT 'use')" if caps.slot_options_syntax else "CREATE_REPLICATION_SLOT ... USE_SNAPSHOT"
         if session.status != "T":
             raise ServerError("XX000", f"{what} must be called inside a transaction")
-        if session.snapshot is not None:
+        if "REPEATABLE READ" not in session.transaction_mode:
+            raise ServerError("XX000", f"{what} must be called in REPEATABLE READ isolation mode transaction")
+        if "READ ONLY" not in session.transaction_mode and caps.at_least(16):
+            raise ServerError("XX000", f"{what} must be called in a read-only transaction")
+        if session.snapshot is not None or session.has_queried:
             raise ServerError("XX000", f"{what} must be called before any query")
     elif command.snapshot == "export" and session.status != "I":
         what = (
             "CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export')" if caps.slot_options_syntax else "CREATE_REPLICATION_SLOT ... EXPORT_SNAPSHOT"
         )
         raise ServerError("XX000", f"{what} must not be called inside a transaction")
-    slot = await publisher.create_slot(
-        command.name,
-        command.plugin,
-        temporary=command.temporary,
-        two_phase=command.two_phase,
-        failover=command.failover,
-        owner=session,
+    slot = await create_logical_slot(
+        session, command.name, command.plugin, temporary=command.temporary, two_phase=command.two_phase, failover=command.failover
     )
     name = None
     if command.snapshot == "export":
@@ -106,6 +102,21 @@ async def _create_slot(session: Session, command: CreateSlot) -> Result:
     return result(fields, [row], "CREATE_REPLICATION_SLOT")
 
 
+async def create_logical_slot(session: Session, name: str, plugin: str, *, temporary: bool, two_phase: bool, failover: bool) -> Slot:
+    """Create a slot, by a command or in SQL.
+
+    Raises:
+        ServerError: as a server.
+    """
+    if failover and temporary:
+        raise ServerError("0A000", "cannot enable failover for a temporary replication slot")
+    check_slot_name(name)
+    session.publisher.require_free(name)
+    if not is_known(plugin):
+        raise ServerError("58P01", f'could not access file "{plugin}": No such file or directory')
+    return await session.publisher.create_slot(name, plugin, temporary=temporary, two_phase=two_phase, failover=failover, owner=session)
+
+
 def _free_slot(session: Session, name: str) -> Slot:
     slot = session.publisher.slot(name)
     if slot.active_pid is not None and slot.active_pid != session.pid:
@@ -113,7 +124,12 @@ def _free_slot(session: Session, name: str) -> Slot:
     return slot
 
 
-async def _drop_slot(session: Session, name: str, *, wait: bool) -> None:
+async def drop_slot(session: Session, name: str, *, wait: bool) -> None:
+    """Drop a slot, by a command or in SQL.
+
+    Raises:
+        ServerError: there is no such slot, or it is in use.
+    """
     publisher = session.publisher
     while wait and publisher.slot(name).active_pid not in {None, session.pid}:
         await publisher.until_changed()
@@ -124,6 +140,8 @@ async def _drop_slot(session: Session, name: str, *, wait: bool) -> None:
 
 def _alter_slot(session: Session, command: AlterSlot) -> Result:
     slot = _free_slot(session, command.name)
+    if command.failover and slot.temporary:
+        raise ServerError("0A000", "cannot enable failover for a temporary replication slot")
     if command.failover is not None:
         slot.failover = command.failover
     if command.two_phase is not None:

@@ -71,7 +71,7 @@ async def test_tls(tmp_path: Path) -> None:
         (18, "TIMELINE_HISTORY 2", "could not open file"),
         (18, "START_REPLICATION SLOT s LOGICAL 0/0", 'replication slot "s" does not exist'),
         (18, "START_REPLICATION SLOT one LOGICAL 0/0", 'option "proto_version" missing'),
-        (13, "START_REPLICATION SLOT one LOGICAL 0/0 (proto_version '2', publication_names 'app')", "only supports protocol 1"),
+        (13, "START_REPLICATION SLOT one LOGICAL 0/0 (proto_version '2', publication_names 'app')", "we only support protocol 1"),
         (13, "START_REPLICATION SLOT one LOGICAL 0/0 (proto_version '1', publication_names 'app', binary)", "unrecognized pgoutput option"),
         (14, "START_REPLICATION SLOT one LOGICAL 0/0 (proto_version '1', publication_names 'app', streaming 'on')", "need 2 or higher"),
         (16, "START_REPLICATION SLOT one LOGICAL 0/0 (proto_version '2', publication_names 'app', two_phase)", "need 3 or higher"),
@@ -128,7 +128,7 @@ async def test_a_new_slot_waits_for_running_transactions_and_its_snapshot_fits()
                 assert b"".join([bytes(data) async for data in copy]) == b"1\n2\n"
         await connection.show("wal_level")
         async with await psycopg.AsyncConnection.connect(publisher.dsn(), autocommit=True) as reader:
-            await reader.execute("BEGIN")
+            await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             with pytest.raises(psycopg.Error, match="does not exist"):
                 await reader.execute(f"SET TRANSACTION SNAPSHOT '{created.snapshot_name}'")
 
