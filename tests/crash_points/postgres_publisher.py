@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from psycopg import sql
 
 from subscriber.testing.crash_points.child import NAME
-from subscriber.testing.crash_points.publisher import TIMEOUT
+from subscriber.testing.crash_points.publisher import WAIT
 from tests.support.database import Database
 
 __all__ = ["PostgresCrashPublisher"]
@@ -29,6 +29,8 @@ class PostgresCrashPublisher:
     Args:
         database: empty.
     """
+
+    copied_rows = 800
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -88,7 +90,7 @@ class PostgresCrashPublisher:
         await self._until(_CONFIRMED.format(lsn=self._database.current_lsn()))
 
     async def _until(self, query: str) -> None:
-        await asyncio.to_thread(self._database.wait, query, True, TIMEOUT)
+        await asyncio.to_thread(self._database.wait, query, True, WAIT)
 
     def cut(self) -> None:
         raise NotImplementedError("its targets run in processes of their own")

@@ -1,75 +1,85 @@
-"""The program fails once at each crash point, with each sink. Afterwards nothing is lost, repeated or left behind."""
+"""The program fails at each crash point, with each sink. Afterwards nothing is lost, repeated or left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from subscriber.crash_points import POINTS
-from subscriber.testing.crash_points import CORE_POINTS, CrashCase, Failure, crash_cases
+from subscriber.testing.crash_points import CORE_POINTS, PHASES, SINK_LINE, CrashCase, Failure, crash_cases
 from tests.crash_points.postgres_publisher import PostgresCrashPublisher
 from tests.crash_points.targets import CrashPostgres, make_target
 from tests.support.database import Database
 
-_ALL: Final = (Failure.EXIT, Failure.ERROR, Failure.CUT, Failure.DISK_FULL)
-_PLAN: Final[Sequence[tuple[str, Sequence[str], Sequence[Failure]]]] = [
-    ("memory", (), [Failure.ERROR, Failure.CUT]),
-    ("sqlite", ("group.", "sqlalchemy."), _ALL),
-    ("mariadb", ("group.", "sqlalchemy."), [Failure.EXIT, Failure.CUT]),
-    ("postgres", ("group.", "postgres."), [Failure.EXIT, Failure.ERROR, Failure.CUT]),
-    ("postgres_full", ("group.", "postgres."), [Failure.DISK_FULL]),
-    ("lake", ("group.", "landing.", "publishing."), [Failure.EXIT, Failure.ERROR, Failure.DISK_FULL]),
+_CORE: Final = tuple(point for point in CORE_POINTS if point != SINK_LINE)
+_SQL, _POSTGRES, _LAKE = ("group.", "sqlalchemy."), ("group.", "postgres."), ("group.", "landing.", "publishing.")
+_EACH_CHANGE: Final[Sequence[tuple[str, Sequence[str], Failure]]] = [
+    ("sqlite", (*_CORE, *_SQL), Failure.EXIT),
+    ("mariadb", (*_CORE, *_SQL), Failure.EXIT),
+    ("postgres", (*_CORE, *_POSTGRES), Failure.EXIT),
+    ("lake", (*_CORE, *_LAKE), Failure.EXIT),
+    ("memory", _CORE, Failure.ERROR),
+    ("postgres", (*_CORE, *_POSTGRES), Failure.CUT),
+    ("sqlite", (*_CORE, *_SQL), Failure.DISK_FULL),
 ]
-"""For each sink: its own points, by the first part of their names, and the failures."""
-_LATER: Final[Mapping[str, int]] = {
-    **dict.fromkeys(["apply.taken", "apply.applied", "acknowledge.sending", "acknowledge.sent"], 4),
-    **dict.fromkeys(["postgres.committed", "sqlalchemy.committed", "landing.landed"], 6),
-    **dict.fromkeys(["prepare.prepared", "postgres.prepared", "landing.prepared", "group.copied"], 4),
-    **dict.fromkeys(["prepare.committed", "postgres.commit_prepared", "landing.commit_written", "prepare.rolled_back", "group.stored"], 2),
-    **dict.fromkeys([point for point in POINTS if point.startswith("publishing.")], 2),
-}
-"""Points that are also reached later, in another situation: after the copy, or with a large transaction."""
-
-
-def _cases(own: Sequence[str], failures: Sequence[Failure]) -> list[CrashCase]:
-    found = crash_cases((*CORE_POINTS, *(point for point in POINTS if point.startswith(tuple(own)))), failures=failures)
-    return [*found, *(CrashCase(case.point, case.failure, _LATER[case.point]) for case in found if case.point in _LATER)]
-
-
-CASES: Final = [(sink, case) for sink, own, failures in _PLAN for case in _cases(own, failures)]
-_SAMPLE: Final = [
-    ("memory", CrashCase("prepare.prepared", Failure.ERROR)),
-    ("memory", CrashCase("acknowledge.sending", Failure.CUT)),
-    ("sqlite", CrashCase("sqlalchemy.committed", Failure.EXIT, 6)),
-    ("sqlite", CrashCase("spool.written", Failure.DISK_FULL)),
-    ("postgres", CrashCase("copy.finished", Failure.EXIT)),
-    ("postgres", CrashCase("postgres.prepared", Failure.EXIT)),
-    ("postgres", CrashCase("spool.rolled_back", Failure.EXIT)),
-    ("postgres", CrashCase("postgres.end_sent", Failure.CUT)),
-    ("lake", CrashCase("publishing.table_committed", Failure.EXIT, 2)),
+"""The sinks, with the first parts of the names of their points: each with EXIT, if it has a process, and each other failure with one."""
+_ENDURANCE: Final[Sequence[tuple[str, Sequence[str], Failure]]] = [
+    ("memory", _CORE, Failure.CUT),
+    ("sqlite", (*_CORE, *_SQL), Failure.ERROR),
+    ("sqlite", (*_CORE, *_SQL), Failure.CUT),
+    ("mariadb", (*_CORE, *_SQL), Failure.CUT),
+    ("postgres", (*_CORE, *_POSTGRES), Failure.ERROR),
+    ("postgres_full", (*_CORE, *_POSTGRES), Failure.DISK_FULL),
+    ("lake", (*_CORE, *_LAKE), Failure.ERROR),
+    ("lake", (*_CORE, *_LAKE), Failure.DISK_FULL),
 ]
+"""The rest."""
+
+
+def _cases(plan: Sequence[tuple[str, Sequence[str], Failure]]) -> list[tuple[str, CrashCase]]:
+    return [
+        (sink, case)
+        for sink, names, failure in plan
+        for case in crash_cases([point for point in POINTS if point.startswith(tuple(names))], failures=[failure])
+    ]
 
 
 def _named(cases: Sequence[tuple[str, CrashCase]]) -> list[object]:
     return [pytest.param(sink, case, id=f"{sink}-{case}") for sink, case in cases]
 
 
-async def _run(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> None:
-    await case.run(make_target(sink, request), request.getfixturevalue("tmp_path"))
+CASES: Final = _cases(_EACH_CHANGE)
+_SAMPLE: Final[Sequence[tuple[str, CrashCase, Sequence[str]]]] = [
+    ("memory", CrashCase("prepare.prepared", Failure.ERROR), ["prepared"]),
+    ("sqlite", CrashCase("apply.applied", Failure.EXIT), ["copy", "changes", "streams", "prepared"]),
+    ("postgres", CrashCase("spool.rolled_back", Failure.EXIT), ["streams"]),
+    ("postgres", CrashCase("postgres.end_sent", Failure.CUT), ["copy", "changes", "streams", "prepared"]),
+    ("lake", CrashCase("acknowledge.sent", Failure.EXIT), list(PHASES)),
+]
+"""With the phases in which the program fails."""
 
 
-@pytest.mark.parametrize(("sink", "case"), _named(_SAMPLE))
-async def test_sample(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> None:
+async def _run(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> Sequence[str]:
+    return await case.run(make_target(sink, request), request.getfixturevalue("tmp_path"))
+
+
+@pytest.mark.parametrize(("sink", "case", "phases"), [pytest.param(*row, id=f"{row[0]}-{row[1]}") for row in _SAMPLE])
+async def test_sample(sink: str, case: CrashCase, phases: Sequence[str], request: pytest.FixtureRequest) -> None:
+    assert await _run(sink, case, request) == phases
+
+
+@pytest.mark.crash_points
+@pytest.mark.parametrize(("sink", "case"), _named(CASES))
+async def test_every_point(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> None:
     await _run(sink, case, request)
 
 
-@pytest.mark.crash
 @pytest.mark.endurance
-@pytest.mark.parametrize(("sink", "case"), _named([case for case in CASES if case not in _SAMPLE]))
-async def test_every_point(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("sink", "case"), _named(_cases(_ENDURANCE)))
+async def test_other_failures(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> None:
     await _run(sink, case, request)
 
 
@@ -87,5 +97,5 @@ _OF_POSTGRES: Final = (
 @pytest.mark.publisher(min=15, lacks="two-phase subscriptions")
 @pytest.mark.parametrize("point", _OF_POSTGRES)
 async def test_postgres_as_publisher(point: str, target_db: Database, publisher_db: Database, tmp_path: Path) -> None:
-    case = CrashCase(point, Failure.EXIT, _LATER.get(point, 1))
+    case = CrashCase(point, Failure.EXIT)
     await case.run(CrashPostgres(target_db), tmp_path, publisher=PostgresCrashPublisher(publisher_db))

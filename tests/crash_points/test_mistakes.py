@@ -23,13 +23,13 @@ _FOUND: Final[list[tuple[Callable[[], None], str, CrashCase, str]]] = [
     (mistakes.acknowledge_before_apply, "postgres", CrashCase("apply.taken", Failure.EXIT), _AHEAD),
     (mistakes.acknowledge_commit_before_commit_prepared, "postgres", CrashCase("prepare.commit_taken", Failure.EXIT), _AHEAD),
     (mistakes.move_position_after_commit, "sqlite", CrashCase("spool.removed", Failure.EXIT), _TOO_OFTEN),
-    (mistakes.trust_position_of_slot, "sqlite", CrashCase("sqlalchemy.committed", Failure.EXIT, 6), _TOO_OFTEN),
+    (mistakes.trust_position_of_slot, "sqlite", CrashCase("sqlalchemy.committed", Failure.EXIT), _TOO_OFTEN),
     (mistakes.keep_rolled_back_savepoint, "sqlite", CrashCase("spool.written", Failure.EXIT), _TOO_OFTEN),
     (mistakes.forget_spool_of_killed_process, "sqlite", CrashCase("spool.written", Failure.EXIT), r"the spool has \w+"),
     (
         mistakes.name_prepared_transaction_by_process,
         "postgres",
-        CrashCase("postgres.prepared", Failure.EXIT, 4),
+        CrashCase("prepare.commit_taken", Failure.EXIT),
         r"the publisher committed prepared transaction \d+, which was never prepared in the target",
     ),
     (mistakes.store_copied_rows_after_state, "sqlite", CrashCase("copy.finished", Failure.EXIT), _MISSING.format("history")),
@@ -38,7 +38,7 @@ _FOUND: Final[list[tuple[Callable[[], None], str, CrashCase, str]]] = [
     (
         mistakes.write_manifest_before_files,
         "lake",
-        CrashCase("landing.landed", Failure.EXIT, 6),
+        CrashCase("landing.landed", Failure.EXIT),
         r"landing/\d+-\d+-\d+\.parquet is missing",
     ),
     (
@@ -51,7 +51,7 @@ _FOUND: Final[list[tuple[Callable[[], None], str, CrashCase, str]]] = [
 ]
 
 
-@pytest.mark.crash
+@pytest.mark.crash_points
 @pytest.mark.parametrize(("mistake", "sink", "case", "found"), [pytest.param(*row, id=row[0].__name__) for row in _FOUND])
 async def test_mistake_is_found(
     mistake: Callable[[], None], sink: str, case: CrashCase, found: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -1,12 +1,11 @@
-"""The cases: one for each point and kind of failure."""
+"""The cases: one for each point and kind of failure. The program fails in each phase of the scenario that reaches the point."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import multiprocessing
-from collections import Counter
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,46 +14,61 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-from subscriber import crash_points
 from subscriber.crash_points import POINTS
 from subscriber.errors import SubscriberError
-from subscriber.testing.crash_points.child import ERROR_STATUS, Start, make_subscription, run_child, stop_synchronized
-from subscriber.testing.crash_points.failures import EXIT_STATUS, Failure, FailureAt, cut_connections, fill_disk
+from subscriber.testing.crash_points.child import (
+    ERROR_STATUS,
+    SYNCHRONIZED,
+    Start,
+    make_subscription,
+    note_synchronized,
+    run_child,
+    stop_synchronized,
+)
+from subscriber.testing.crash_points.failures import (
+    EXIT_STATUS,
+    PHASES,
+    SINK_LINE,
+    Failure,
+    FailureAt,
+    cut_connections,
+    failed_at,
+    fill_disk,
+    set_phase,
+)
 from subscriber.testing.crash_points.publisher import TIMEOUT, CrashPublisher, FakeCrashPublisher
 from subscriber.testing.crash_points.scenario import Scenario
 from subscriber.testing.crash_points.target import CrashTarget, CuttableTarget, FullDiskTarget
 
-__all__ = ["CORE_POINTS", "Counts", "CrashCase", "Failure", "crash_cases"]
+__all__ = ["CORE_POINTS", "CrashCase", "Failure", "crash_cases"]
 
-CORE_POINTS: Final[Sequence[str]] = tuple(
-    point for point in POINTS if point.partition(".")[0] in {"setup", "copy", "apply", "prepare", "spool", "acknowledge"}
+CORE_POINTS: Final[Sequence[str]] = (
+    *(point for point in POINTS if point.partition(".")[0] in {"setup", "copy", "apply", "prepare", "spool", "acknowledge"}),
+    SINK_LINE,
 )
-"""The points that the program reaches with every sink."""
-_STARTS: Final = 4
-"""A case needs two starts, or three if the error ends the first attempt."""
-
-Counts = Counter[str]
-"""How often each point is reached without a failure."""
+"""The points that the program reaches with every sink, and the lines of the sink."""
+_STARTS: Final = 2
+"""How often the program may end after each failure: the start after it may meet what it has left."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrashCase:
-    """One failure at one point.
+    """Failures of one kind at one point.
 
     Attributes:
         point: where.
         failure: how.
-        occurrence: at which time that the point is reached, from 1. 0: never, to count how often points are reached.
+        phases: when: once in each of these phases in which the point is reached.
         two_phase: whether the sink implements :class:`subscriber.abc.TwoPhaseSink`.
     """
 
     point: str
     failure: Failure
-    occurrence: int = 1
+    phases: Sequence[str] = PHASES
     two_phase: bool = True
 
     def __str__(self) -> str:
-        return f"{self.point}-{self.failure.value}" + (f"-{self.occurrence}" if self.occurrence > 1 else "")
+        return "-".join([self.point, self.failure.value, *(self.phases if tuple(self.phases) != PHASES else ())])
 
     async def run(
         self,
@@ -63,7 +77,7 @@ class CrashCase:
         *,
         publisher: CrashPublisher | None = None,
         mistake: Callable[[], None] | None = None,
-    ) -> Counts:
+    ) -> Sequence[str]:
         """Run it.
 
         Args:
@@ -73,48 +87,56 @@ class CrashCase:
             mistake: is called in each process first; see :class:`Start`.
 
         Returns:
-            How often each point was reached, for a case with occurrence 0.
+            The phases in which it failed; the lines for ``sink.line``.
 
         Raises:
-            ValueError: a target that lives in this process has no full disk and no mistake.
+            ValueError: a target that lives in this process has no full disk, no lines and no mistake.
             AssertionError: rows are missing or there too often, something is left behind, the program did not start again, or the point
                 was not reached.
             FeedbackViolation: the publisher was told what is not true.
         """
-        happened, counts = directory / "happened", directory / "counts"
-        counting = self.occurrence == 0
-        if isinstance(target, CuttableTarget) and (mistake is not None or self.failure is Failure.DISK_FULL):
-            raise ValueError("a full disk, or a mistake, is for a target whose sink runs in a process of its own")
+        local = isinstance(target, CuttableTarget)
+        if local and (mistake is not None or self.failure is Failure.DISK_FULL or self.point == SINK_LINE):
+            raise ValueError("a full disk, lines and a mistake are for a target whose sink runs in a process of its own")
         scenario = Scenario(publisher or FakeCrashPublisher(), two_phase=self.two_phase)
         scenario.fill()
         await scenario.create_tables(target)
         async with scenario.publisher:
             cut = _local_cut(target, scenario.publisher) if isinstance(target, CuttableTarget) else cut_connections
             fill = target.fill_disk if isinstance(target, FullDiskTarget) else fill_disk
-            failure = FailureAt(self.point, self.failure, self.occurrence, happened, cut, fill, counts if counting else None)
+            code = _code(type(target.new_sink()).__module__)
+            failure = FailureAt(self.point, self.failure, self.phases, directory, cut, fill, code)
             start = Start(target, scenario.publisher.dsn(), directory, self.two_phase, failure, mistake)
-            runner = _LocalRunner(start) if isinstance(target, CuttableTarget) else _ProcessRunner(start)
+            runner = _LocalRunner(start) if local else _ProcessRunner(start)
             try:
-                async with asyncio.timeout(TIMEOUT):
-                    await self._follow(scenario, runner)
+                async with asyncio.timeout(TIMEOUT) as limit:
+                    await self._follow(scenario, runner, limit)
             except TimeoutError:
-                raise AssertionError(f"the scenario did not end within {TIMEOUT:.0f} s\n{_log(directory)}") from None
+                raise AssertionError(f"nothing was confirmed for {TIMEOUT:.0f} s\n{_log(directory)}") from None
             finally:
                 await runner.kill()
             found = await scenario.differences(target)
             found += [f"the spool has {file.name}" for file in (directory / "spool").glob("*")]
-            if not counting and not happened.exists():
+            failed = failed_at(directory)
+            if not failed:
                 found.append(f"the point {self.point} was not reached")
-            assert not found, "\n".join([*found, _log(directory)])
-        return Counter(counts.read_text().split()) if counting else Counter()
+            assert not found, "\n".join([*found, f"the program has failed at {self.point} in {', '.join(failed)}", _log(directory)])
+        return failed
 
-    async def _follow(self, scenario: Scenario, runner: _Runner) -> None:
+    async def _follow(self, scenario: Scenario, runner: _Runner, limit: asyncio.Timeout) -> None:
         """Let the publisher do its steps while the program runs, and is started again when it has failed. Then end it cleanly."""
-        supervising = asyncio.create_task(runner.supervise())
+        set_phase(runner.directory, PHASES[0])
+        supervising = asyncio.create_task(runner.supervise(limit))
 
         async def write() -> None:
-            async for _ in scenario.steps():
-                await scenario.publisher.until_all_confirmed()
+            async for phase in scenario.steps():
+                if phase is None:
+                    await scenario.publisher.until_all_confirmed()
+                    continue
+                if phase == "changes":
+                    while not (runner.directory / SYNCHRONIZED).exists():  # noqa: ASYNC110 -- another process creates it
+                        await asyncio.sleep(0.01)
+                set_phase(runner.directory, phase)
 
         writing = asyncio.create_task(write())
         try:
@@ -123,6 +145,7 @@ class CrashCase:
                 supervising.result()
             await writing
             # the end is a step too: what fails there is started once more
+            set_phase(runner.directory, PHASES[-1])
             runner.stop()
             await supervising
         finally:
@@ -135,27 +158,26 @@ class _Runner:
     """Starts the program again and again, until it has been stopped and has ended well.
 
     Args:
-        start: of the first run; those after the failure have no hook.
+        start: of each run.
     """
 
     def __init__(self, start: Start) -> None:
         self._start = start
         self._stopping = False
+        self.directory = start.directory
 
-    async def supervise(self) -> None:
-        """Run the program.
+    async def supervise(self, limit: asyncio.Timeout) -> None:
+        """Run the program. Each start has the time of ``limit``.
 
         Raises:
-            AssertionError: it ended with an error that the failure does not explain.
+            AssertionError: it ended with an error that the failures do not explain.
         """
-        for _ in range(_STARTS):
-            failed = await self._run()
-            if not failed and self._stopping:
-                return
-            happened = self._start.failure is not None and self._start.failure.happened.exists()
-            if not (failed and happened):
-                raise AssertionError(f"the program ended by itself\n{_log(self._start.directory)}")
-        raise AssertionError(f"the program has failed {_STARTS} times\n{_log(self._start.directory)}")
+        ends = 0
+        while await self._run() or not self._stopping:
+            ends += 1
+            if ends > _STARTS * len(failed_at(self.directory)):
+                raise AssertionError(f"the program ended by itself\n{_log(self.directory)}")
+            limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
 
     async def _run(self) -> bool:
         """Run it once. True: it failed."""
@@ -178,8 +200,6 @@ class _ProcessRunner(_Runner):
     async def _run(self) -> bool:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         start = self._start
-        if start.failure is not None and start.failure.happened.exists():
-            start = Start(start.target, start.conninfo, start.directory, start.two_phase, None, start.mistake)
         context = _context(type(start.target).__module__)
         stop, self._stop = context.Pipe(duplex=False)
         process = self._process = context.Process(target=run_child, args=(start, stop), daemon=True)
@@ -213,23 +233,26 @@ class _LocalRunner(_Runner):
     def __init__(self, start: Start) -> None:
         super().__init__(start)
         self._subscription = make_subscription(start)
-        self._stops: list[asyncio.Task[None]] = []
+        self._waiting: list[asyncio.Task[None]] = []
 
     async def _run(self) -> bool:
         self._subscription = make_subscription(self._start)
+        self._waiting.append(asyncio.create_task(note_synchronized(self._subscription, self.directory)))
         if self._stopping:
             self.stop()
-        failure = self._start.failure
-        with crash_points.watched(failure) if failure is not None else contextlib.nullcontext():
+        with self._start.failure.watching():
             try:
                 await self._subscription.run()
             except SubscriberError:
                 return True
+            finally:
+                for task in self._waiting:
+                    task.cancel()
         return False
 
     def stop(self) -> None:
         super().stop()
-        self._stops.append(asyncio.create_task(stop_synchronized(self._subscription)))
+        self._waiting.append(asyncio.create_task(stop_synchronized(self._subscription)))
 
 
 def _local_cut(target: CuttableTarget, publisher: CrashPublisher) -> Callable[[], None]:
@@ -246,6 +269,14 @@ def _context(module: str) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["subscriber.testing.crash_points.preload", "subscriber.testing.crash_points.child", module])
     return context
+
+
+def _code(module: str) -> str:
+    """Where the lines of a sink are: in the package of its module, or in the module."""
+    package, _, _ = module.rpartition(".")
+    file = sys.modules[package or module].__file__
+    assert file is not None
+    return f"{Path(file).parent}/" if package else file
 
 
 def _log(directory: Path, lines: int = 40) -> str:
@@ -267,9 +298,10 @@ def crash_cases(
         failures: the kinds.
         two_phase: whether the sink can hold prepared transactions.
     """
-    return [
-        CrashCase(point, failure, two_phase=two_phase)
-        for point in points
-        if two_phase or not point.startswith("prepare.")
-        for failure in failures
-    ]
+    found = []
+    for point in points:
+        if point == SINK_LINE and Failure.EXIT in failures:
+            found += [CrashCase(point, Failure.EXIT, phases, two_phase) for phases in (PHASES[:2], PHASES[2:])]
+        elif point != SINK_LINE and (two_phase or not point.startswith("prepare.")):
+            found += [CrashCase(point, failure, two_phase=two_phase) for failure in failures]
+    return found

@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from subscriber import crash_points
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
@@ -21,17 +20,29 @@ from subscriber.subscription.subscription import Subscription
 from subscriber.testing.crash_points.failures import Failure, FailureAt, free_disk
 from subscriber.testing.crash_points.target import CrashTarget, FullDiskTarget
 
-__all__ = ["ERROR_STATUS", "NAME", "PUBLICATION", "Start", "make_subscription", "run_child", "stop_synchronized"]
+__all__ = [
+    "ERROR_STATUS",
+    "NAME",
+    "PUBLICATION",
+    "SYNCHRONIZED",
+    "Start",
+    "make_subscription",
+    "note_synchronized",
+    "run_child",
+    "stop_synchronized",
+]
 
 NAME: Final = "crash_point"
 """Of the subscription and its slot."""
 PUBLICATION: Final = "crash_points"
 ERROR_STATUS: Final = 3
 """Of a process that ended with an error of the subscription."""
+SYNCHRONIZED: Final = "synchronized"
+"""A file."""
 _log = logging.getLogger(__name__)
 
 _WORK_MEM: Final = 64 * 1024
-_RANGE: Final = 4 * 1024**2
+_RANGE: Final = 64 * 1024
 """A larger table is not copied in a group."""
 
 
@@ -44,7 +55,7 @@ class Start:
         conninfo: of the publisher.
         directory: for the spool and the log.
         two_phase: the option of the subscription.
-        failure: the hook, or None.
+        failure: the hook.
         mistake: is called first; plants a mistake, to show that a case finds it.
     """
 
@@ -52,7 +63,7 @@ class Start:
     conninfo: str
     directory: Path
     two_phase: bool
-    failure: FailureAt | None = None
+    failure: FailureAt
     mistake: Callable[[], None] | None = None
 
 
@@ -76,10 +87,20 @@ def make_subscription(start: Start) -> Subscription:
     )
 
 
-async def stop_synchronized(subscription: Subscription) -> None:
-    """Stop it when all tables are synchronized, or leave it if it has ended."""
+async def note_synchronized(subscription: Subscription, directory: Path) -> None:
+    """Create a file when all tables are synchronized. Until then, changes of a table do not reach the apply worker's batches."""
     with contextlib.suppress(SubscriberError):
         await subscription.wait_for(Lsn(1))
+        (directory / SYNCHRONIZED).touch()
+
+
+async def stop_synchronized(subscription: Subscription) -> None:
+    """Stop it when all tables are synchronized and it follows, or leave it if it has ended."""
+    with contextlib.suppress(SubscriberError):
+        await subscription.wait_for(Lsn(1))
+        # at its start a stream removes what a killed process has left
+        while not subscription.status.streaming:  # noqa: ASYNC110 -- no event of the public interface says so
+            await asyncio.sleep(0.01)
         subscription.stop()
 
 
@@ -92,13 +113,13 @@ def run_child(start: Start, stop: Connection) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if start.failure is not None and start.failure.failure is Failure.DISK_FULL:
+    if start.failure.failure is Failure.DISK_FULL:
         handlers.insert(0, _FreeDisk(start.target))
     logging.basicConfig(handlers=handlers, level=logging.INFO, force=True)
     if start.mistake is not None:
         start.mistake()
     try:
-        with crash_points.watched(start.failure) if start.failure is not None else contextlib.nullcontext():
+        with start.failure.watching():
             asyncio.run(_run(start, stop))
     except SubscriberError as error:
         _log.error("%s", error)
@@ -118,11 +139,11 @@ class _FreeDisk(logging.Handler):
 
 async def _run(start: Start, stop: Connection) -> None:
     subscription = make_subscription(start)
-    loop, stopping = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    loop, waiting = asyncio.get_running_loop(), {asyncio.create_task(note_synchronized(subscription, start.directory))}
 
     def stopped() -> None:
         loop.remove_reader(stop.fileno())
-        stopping.add(asyncio.create_task(stop_synchronized(subscription)))
+        waiting.add(asyncio.create_task(stop_synchronized(subscription)))
 
     loop.add_reader(stop.fileno(), stopped)
     await subscription.run()

@@ -10,9 +10,12 @@ from typing import Any, Final, Protocol, Self
 from subscriber.testing.crash_points.child import NAME
 from subscriber.testing.fake_publisher import FakePublisher
 
-__all__ = ["TIMEOUT", "CrashPublisher", "CrashTransaction", "FakeCrashPublisher"]
+__all__ = ["TIMEOUT", "WAIT", "CrashPublisher", "CrashTransaction", "FakeCrashPublisher"]
 
 TIMEOUT: Final = 60.0
+"""For a start of the program."""
+WAIT: Final = 600.0
+"""For all starts until a state is reached."""
 
 
 class CrashTransaction(Protocol):
@@ -44,7 +47,12 @@ class CrashTransaction(Protocol):
 
 
 class CrashPublisher(Protocol):
-    """What the scenario does with a publisher. Waiting ends with an error after :data:`TIMEOUT`."""
+    """What the scenario does with a publisher. Waiting ends with an error after :data:`WAIT`."""
+
+    @property
+    def copied_rows(self) -> int:
+        """So many rows of 7 kB that the table is still being copied when :meth:`until_table_slot` returns."""
+        ...
 
     async def __aenter__(self) -> Self: ...
 
@@ -96,6 +104,8 @@ class CrashPublisher(Protocol):
 class FakeCrashPublisher(FakePublisher):
     """A :class:`CrashPublisher` that needs no server. It streams and sends keepalives early."""
 
+    copied_rows = 40
+
     def __init__(self) -> None:
         super().__init__(18, logical_decoding_work_mem=16 * 1024, keepalive_seconds=0.1)
 
@@ -117,10 +127,10 @@ class FakeCrashPublisher(FakePublisher):
         await self._until(lambda: any(record.update.write >= lsn for record in self.feedback.records[known:]))
 
     async def until_all_confirmed(self) -> None:
-        await self.until_confirmed(NAME, timeout=TIMEOUT)
+        await self.until_confirmed(NAME, timeout=WAIT)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        await self.until(condition, TIMEOUT)
+        await self.until(condition, WAIT)
 
     def cut(self) -> None:
         for session in self.sessions.values():

@@ -24,7 +24,6 @@ _QUIET: Final = [Table(f"quiet_{number}", "*id int4", "note") for number in rang
 """With the others, enough tables for a group."""
 _TABLES: Final = (_ITEMS, _HISTORY, *_QUIET)
 _NOTE: Final = "x" * 400
-_COPIED: Final = 800
 _LARGE_NOTE: Final = "y" * 7_000
 """Makes the table too large for a group of tables."""
 _LARGE: Final = 250
@@ -57,7 +56,7 @@ class Scenario:
         publisher.create_publication(PUBLICATION, *[table.name.name for table in _TABLES])
         with_rows = publisher.transaction()
         with_rows.insert("items", _rows(1, 20, "id"))
-        with_rows.insert("history", _rows(1, _COPIED, "number", _LARGE_NOTE))
+        with_rows.insert("history", _rows(1, publisher.copied_rows, "number", _LARGE_NOTE))
         for table in _QUIET:
             with_rows.insert(table.name.name, _rows(1, 20, "id"))
         with_rows.commit()
@@ -67,23 +66,30 @@ class Scenario:
         for table in _TABLES:
             await target.create_table(table)
 
-    async def steps(self) -> AsyncIterator[None]:
-        """Do one thing after another. What is committed by then must be confirmed before the next step."""
+    async def steps(self) -> AsyncIterator[str | None]:
+        """Do one thing after another.
+
+        Yields a phase that begins, or None: what is committed must be confirmed before the next step. All tables must be synchronized
+        before ``changes`` begins.
+        """
         publisher = self.publisher
         # during the copy: the table must catch up
         await publisher.until_table_slot()
+        yield "copy"
         async with publisher.transaction() as t:
             t.insert("history", number=1001, note="during the copy")
-        yield
+        yield None
         if self._two_phase:
             await publisher.until_two_phase()
+        yield "changes"
         for number in range(3):
             async with publisher.transaction() as t:
                 t.insert("items", id=201 + number, note="small")
                 t.update("items", {"id": 1 + number}, note=f"changed {number}")
                 t.delete("items", {"id": 11 + number})
                 t.insert("history", number=2001 + number, note="small")
-        yield
+        yield None
+        yield "streams"
         for number in range(2):
             async with publisher.transaction() as t:
                 t.insert("history", _rows(3000 + 1000 * number, _LARGE, "number"))
@@ -92,7 +98,7 @@ class Scenario:
                     await publisher.until_received()
                     t.rollback_savepoint()
                 t.insert("history", number=3999 + 1000 * number, note="after a savepoint")
-            yield
+            yield None
             publisher.lose_aborts()
         rolled_back = publisher.transaction()
         rolled_back.insert("history", _rows(5000, _LARGE, "number"))
@@ -101,15 +107,16 @@ class Scenario:
         # changes that are not published move the position too
         async with publisher.transaction() as t:
             t.insert("private", id=1)
-        yield
+        yield None
         if self._two_phase:
-            async for _ in self._prepared_steps():
-                yield
+            yield "prepared"
+            async for step in self._prepared_steps():
+                yield step
         async with publisher.transaction() as t:
             t.insert("history", number=9001, note="last")
-        yield
+        yield None
 
-    async def _prepared_steps(self) -> AsyncIterator[None]:
+    async def _prepared_steps(self) -> AsyncIterator[str | None]:
         publisher = self.publisher
         for number, large in enumerate((False, True)):
             first, second = publisher.transaction(), publisher.transaction()
@@ -118,13 +125,13 @@ class Scenario:
             first.prepare(f"committed {number}")
             second.insert("history", _rows(1, _LARGE if large else 1, "number"))
             second.prepare(f"rolled back {number}")
-            yield
+            yield None
             async with publisher.transaction() as t:
                 t.insert("history", number=8001 + number, note="between")
             first.commit_prepared()
-            yield
+            yield None
             second.rollback_prepared()
-            yield
+            yield None
 
     async def differences(self, target: CrashTarget) -> list[str]:
         """Return a sentence for each thing that is not as it must be at the end."""
