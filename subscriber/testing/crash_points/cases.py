@@ -130,6 +130,7 @@ class CrashCase:
 
         async def write() -> None:
             async for phase in scenario.steps():
+                _extend(limit)
                 if phase is None:
                     await scenario.publisher.until_all_confirmed()
                     continue
@@ -154,6 +155,10 @@ class CrashCase:
             await asyncio.gather(supervising, writing, return_exceptions=True)
 
 
+def _extend(limit: asyncio.Timeout) -> None:
+    limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
+
+
 class _Runner:
     """Starts the program again and again, until it has been stopped and has ended well.
 
@@ -167,7 +172,7 @@ class _Runner:
         self.directory = start.directory
 
     async def supervise(self, limit: asyncio.Timeout) -> None:
-        """Run the program. Each start has the time of ``limit``.
+        """Run the program. ``limit`` is the time of each start, and of each step of the publisher.
 
         Raises:
             AssertionError: it ended with an error that the failures do not explain.
@@ -177,7 +182,7 @@ class _Runner:
             ends += 1
             if ends > _STARTS * len(failed_at(self.directory)):
                 raise AssertionError(f"the program ended by itself\n{_log(self.directory)}")
-            limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
+            _extend(limit)
 
     async def _run(self) -> bool:
         """Run it once. True: it failed."""

@@ -13,7 +13,7 @@ from subscriber.testing.fake_publisher import FakePublisher
 __all__ = ["TIMEOUT", "WAIT", "CrashPublisher", "CrashTransaction", "FakeCrashPublisher"]
 
 TIMEOUT: Final = 60.0
-"""For a start of the program."""
+"""For a start of the program, or a step of the publisher."""
 WAIT: Final = 600.0
 """For all starts until a state is reached."""
 
