@@ -20,7 +20,8 @@ Why the result is the same
       its place in the order, because the apply worker waits for it there.
     * *Which records.* It follows the sequence of records in reassembly. An aborted subtransaction cuts that sequence at its first record.
       There the session has a savepoint, and rolls back to it. Records that it has not applied yet need no undo. It detects a cut before
-      it reads any record that was received after it.
+      it reads any record that was received after it. If the publisher did not send an abort, that is known only at the end
+      (:mod:`subscriber.apply.rolled_back`): then the attempt is rolled back.
     * *Which relations.* A streamed transaction describes its relations itself. Another one also uses those of earlier transactions. All of
       these are committed when the attempt begins, and no other event comes before its own end.
     * *Which tables.* The gate's answer may depend on the final LSN, which a stream does not tell. So attempts begin only while every table
