@@ -160,6 +160,19 @@ class TableStates:
         """Tables that are still being synchronized."""
         return sorted(self._own)
 
+    def is_unsynchronized(self, table: TableName) -> bool:
+        """Whether the table is still being synchronized."""
+        return table in self._own
+
+    def any_unsynchronized(self, condition: Callable[[TableName], bool]) -> bool:
+        """Whether the condition is true for a table that is still being synchronized. Asked after each change of a state: not sorted."""
+        return any(map(condition, self._own))
+
+    @property
+    def storing_tables(self) -> Sequence[TableName]:
+        """Tables of which it is unknown whether SYNCDONE was stored (:meth:`is_storing`)."""
+        return sorted(self._storing)
+
     @property
     def all_synchronized(self) -> bool:
         """Whether no table needs to be synchronized any more."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Coroutine, Iterator
+from collections import deque
+from collections.abc import Collection, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
+from itertools import takewhile
 from typing import Final, Protocol
 
 from subscriber.abc import Retry, TableName, TableState
@@ -91,6 +93,7 @@ class SyncLauncher:
         self._no_group_before = 0.0
         self._failed_groups = 0
         self._alone_until = 0.0
+        self._turns = deque[TableName]()
 
     async def run(self) -> None:
         """Run synchronizations.
@@ -149,10 +152,10 @@ class SyncLauncher:
                 errors.append(error)
         return errors
 
-    def _due(self) -> Iterator[TableName]:
-        now = asyncio.get_running_loop().time()
-        waiting = {*self._states.unsynchronized, *self._backoff} - self._busy
-        return (table for table in waiting if self._begins(table) <= now)
+    def _is_due(self, table: TableName) -> bool:
+        if table in self._busy or not (self._states.is_unsynchronized(table) or table in self._backoff):
+            return False
+        return self._begins(table) <= asyncio.get_running_loop().time()
 
     def _begins(self, table: TableName) -> float:
         """The time before which the table must not be tried."""
@@ -163,12 +166,27 @@ class SyncLauncher:
         return len(self._running) >= self._settings.max_sync_workers_per_subscription
 
     def _has_due(self) -> bool:
-        return not self._is_full and any(True for _ in self._due())
+        return not self._is_full and (any(map(self._is_due, self._backoff)) or self._states.any_unsynchronized(self._is_due))
+
+    def _due(self) -> deque[TableName]:
+        """The tables that are due, in the order of their turns: the next one is first, others may have been started since.
+
+        They are sorted again when all of them had their turn: with thousands of tables, each start would take longer than a copy.
+        """
+        # the apply worker waits for these
+        if urgent := [table for table in self._states.storing_tables if self._is_due(table)]:
+            return deque(urgent)
+        while self._turns and not self._is_due(self._turns[0]):
+            self._turns.popleft()
+        if not self._turns:
+            # failed ones come last, so that all others get their first turn
+            found = filter(self._is_due, {*self._states.unsynchronized, *self._backoff})
+            self._turns.extend(sorted(found, key=lambda table: (table in self._not_before, not self._is_fresh(table), table)))
+        return self._turns
 
     def _start_due(self) -> None:
         while not self._is_full:
-            # tables for which the apply worker waits come first; failed ones come last, so that all others get their first turn
-            due = sorted(self._due(), key=lambda table: (not self._states.is_storing(table), table in self._not_before, table))
+            due = self._due()
             if not due:
                 return
             tables = () if self._states.is_storing(due[0]) else self._next_group(due)
@@ -184,10 +202,10 @@ class SyncLauncher:
         async with self._owner.watched():
             await work
 
-    def _next_group(self, due: list[TableName]) -> tuple[TableName, ...]:
+    def _next_group(self, due: Iterable[TableName]) -> tuple[TableName, ...]:
         """The tables for a worker's group: its share of those that wait for their first copy. Empty: take a single table."""
         workers = self._settings.max_sync_workers_per_subscription
-        fresh = [table for table in due if self._is_fresh(table)]
+        fresh = [table for table in takewhile(self._is_fresh, due) if self._is_due(table)]
         if len(fresh) <= max(workers, _FEW):
             return ()
         share = -(-len(fresh) // (workers - len(self._running)))

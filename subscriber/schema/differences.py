@@ -6,8 +6,9 @@ Indexes and constraints are the same if their definitions are: the names need no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from subscriber.abc.table_schema import (
     ColumnSchema,
@@ -22,6 +23,8 @@ from subscriber.abc.values import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
 __all__ = ["differences"]
+
+_Named = TypeVar("_Named", ConstraintSchema, IndexSchema)
 
 _KINDS: Final = {"p": "primary key", "u": "unique constraint", "f": "foreign key", "c": "check constraint", "x": "exclusion constraint"}
 _ORDER: Final = ("table", "sequence", "column", "type", "nullability", "default", "key", "index", "constraint", "comment", "owner")
@@ -99,7 +102,7 @@ def _compared(table: TableName, column: ColumnSchema, there: ColumnSchema) -> It
         collate = f" COLLATE {column.collation}" if column.collation else ""
         statement = f"{alter} TYPE {column.type}{collate} USING {quote_identifier(column.name)}::{column.type};"
         yield SchemaDifference(kind="type", name=table, message=message, ddl=(statement,))
-    elif missing := [label for label in column.labels if label not in there.labels]:
+    elif missing := sorted(set(column.labels) - set(there.labels), key=column.labels.index):
         message = f"{what}: type {column.type} lacks the label {', '.join(map(quote_literal, missing))} in the target"
         yield SchemaDifference(kind="type", name=table, message=message, ddl=tuple(_labels(column, missing)))
     if column.not_null != there.not_null:
@@ -159,26 +162,29 @@ def _literal(comment: str | None) -> str:
     return "NULL" if comment is None else quote_literal(comment)
 
 
-def _same(definition: str, other: str) -> bool:
-    return _canonical(definition) == _canonical(other)
-
-
 def _canonical(definition: str) -> str:
     return _ARRAY.sub(lambda found: f"ARRAY[{', '.join(f'({each})::{found[2]}' for each in re.findall(_LITERAL, found[1]))}]", definition)
+
+
+def _unmatched(these: Sequence[_Named], there: Sequence[_Named], key: Callable[[_Named], object]) -> tuple[list[_Named], dict[str, _Named]]:
+    """Those that have no equal one there, and what remains there, by name. ``key``: equal if they are."""
+    left, missing = {each.name: each for each in there}, []
+    names = defaultdict[object, deque[str]](deque)
+    for each in there:
+        names[key(each)].append(each.name)
+    for each in these:
+        if same := names.get(key(each)):
+            del left[same.popleft()]
+        else:
+            missing.append(each)
+    return missing, left
 
 
 def _constraints(
     table: TableName, constraints: Sequence[ConstraintSchema], there: Sequence[ConstraintSchema]
 ) -> Iterator[SchemaDifference]:
     alter = f"ALTER TABLE {_quoted(table)}"
-    left = {each.name: each for each in there}
-    missing = []
-    for each in constraints:
-        same = next((other for other in left.values() if other.kind == each.kind and _same(other.definition, each.definition)), None)
-        if same is None:
-            missing.append(each)
-        else:
-            del left[same.name]
+    missing, left = _unmatched(constraints, there, lambda each: (each.kind, _canonical(each.definition)))
     for each in missing:
         add = f"{alter} ADD CONSTRAINT {quote_identifier(each.name)} {each.definition};"
         other = left.pop(each.name, None)
@@ -200,14 +206,8 @@ def _constraints(
 
 
 def _indexes(table: TableName, indexes: Sequence[IndexSchema], there: Sequence[IndexSchema]) -> Iterator[SchemaDifference]:
-    left = {each.name: each for each in there}
-    missing = []
-    for each in indexes:
-        same = next((other for other in left.values() if other.valid and _same(other.definition, each.definition)), None)
-        if same is None:
-            missing.append(each)
-        else:
-            del left[same.name]
+    missing, left = _unmatched(indexes, [each for each in there if each.valid], lambda each: _canonical(each.definition))
+    left |= {each.name: each for each in there if not each.valid}
     for each in missing:
         create = each.definition.replace("INDEX ON ", f"INDEX {quote_identifier(each.name)} ON ", 1) + ";"
         other = left.pop(each.name, None)

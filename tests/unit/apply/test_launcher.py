@@ -422,3 +422,28 @@ def test_tables_stay_in_groups_while_the_target_is_unavailable() -> None:
         assert len(setup.made) <= 12
 
     run(work())
+
+
+def test_the_turns_of_many_tables_are_not_looked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start and each change of a state sorted all tables that wait: a minute of computing for 3,000 tables."""
+    asked: list[TableName] = []
+    is_due = SyncLauncher._is_due
+
+    def counted(self: SyncLauncher, name: TableName) -> bool:
+        asked.append(name)
+        return is_due(self, name)
+
+    monkeypatch.setattr(SyncLauncher, "_is_due", counted)
+    counts = []
+    for tables in (50, 150):
+        asked.clear()
+        setup = LauncherSetup(tables)
+
+        async def scenario(setup: LauncherSetup = setup) -> None:
+            async with setup.open():
+                await setup.states.changed.wait(lambda: setup.states.all_synchronized)
+
+        run(scenario())
+        assert len(setup.begun) == tables
+        counts.append(len(asked))
+    assert counts[1] < 4 * counts[0]
