@@ -186,7 +186,7 @@ class Sink(Protocol):
         ...
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedSink:
-        """Connect, create or migrate the catalog, create the subscription's entry if there is none, and take the writer's lock.
+        """Connect, create the catalog if there is none, create the subscription's entry if there is none, and take the writer's lock.
 
         Called again only after the opened sink was closed.
 

@@ -1,7 +1,7 @@
 """The catalog of subscriptions in a target: its tables, its logic over a few primitives, and the data that ``status`` shows."""
 
 from subscriber.catalog.definition import Definition, claimed_elsewhere
-from subscriber.catalog.interface import Catalog, CopyingCatalog, OwnedCatalog
+from subscriber.catalog.interface import Catalog, CopyingCatalog, MovableCatalog, OwnedCatalog
 from subscriber.catalog.observation import ApplierObservation, Observation, TableObservation
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Catalog",
     "CopyingCatalog",
     "Definition",
+    "MovableCatalog",
     "Observation",
     "OwnedCatalog",
     "TableObservation",

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from subscriber.abc import TableName
 from subscriber.catalog.definition import Definition
 
-__all__ = ["Catalog", "CopyingCatalog", "OwnedCatalog"]
+__all__ = ["Catalog", "CopyingCatalog", "MovableCatalog", "OwnedCatalog"]
 
 
 class Catalog(Protocol):
@@ -146,5 +146,19 @@ class OwnedCatalog(Protocol):
 
         Raises:
             TargetError: the role does not exist, or the current role cannot SET ROLE to it.
+        """
+        ...
+
+
+@runtime_checkable
+class MovableCatalog(Protocol):
+    """A :class:`Catalog` that knows for which target its rows were written. It refuses those that were copied from another target."""
+
+    async def accept_target(self, name: str) -> None:
+        """Make this target the one of a subscription whose rows were restored or copied here.
+
+        Raises:
+            TargetError: the subscription does not exist, or a table is missing or was being copied. Nothing was changed.
+            SubscriptionInUse: a process that runs it does not stop.
         """
         ...

@@ -88,8 +88,7 @@ class Column:
         null: whether it may be NULL.
         length: the largest number of characters of a TEXT; None: no limit.
         unique: no two rows have the same value.
-        default: its value in rows that existed before the column.
-        version: the version of the catalog that added the column; 0: the first one.
+        default: its value in a row that is inserted without one.
     """
 
     name: str
@@ -98,7 +97,6 @@ class Column:
     length: int | None = None
     unique: bool = False
     default: Any = None
-    version: int = 0
 
 
 class Table:
@@ -145,7 +143,7 @@ def _option_column(option: Option) -> Column:
     kinds = {bool: Kind.BOOLEAN, int: Kind.INTEGER, float: Kind.REAL, str: Kind.CODE if option.codes else Kind.TEXT}
     kind = kinds[type(option.default)]
     length = option.length if kind is Kind.TEXT else None
-    return Column(option.column, kind, length=length, default=option.stored(option.default), version=option.catalog_version)
+    return Column(option.column, kind, length=length, default=option.stored(option.default))
 
 
 def pg_subscription(options: Iterable[Option]) -> Table:
@@ -269,7 +267,7 @@ VERIFICATION: Final = Table(
     Column("publisher_system", Kind.TEXT, length=20),
     Column("target_system", Kind.TEXT, length=20),
     Column("verified_at", Kind.TIME),
-    Column("compared", Kind.TEXT, null=True, length=32, version=5),
+    Column("compared", Kind.TEXT, null=True, length=32),
     key=("subid", "nspname", "relname"),
     subscription="subid",
 )

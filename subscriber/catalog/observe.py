@@ -28,7 +28,7 @@ async def observe(store: Store) -> Sequence[Observation]:
         subscriptions = await rows.select(PG_SUBSCRIPTION, {})
         positions = await read_positions(rows)
         stats = {row["subid"]: row for row in await rows.select(SUBSCRIPTION_STATS, {})}
-        entries = [row for row in await rows.select(PG_SUBSCRIPTION_REL, {}) if row["srrelname"] is not None]
+        entries = await rows.select(PG_SUBSCRIPTION_REL, {})
         workers = await rows.select(WORKER, {})
         conninfos = "subconninfo" not in rows.hidden
     live = await store.live_workers(workers)

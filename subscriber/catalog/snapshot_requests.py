@@ -225,7 +225,7 @@ class StoredRequests:
         """The states of the tables."""
         async with self._store.reading() as rows:
             found = await rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self._oid})
-        return {TableName(row["srnspname"], row["srrelname"]): entry_of(row) for row in found if row["srrelname"] is not None}
+        return {TableName(row["srnspname"], row["srrelname"]): entry_of(row) for row in found}
 
 
 def not_ready(entries: Mapping[TableName, TableEntry], tables: Iterable[TableName], lsn: Lsn) -> dict[TableName, str]:

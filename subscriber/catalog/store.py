@@ -18,7 +18,7 @@ from subscriber.errors import RelationError
 __all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Plus", "Row", "Rows", "Store", "verb_key", "writer_key"]
 
 CATALOG_KEY: Final = "catalog"
-"""Key of the lock that is held while the catalog is created or migrated, and while a subscription is added or renamed."""
+"""Key of the lock that is held while the catalog is created, and while a subscription is added or renamed."""
 LAUNCHER_KEY: Final = "launcher"
 """Key of the lock that the target's only launcher holds."""
 
@@ -57,8 +57,6 @@ class Rows(Protocol):
 
     async def select(self, table: Table, where: Row, *, lock: bool = False) -> Sequence[Row]:
         """Read rows.
-
-        A row of ``pg_subscription_rel`` may have None as the table's name, if the table was dropped in the target.
 
         Args:
             table: the table.

@@ -125,8 +125,8 @@ class SubscriptionRows:
 
     # --- tables
 
-    async def tables(self, *, lock: bool = False) -> Sequence[tuple[TableName | None, TableRow]]:
-        """Return the subscription's tables. The name is None if the table was dropped in the target.
+    async def tables(self, *, lock: bool = False) -> Sequence[tuple[TableName, TableRow]]:
+        """Return the subscription's tables.
 
         Args:
             lock: lock the rows: wait for transactions that change one of them.
@@ -245,8 +245,8 @@ class CatalogStateStore(ABC):
             await rows.change(**values)
 
 
-def _name(row: Row) -> TableName | None:
-    return None if row["srrelname"] is None else TableName(row["srnspname"], row["srrelname"])
+def _name(row: Row) -> TableName:
+    return TableName(row["srnspname"], row["srrelname"])
 
 
 def _table_row(row: Row) -> TableRow:

@@ -39,7 +39,6 @@ class Option:
         codes: values of the column by values of the option, where they differ.
         length: the largest number of characters of a text in the column.
         keyed: it is given as ``name.KEY=value``, once for each key. The dataclass takes a mapping.
-        catalog_version: the version of the target's catalog that added the column. A new column takes the next version of the catalog.
     """
 
     name: str = ""
@@ -58,7 +57,6 @@ class Option:
     codes: Mapping[str, str] | None = None
     length: int = 20
     keyed: bool = False
-    catalog_version: int = 2
 
     @property
     def shown_default(self) -> str:

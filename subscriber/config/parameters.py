@@ -142,7 +142,6 @@ class SubscriptionOptions:
         least=-1,
         alter="always",
         column="subwalrcvtimeout",
-        catalog_version=7,
     )
     """In seconds."""
     retain_dead_tuples: bool = option(False, BOOLEAN, "only false: the conflict update_deleted is not detected")
@@ -155,7 +154,6 @@ class SubscriptionOptions:
         column="subwhere",
         length=4000,
         keyed=True,
-        catalog_version=4,
     )
     """Give a mapping of ``SCHEMA.TABLE`` to expressions. It is kept as one text; :attr:`row_filters` returns the mapping."""
 

@@ -175,8 +175,8 @@ class Feed:
         """Make what bears this name in the target now a table of the subscription."""
         with psycopg.connect(self.database.dsn, autocommit=True) as connection:
             connection.execute(
-                "INSERT INTO subscriber.pg_subscription_rel (srsubid, srrelid, srsubstate) "
-                "SELECT %s, c.oid, 'r' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+                "INSERT INTO subscriber.pg_subscription_rel (srsubid, srrelid, srnspname, srrelname, srsubstate) "
+                "SELECT %s, c.oid, n.nspname, c.relname, 'r' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
                 "WHERE n.nspname = %s AND c.relname = %s ON CONFLICT DO NOTHING",
                 (self.oid, namespace, name),
             )

@@ -16,7 +16,7 @@ from subscriber.config import PARAMETERS, SETTINGS, STORED, Option, Settings, Su
 from subscriber.config.option import option
 from subscriber.config.reading import SIZE, TIME, WHOLE, OptionType, choice
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.postgres.catalog import schema as postgres_catalog
+from subscriber.sinks.postgres.catalog.schema import add_column
 from subscriber.sinks.sqlalchemy.catalog_tables import catalog_tables
 
 
@@ -25,9 +25,9 @@ class More(SubscriptionOptions):
     """With two new parameters, each declared once."""
 
     hue: Literal["red", "green"] = option(
-        "green", choice("red", "green"), "colour of the changes", since=19, alter="always", column="subhue", catalog_version=4
+        "green", choice("red", "green"), "colour of the changes", since=19, alter="always", column="subhue"
     )
-    patience: int = option(7, WHOLE, "how often to ask", column="subpatience", catalog_version=4)
+    patience: int = option(7, WHOLE, "how often to ask", column="subpatience")
 
 
 NEW = [each for name, each in declared(More).items() if name not in PARAMETERS]
@@ -55,11 +55,10 @@ def test_reference() -> None:
 
 
 def test_postgres_catalog() -> None:
-    assert "".join(postgres_catalog.catalog_step(3, NEW).split()) == "ALTERTABLEsubscriber.workerADDdetailstext;"
-    step = " ".join(postgres_catalog.catalog_step(4, NEW).split())
-    assert "ALTER TABLE subscriber.pg_subscription ADD subhue text NOT NULL DEFAULT 'green'" in step
-    assert "GRANT SELECT (subhue) ON subscriber.pg_subscription TO PUBLIC" in step
-    assert "ADD subpatience integer NOT NULL DEFAULT '7'" in step
+    columns = " ".join("".join(map(add_column, NEW)).split())
+    assert "ALTER TABLE subscriber.pg_subscription ADD subhue text NOT NULL DEFAULT 'green'" in columns
+    assert "GRANT SELECT (subhue) ON subscriber.pg_subscription TO PUBLIC" in columns
+    assert "ADD subpatience integer NOT NULL DEFAULT '7'" in columns
 
 
 def test_sqlalchemy_catalog() -> None:

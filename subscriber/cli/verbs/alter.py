@@ -12,7 +12,7 @@ from subscriber.cli.options import add_name_argument, add_parameters_argument, a
 from subscriber.config import ALTERABLE, BOOLEAN, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
+from subscriber.subscription.management.alter import SubscriptionAlteration, accept_target, alter_subscription
 from subscriber.subscription.management.status import reset_subscription_stats
 
 __all__ = ["add_arguments"]
@@ -46,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     forms.add_argument("--rename", metavar="NEW", help="new name")
     forms.add_argument("--owner", metavar="ROLE", help="apply with the privileges of this role (PostgreSQL targets)")
+    forms.add_argument(
+        "--accept-target",
+        action="store_true",
+        help="this database takes the place of the one from which its catalog was restored or upgraded (PostgreSQL targets)",
+    )
     forms.add_argument("--reset-stats", action="store_true", help="reset its statistics; the worker keeps running")
     add_parameters_argument(parser, ALTERABLE, "a parameter; with --refresh: copy_data; with publications: refresh, copy_data")
     add_settings_argument(parser, flags=True)
@@ -64,9 +69,15 @@ def _table(text: str) -> TableName:
 
 
 async def _execute(args: argparse.Namespace) -> int:
-    if args.reset_stats:
-        _require_no_options(args.options, "--reset-stats")
-        await reset_subscription_stats(args.name, target=args.target)
+    whole: list[tuple[str, bool, Callable[..., Awaitable[None]]]] = [
+        ("--reset-stats", args.reset_stats, reset_subscription_stats),
+        ("--accept-target", args.accept_target, accept_target),
+    ]
+    for form, given, act_on in whole:
+        if not given:
+            continue
+        _require_no_options(args.options, form)
+        await act_on(args.name, target=args.target)
         confirm(args, f'altered subscription "{args.name}"')
         return 0
     act = _form(args)

@@ -34,6 +34,7 @@ from subscriber.sinks.postgres.apply.applier import Applier, Owner
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
+from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES
 from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
 from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
@@ -181,14 +182,8 @@ class OpenedPostgresSink(CatalogStateStore):
             # the terminated session may have waited for a synchronous standby in COMMIT: this COMMIT waits for the standby too
             async with self.changing() as changing:
                 await changing.touch()
-        found: dict[TableName, TableEntry] = {}
-        for name, row in await self._rows.tables():
-            if name is not None:
-                found[name] = row.entry
-            else:
-                async with self.changing() as rows:
-                    await rows.remove_table(row.relid)
-        return found
+        await self.reader.fetch(FOLLOW_TABLES, self.state.oid)
+        return {name: row.entry for name, row in await self._rows.tables()}
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
         """Add tables with their first state. Returns the errors of those that do not exist in the target, or are no tables."""

@@ -21,6 +21,7 @@ from subscriber.sinks.postgres.catalog.schema import ensure_catalog
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresStore
 from subscriber.sinks.postgres.catalog.subscriptions import own_subscription
+from subscriber.sinks.postgres.catalog.target_identity import require_own_target
 from subscriber.sinks.postgres.checks import check_target, querying, subscription_exists
 from subscriber.sinks.postgres.opened import OpenedPostgresSink, PostgresTarget
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions, raise_fence
@@ -79,6 +80,7 @@ class PostgresSink:
 
         Raises:
             SubscriptionChanged: it was dropped or renamed since it was created.
+            ConfigurationError: its rows are a copy of another target's.
             TargetUnavailable, TargetError, SubscriptionInUse
         """
         require_name(name)
@@ -91,6 +93,8 @@ class PostgresSink:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
             oid = await own_subscription(reader, name, self._options, known=self._known)
+            async with reader.transaction() as execute:
+                await require_own_target(execute, oid, name)
             ended = await take(session.fetch, writer_number(oid), f'subscription "{name}"', lost=self._target.lost())
             if not self._defined:
                 await require_unclaimed(PostgresStore(reader), oid, name)

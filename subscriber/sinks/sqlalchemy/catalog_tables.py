@@ -68,9 +68,7 @@ __all__ = [
     "catalog_tables",
 ]
 
-VERSION: Final = max(6, *(column.version for table in (model.PG_SUBSCRIPTION, model.VERIFICATION) for column in table.columns.values()))
-"""The catalog's version. Version 2 added ``worker.details``, version 4 ``snapshot_request`` and ``verification``, version 6 ``cutover``.
-Each version adds the columns that have its number."""
+VERSION: Final = 1
 
 PREFIX: Final = "subscriber_"
 FIRST_OID: Final = 16384
@@ -223,7 +221,6 @@ def _columns(table: model.Table) -> list[Column[Any]]:
             unique=column.unique or None,
             primary_key=column.name in table.key,
             autoincrement=False,
-            # for rows that exist when the column is added
             server_default=_literal(column.default),
         )
         for column in table.columns.values()

@@ -14,7 +14,7 @@ from subscriber.abc import Finding, PublishedTable
 from subscriber.catalog.subscriptions import find_subscription
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import TargetError
-from subscriber.sinks.sqlalchemy.catalog.migration import read_version
+from subscriber.sinks.sqlalchemy.catalog.creation import catalog_version
 from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
 from subscriber.sinks.sqlalchemy.schema.table_creation import check
 from subscriber.sinks.sqlalchemy.session.database import Database
@@ -35,7 +35,7 @@ async def subscription_exists(database: Database, name: str) -> bool:
     if database.path is not None and not database.path.exists():
         return False
     async with database.reading() as connection:
-        if await read_version(connection, database.tables) is None:
+        if await catalog_version(connection, database.tables) is None:
             return False
         return await find_subscription(SqlAlchemyRows(connection, database.tables), name) is not None
 

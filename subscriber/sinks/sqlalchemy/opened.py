@@ -236,17 +236,17 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         async with self._transaction() as connection:
             rows = self._rows(connection)
             known = await rows.tables(lock=True)
-            there = await existing_tables(connection, [name for name, _ in known if name is not None])
+            there = await existing_tables(connection, [name for name, _ in known])
             for name, row in known:
                 if name not in there:
                     await rows.remove_table(row.relid)
-        return {name: row.entry for name, row in known if name is not None and name in there}
+        return {name: row.entry for name, row in known if name in there}
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
         """Add tables with their first state. See :meth:`subscriber.abc.StateStore.add_tables`."""
         async with self._transaction() as connection:
             rows = self._rows(connection)
-            known = {name for name, _ in await rows.tables() if name is not None}
+            known = {name for name, _ in await rows.tables()}
             new = [table for table in tables if table not in known]
             failed = {table: self._not_created[table] for table in new if table in self._not_created}
             failed |= await unusable(connection, new, list(known), self._target.published)
@@ -267,7 +267,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         """Change the state of tables from SYNCDONE to READY."""
         async with self.changing() as rows:
             for name, row in await rows.tables():
-                if name is not None and name in tables:
+                if name in tables:
                     await rows.set_entry(row.relid, TableEntry(TableState.READY, tables[name]), only_from=TableState.SYNCDONE, srcopy=None)
 
     async def ping(self) -> None:

@@ -15,7 +15,7 @@ from subscriber.catalog.store import writer_key
 from subscriber.catalog.subscriptions import ensure_subscription, require_unclaimed
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.catalog.migration import ensure_catalog
+from subscriber.sinks.sqlalchemy.catalog.creation import ensure_catalog
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
 from subscriber.sinks.sqlalchemy.checks import check_target, subscription_exists

@@ -15,7 +15,7 @@ from typing import Any
 
 from subscriber.abc import TableName, TwoPhaseState
 from subscriber.apply.row_filters import filter_expressions
-from subscriber.catalog import Catalog, CopyingCatalog, Definition, OwnedCatalog
+from subscriber.catalog import Catalog, CopyingCatalog, Definition, MovableCatalog, OwnedCatalog
 from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes, with_filters
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
@@ -30,7 +30,24 @@ from subscriber.subscription.targets import open_catalog
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import check_conninfo
 
-__all__ = ["SubscriptionAlteration", "alter_subscription"]
+__all__ = ["SubscriptionAlteration", "accept_target", "alter_subscription"]
+
+
+async def accept_target(name: str, *, target: str) -> None:
+    """Make a target the one of a subscription whose rows in the catalog were restored or copied there. For PostgreSQL targets.
+
+    Raises:
+        ConfigurationError: another kind of target.
+        TargetError: the subscription does not exist, a table of it is missing, or was being copied.
+    """
+    catalog = await open_catalog(target, "subscriber alter")
+    try:
+        movable: object = catalog
+        if not isinstance(movable, MovableCatalog):
+            raise ConfigurationError("this kind of target can be moved without a command", hint="omit --accept-target")
+        await movable.accept_target(name)
+    finally:
+        await catalog.close()
 
 
 def alter_subscription(name: str, *, target: str, settings: Settings | None = None) -> AbstractAsyncContextManager[SubscriptionAlteration]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -19,8 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState, WorkerActivity
 from subscriber.catalog.store import Row
-from subscriber.config import STORED, Option, Settings, SubscriptionOptions
-from subscriber.config.reading import choice
+from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
     ConfigurationError,
     SubscriberError,
@@ -30,7 +28,6 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.catalog import schema as catalog
 from subscriber.sinks.postgres.catalog.schema import VERSION
 from subscriber.sinks.postgres.catalog.store import PostgresStore
 from subscriber.sinks.postgres.catalog.subscriptions import observe
@@ -46,43 +43,6 @@ async def state_of(database: Database, name: str = NAME) -> SubscriptionState:
     state = feed.opened.state
     await feed.opened.close()
     return state
-
-
-async def test_catalog_of_the_first_version_is_taken_forward(target_db: Database) -> None:
-    target_db.execute("CREATE SCHEMA subscriber; CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
-    target_db.execute(catalog.catalog_step(1))
-    target_db.execute(
-        f"INSERT INTO subscriber.version VALUES (1); INSERT INTO subscriber.pg_subscription (oid, subname) VALUES (77, '{NAME}')"
-    )
-    feed = Feed(target_db)
-    feed.opened = await feed.sink.open(NAME, feed.durable.append)
-    state = feed.opened.state
-    await feed.opened.close()
-    assert (state.oid, state.managed) == (77, False)
-    assert target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION,)]
-    database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
-    assert target_db.fetch(f"SELECT subdbid = {database}, subenabled FROM subscriber.pg_subscription") == [(True, True)]
-    assert target_db.fetch("SELECT subid::int, apply_error_count::int FROM subscriber.pg_stat_subscription_stats") == [(77, 0)]
-
-
-async def test_catalog_takes_a_new_parameter(any_target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    await state_of(any_target_db)
-    new = Option(
-        default="green",
-        type=choice("red", "green"),
-        help="",
-        column="subhue",
-        codes={"red": "r", "green": "g"},
-        catalog_version=VERSION + 1,
-    )
-    monkeypatch.setattr(catalog, "VERSION", VERSION + 1)
-    monkeypatch.setattr(catalog, "catalog_step", partial(catalog.catalog_step, options=[*STORED.values(), new]))
-    await state_of(any_target_db)
-    assert any_target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION + 1,)]
-    assert any_target_db.fetch("SELECT subhue::text FROM subscriber.pg_subscription") == [("g",)]
-    assert any_target_db.value("SELECT has_column_privilege('public', 'subscriber.pg_subscription', 'subhue', 'SELECT')")
-    with pytest.raises(psycopg.errors.CheckViolation):
-        any_target_db.execute("UPDATE subscriber.pg_subscription SET subhue = 'x'")
 
 
 async def test_stored_state_is_read_back(any_target_db: Database) -> None:
@@ -147,9 +107,7 @@ async def test_catalog_made_by_many_at_once(target_db: Database) -> None:
 async def test_later_catalog_is_refused(target_db: Database) -> None:
     await state_of(target_db)
     target_db.execute("UPDATE subscriber.version SET version = 99")
-    with pytest.raises(
-        TargetError, match=f'schema "subscriber" of the target has version 99, but this program supports versions up to {VERSION}'
-    ):
+    with pytest.raises(TargetError, match=f'schema "subscriber" of the target has version 99, but this program needs version {VERSION}'):
         await state_of(target_db)
 
 

@@ -157,7 +157,7 @@ async def test_catalog_of_another_version_or_owner(target_db: Database, plain_ro
     ]
     target_db.execute("UPDATE subscriber.version SET version = 7")
     assert [finding.message for finding in await findings(target_db)] == [
-        f'schema "subscriber" of the target has version 7, but this program supports versions up to {VERSION}'
+        f'schema "subscriber" of the target has version 7, but this program needs version {VERSION}'
     ]
 
 

@@ -36,7 +36,7 @@ ORIGINS = "SELECT roname FROM pg_replication_origin WHERE roname LIKE 'subscribe
 BREAKS = {
     "DELETE FROM subscriber.version": 'table "subscriber.version" of the target is empty',
     "UPDATE subscriber.version SET version = 99": (
-        f'schema "subscriber" of the target has version 99, but this program supports versions up to {VERSION}'
+        f'schema "subscriber" of the target has version 99, but this program needs version {VERSION}'
     ),
 }
 MEND = f"DELETE FROM subscriber.version; INSERT INTO subscriber.version VALUES ({VERSION})"

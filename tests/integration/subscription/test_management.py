@@ -23,6 +23,7 @@ from subscriber import (
 )
 from subscriber.abc import TableEntry, TableName
 from subscriber.errors import PublisherUnavailable, RelationError, TargetUnavailable
+from subscriber.sinks.postgres.catalog.target_identity import TARGET
 from subscriber.sinks.postgres.opened import OpenedPostgresSink
 from subscriber.subscription.targets import open_catalog, open_target
 from tests.support.database import Database, ServerAddress, fresh_database
@@ -197,8 +198,8 @@ async def test_a_slot_that_was_there_before_outlives_a_create_that_fails(publish
     # nor does one that was killed take it along
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     target_db.execute(
-        "INSERT INTO subscriber.pg_subscription (oid, subname, subdbid, subowner, subenabled, submade, subconninfo)"
-        f" SELECT 99999, '{name}', oid, 10, false, false, '' FROM pg_database WHERE datname = current_database()"
+        "INSERT INTO subscriber.pg_subscription (oid, subname, subtarget, subowner, subenabled, submade, subconninfo)"
+        f" SELECT 99999, '{name}', ({TARGET}), current_user, false, false, ''"
     )
     await create(publisher18_db, target_db, options=options)
     assert target_db.value("SELECT subslotname FROM subscriber.pg_subscription") == name

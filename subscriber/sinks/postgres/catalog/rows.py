@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from subscriber.abc import TableName
-from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, WORKER, Column, Kind, Table, known_values
+from subscriber.catalog.model import PG_SUBSCRIPTION, WORKER, Column, Kind, Table, known_values
 from subscriber.catalog.store import Plus, Row
 from subscriber.errors import RelationError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.catalog.target_identity import TARGET
 from subscriber.sinks.postgres.session.catalog_reader import Execute
 from subscriber.sinks.postgres.session.locks import table_key, writer_number
 
@@ -39,13 +40,9 @@ _CASTS: Final[Mapping[Kind, Sequence[str]]] = {
 }
 _READ_AS: Final = {Kind.OID: "int8", Kind.CODE: "text", Kind.NAME: "text", Kind.LSN: "text"}
 
-# a table's names are not stored, but read from pg_class
-_RELATION_NAMES: Final = {"srnspname": "n.nspname", "srrelname": "c.relname"}
-_JOINED: Final = "LEFT JOIN pg_catalog.pg_class c ON c.oid = t.srrelid LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-
 _OWN_COLUMNS: Final = {
-    "subdbid": "(SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())",
-    "subowner": "(SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user)",
+    "subtarget": f"({TARGET})",
+    "subowner": "current_user",
 }
 
 _FIND: Final = """
@@ -121,9 +118,8 @@ class PostgresRows:
 
     async def select(self, table: Table, where: Row, *, lock: bool = False) -> Sequence[Row]:
         parameters = self._parameters()
-        joined = f" {_JOINED}" if table is PG_SUBSCRIPTION_REL else ""
         query = (
-            f"SELECT {', '.join(self._read(column) for column in table.columns.values())} FROM {_name(table)} AS t{joined}"
+            f"SELECT {', '.join(self._read(column) for column in table.columns.values())} FROM {_name(table)} AS t"
             f"{_where(table, where, parameters)}{' FOR UPDATE OF t' if lock else ''}"
         )
         found = await self.execute(query, *parameters.values)
@@ -135,11 +131,10 @@ class PostgresRows:
     def _read(self, column: Column) -> str:
         if column.name in self._hidden:
             return "NULL"
-        expression = _expression(column.name)
-        return f"{expression}::{_READ_AS[column.kind]}" if column.kind in _READ_AS else expression
+        return f"t.{column.name}::{_READ_AS[column.kind]}" if column.kind in _READ_AS else f"t.{column.name}"
 
     async def insert(self, table: Table, rows: Sequence[Row]) -> None:
-        """Add rows. Rows of ``pg_subscription`` also get their database and owner, rows of ``worker`` the key of their lock."""
+        """Add rows. Rows of ``pg_subscription`` also get their target and owner, rows of ``worker`` the key of their lock."""
         own = _OWN_COLUMNS if table is PG_SUBSCRIPTION else {}
         for begin in range(0, len(rows), _ROWS_PER_INSERT):
             parameters = self._parameters()
@@ -191,10 +186,6 @@ def _name(table: Table) -> str:
     return f'subscriber."{table.name}"'
 
 
-def _expression(name: str) -> str:
-    return _RELATION_NAMES.get(name, f"t.{name}")
-
-
 _LOCK_KEY: Final = Column("lock_key", Kind.INTEGER)
 
 
@@ -206,7 +197,7 @@ def _stored(table: Table, row: Row) -> Row:
     if table is WORKER:
         oid, relid = row["subid"], row["relid"]
         return {**row, _LOCK_KEY.name: table_key(oid, relid) if relid else writer_number(oid)}
-    return {name: value for name, value in row.items() if name not in _RELATION_NAMES}
+    return row
 
 
 def _where(table: Table, where: Row, parameters: _Parameters) -> str:
@@ -214,11 +205,11 @@ def _where(table: Table, where: Row, parameters: _Parameters) -> str:
     for name, value in where.items():
         column = table.columns[name]
         if value is None:
-            conditions.append(f"{_expression(name)} IS NULL")
+            conditions.append(f"t.{name} IS NULL")
         elif isinstance(value, list):
-            conditions.append(f"{_expression(name)} = ANY ({parameters.add(value, column, '[]')})")
+            conditions.append(f"t.{name} = ANY ({parameters.add(value, column, '[]')})")
         else:
-            conditions.append(f"{_expression(name)} = {parameters.add(value, column)}")
+            conditions.append(f"t.{name} = {parameters.add(value, column)}")
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 

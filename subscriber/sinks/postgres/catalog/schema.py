@@ -5,9 +5,12 @@ that all kinds of targets share.
 
 ``pg_subscription``
     One row per subscription of this program. Its oid comes from the cluster's own counter. So the gids ``pg_gid_<oid>_<xid>``, which are
-    unique in the whole cluster, never collide with the gids of a native subscription.
+    unique in the whole cluster, never collide with the gids of a native subscription. ``subtarget`` names the target that the row is for.
+    It differs after the catalog was restored from a dump, or the server was upgraded (:mod:`.target_identity`).
 ``pg_subscription_rel``
-    State of each table. ``srrelid`` is the oid of the target table. ``srcopyattempt`` counts the copies that were started.
+    State of each table. ``srrelid`` is the oid of the target table, which follows a table that is renamed, and tells it from another one
+    with its name. It is valid in the target that ``subtarget`` names. Elsewhere ``srnspname`` and ``srrelname`` find the table again.
+    ``srcopyattempt`` counts the copies that were started.
 ``position``
     The position of the subscription (``srrelid`` 0), or of a table while it catches up.
 ``prepared_transaction``
@@ -25,7 +28,7 @@ that all kinds of targets share.
 ``pg_stat_subscription``, ``pg_stat_subscription_stats``, ``pg_stat_reset_subscription_stats(oid)``
     As in PostgreSQL. ``pid`` is the process of the worker's session in the target.
 ``version``
-    The version of the catalog: the last of the steps below that was made.
+    The version of the catalog.
 
 All roles may read what PostgreSQL lets all roles read. Not included is ``subconninfo``, which may hold a password.
 
@@ -36,7 +39,7 @@ No foreign keys: their triggers do not fire under session_replication_role = rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import asyncpg
@@ -44,32 +47,42 @@ import asyncpg
 from subscriber.catalog.schema_trust import DISTRUSTED, READABLE, TRUST_HINT
 from subscriber.catalog.store import CATALOG_KEY
 from subscriber.config import STORED, Option
-from subscriber.errors import RelationError, TargetError
+from subscriber.errors import TargetError
 from subscriber.sinks.postgres.session.errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.locks import lock_number
 from subscriber.sinks.postgres.session.origins import Run, asyncpg_run
 
 __all__ = [
     "VERSION",
-    "catalog_step",
+    "add_column",
     "catalog_version",
     "ensure_catalog",
 ]
 
-_STEPS: Final[Mapping[int, str]] = {
-    1: """
+VERSION: Final = 1
+
+_CATALOG: Final = """
+    CREATE TABLE subscriber.version (version integer PRIMARY KEY);
     CREATE TABLE subscriber.pg_subscription (
         oid oid PRIMARY KEY,
+        subtarget text NOT NULL,
         subname name NOT NULL UNIQUE,
+        subowner name NOT NULL,
         subenabled boolean NOT NULL DEFAULT true,
         subslotname name,
         subpublications text[] NOT NULL DEFAULT '{}',
         subtwophasestate "char" NOT NULL DEFAULT 'd' CHECK (subtwophasestate IN ('d', 'p', 'e')),
-        subskiplsn pg_lsn NOT NULL DEFAULT '0/0'
+        subskiplsn pg_lsn NOT NULL DEFAULT '0/0',
+        subconninfo text,
+        submade boolean NOT NULL DEFAULT true,
+        subgeneration bigint NOT NULL DEFAULT 0,
+        subrefresh boolean
     );
     CREATE TABLE subscriber.pg_subscription_rel (
         srsubid oid NOT NULL,
         srrelid oid NOT NULL,
+        srnspname name NOT NULL,
+        srrelname name NOT NULL,
         srsubstate "char" NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r')),
         srsublsn pg_lsn,
         srcopyattempt bigint NOT NULL DEFAULT 0,
@@ -98,20 +111,6 @@ _STEPS: Final[Mapping[int, str]] = {
     );
     ALTER TABLE subscriber.copy_part REPLICA IDENTITY FULL;
     CREATE INDEX copy_part_index ON subscriber.copy_part (srsubid, srrelid);
-    """,
-    2: """
-    ALTER TABLE subscriber.pg_subscription
-        ADD subdbid oid,
-        ADD subowner oid,
-        ADD subconninfo text,
-        ADD submade boolean NOT NULL DEFAULT true,
-        ADD subgeneration bigint NOT NULL DEFAULT 0,
-        ADD subrefresh boolean;
-    UPDATE subscriber.pg_subscription SET
-        subdbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()),
-        subowner = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user);
-    ALTER TABLE subscriber.pg_subscription ALTER subdbid SET NOT NULL, ALTER subowner SET NOT NULL;
-
     CREATE UNLOGGED TABLE subscriber.worker (
         subid oid NOT NULL,
         relid oid NOT NULL,
@@ -130,6 +129,7 @@ _STEPS: Final[Mapping[int, str]] = {
         changes_per_second float8,
         copied_rows bigint,
         estimated_rows bigint,
+        details text,
         PRIMARY KEY (subid, relid)
     );
     CREATE TABLE subscriber.subscription_stats (
@@ -147,7 +147,34 @@ _STEPS: Final[Mapping[int, str]] = {
         last_error text,
         last_error_time timestamptz
     );
-    INSERT INTO subscriber.subscription_stats (subid) SELECT oid FROM subscriber.pg_subscription;
+    CREATE TABLE subscriber.snapshot_request (
+        subid oid PRIMARY KEY,
+        request text NOT NULL,
+        state "char" NOT NULL,
+        payload text,
+        answer text
+    );
+    CREATE TABLE subscriber.verification (
+        subid oid NOT NULL,
+        nspname name NOT NULL,
+        relname name NOT NULL,
+        lsn pg_lsn NOT NULL,
+        publisher_xmin bigint NOT NULL,
+        target_xmin bigint NOT NULL,
+        publisher_system text NOT NULL,
+        target_system text NOT NULL,
+        verified_at timestamptz NOT NULL,
+        compared text,
+        PRIMARY KEY (subid, nspname, relname)
+    );
+    CREATE TABLE subscriber.cutover (
+        subid oid NOT NULL,
+        step text NOT NULL,
+        began_at timestamptz NOT NULL,
+        ended_at timestamptz,
+        details text NOT NULL,
+        PRIMARY KEY (subid, step)
+    );
 
     CREATE VIEW subscriber.pg_stat_subscription AS
     SELECT s.oid AS subid, s.subname, w.worker_type, w.pid, NULL::integer AS leader_pid, nullif(w.relid, 0::oid) AS relid,
@@ -176,54 +203,13 @@ _STEPS: Final[Mapping[int, str]] = {
     REVOKE EXECUTE ON FUNCTION subscriber.pg_stat_reset_subscription_stats(oid) FROM PUBLIC;
 
     GRANT USAGE ON SCHEMA subscriber TO PUBLIC;
-    GRANT SELECT (oid, subdbid, subskiplsn, subname, subowner, subenabled, subtwophasestate, subslotname, subpublications, submade,
+    GRANT SELECT (oid, subtarget, subskiplsn, subname, subowner, subenabled, subtwophasestate, subslotname, subpublications, submade,
                   subgeneration, subrefresh)
         ON subscriber.pg_subscription TO PUBLIC;
     GRANT SELECT ON subscriber.pg_subscription_rel, subscriber."position", subscriber.worker, subscriber.subscription_stats,
+                    subscriber.verification,
                     subscriber.pg_stat_subscription, subscriber.pg_stat_subscription_stats, subscriber.version TO PUBLIC;
-    """,
-    3: """
-    ALTER TABLE subscriber.worker ADD details text;
-    """,
-    4: """
-    CREATE TABLE subscriber.snapshot_request (
-        subid oid PRIMARY KEY,
-        request text NOT NULL,
-        state "char" NOT NULL,
-        payload text,
-        answer text
-    );
-    CREATE TABLE subscriber.verification (
-        subid oid NOT NULL,
-        nspname name NOT NULL,
-        relname name NOT NULL,
-        lsn pg_lsn NOT NULL,
-        publisher_xmin bigint NOT NULL,
-        target_xmin bigint NOT NULL,
-        publisher_system text NOT NULL,
-        target_system text NOT NULL,
-        verified_at timestamptz NOT NULL,
-        PRIMARY KEY (subid, nspname, relname)
-    );
-    GRANT SELECT ON subscriber.verification TO PUBLIC;
-    """,
-    5: """
-    ALTER TABLE subscriber.verification ADD compared text;
-    """,
-    6: """
-    CREATE TABLE subscriber.cutover (
-        subid oid NOT NULL,
-        step text NOT NULL,
-        began_at timestamptz NOT NULL,
-        ended_at timestamptz,
-        details text NOT NULL,
-        PRIMARY KEY (subid, step)
-    );
-    """,
-}
-"""SQL that upgrades the catalog to a version, without the columns of options (:attr:`Option.catalog_version`). Never change a step."""
-
-VERSION: Final = max(*_STEPS, *(each.catalog_version for each in STORED.values()))
+"""
 
 _SQL_TYPES: Final[Mapping[type, str]] = {bool: "boolean", int: "integer", float: "float8", str: "text"}
 
@@ -237,30 +223,25 @@ SELECT EXISTS (
 
 
 async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
-    """Create the catalog or upgrade it to this version, in one transaction. Two processes may do so at the same time.
+    """Create the catalog in one transaction if it does not exist. Two processes may do so at the same time.
 
     Raises:
-        TargetError: a missing privilege, a read-only server, or a catalog of a later version of this program.
+        TargetError: a missing privilege, a read-only server, or a catalog of another version.
     """
     run = asyncpg_run(connection)
     await _require_trust(run)
-    if await catalog_version(run) == VERSION:
+    if await catalog_version(run) is not None:
         return
     with translated():
         async with connection.transaction():
             await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", lock_number(CATALOG_KEY))
-            version = await catalog_version(run)
-            if version is None:
+            if await catalog_version(run) is None:
                 if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'subscriber')"):
                     await connection.execute("CREATE SCHEMA subscriber")
-                await connection.execute("CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
                 # another role may have made the schema just now
                 await _require_trust(run)
-                await connection.execute("INSERT INTO subscriber.version VALUES (0)")
-                version = 0
-            for step in range(version + 1, VERSION + 1):
-                await _take_step(connection, catalog_step(step))
-            await connection.execute("UPDATE subscriber.version SET version = $1", VERSION)
+                await connection.execute(_CATALOG + "".join(map(add_column, STORED.values())))
+                await connection.execute("INSERT INTO subscriber.version VALUES ($1)", VERSION)
 
 
 async def _require_trust(run: Run) -> None:
@@ -268,12 +249,8 @@ async def _require_trust(run: Run) -> None:
         raise TargetError(f'{what} of the target belongs to role "{owner}", which is not trusted', hint=TRUST_HINT, sqlstate="42501")
 
 
-def catalog_step(version: int, options: Iterable[Option] = tuple(STORED.values())) -> str:
-    """SQL that upgrades the catalog to a version from the previous one."""
-    return _STEPS.get(version, "") + "".join(_add_column(each) for each in options if each.catalog_version == version)
-
-
-def _add_column(option: Option) -> str:
+def add_column(option: Option) -> str:
+    """SQL that adds the column of a parameter."""
     default = option.stored(option.default)
     words = ", ".join(f"'{word}'" for word in option.stored_words)
     sql_type = '"char"' if option.codes else _SQL_TYPES[type(option.default)]
@@ -284,21 +261,11 @@ def _add_column(option: Option) -> str:
     """
 
 
-async def _take_step(connection: asyncpg.Connection[Any], step: str) -> None:
-    try:
-        with translated():
-            await connection.execute(step)
-    except RelationError as error:
-        raise TargetError(
-            f'schema "subscriber" of the target could not be upgraded to version {VERSION}: {error}', hint=CATALOG_HINT
-        ) from None
-
-
 async def catalog_version(run: Run) -> int | None:
-    """The version of the catalog, from 1 to :data:`VERSION`; None: there is no catalog. ``run`` queries the target.
+    """The version of the catalog, which is :data:`VERSION`; None: there is no catalog. ``run`` queries the target.
 
     Raises:
-        TargetError: the catalog has a later version or is broken, or the role may not read it.
+        TargetError: the catalog has another version or is broken, or the role may not read it.
     """
     ((found,),) = await run(_FOUND)
     if not found:
@@ -309,9 +276,9 @@ async def catalog_version(run: Run) -> int | None:
     ((version,),) = await run("SELECT max(version) FROM subscriber.version")
     if version is None:
         raise TargetError('table "subscriber.version" of the target is empty', hint=CATALOG_HINT)
-    if version > VERSION:
+    if version != VERSION:
         raise TargetError(
-            f'schema "subscriber" of the target has version {version}, but this program supports versions up to {VERSION}',
-            hint="use the version of pg-subscriber that created it, or a later one",
+            f'schema "subscriber" of the target has version {version}, but this program needs version {VERSION}',
+            hint="use the version of pg-subscriber that created it",
         )
     return version

@@ -16,6 +16,7 @@ from subscriber.catalog.store import Row
 from subscriber.errors import TargetUnavailable
 from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.catalog.session_rows import COPY_PART
+from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import lock_number, take
 
@@ -54,17 +55,6 @@ WHERE database = pg_catalog.current_database() AND gid LIKE $1 ORDER BY prepared
 """
 
 _MAY_SEE: Final = "SELECT pg_catalog.has_column_privilege('subscriber.pg_subscription', 'subconninfo', 'SELECT') AS granted"
-
-# as in PostgreSQL, a dropped table leaves the subscription at once, with its other rows: a remaining position would keep its slot
-_DROPPED: Final = """
-WITH gone AS (
-    DELETE FROM subscriber.pg_subscription_rel r
-    WHERE r.srsubid = $1::int8::oid AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid) RETURNING r.srrelid
-), positions AS (
-    DELETE FROM subscriber."position" AS p USING gone WHERE p.srsubid = $1::int8::oid AND p.srrelid = gone.srrelid
-)
-DELETE FROM subscriber.copy_part AS c USING gone WHERE c.srsubid = $1::int8::oid AND c.srrelid = gone.srrelid
-"""
 
 
 class PostgresStore:
@@ -167,7 +157,7 @@ class PostgresStore:
 
 
 class PostgresReporter(Reporter):
-    """A reporter that also removes tables that were dropped in the target."""
+    """A reporter that also follows tables that were renamed or dropped in the target."""
 
     def __init__(self, store: PostgresStore, oid: int, tally: Unwritten) -> None:
         super().__init__(store.transaction, store.now, oid, tally)
@@ -180,5 +170,5 @@ class PostgresReporter(Reporter):
         Raises:
             TargetUnavailable: the session was lost.
         """
-        await self._reader.fetch(_DROPPED, self._subscription)
+        await self._reader.fetch(FOLLOW_TABLES, self._subscription)
         await super().report(workers, last_error)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
 
-from subscriber.catalog import Observation
+from subscriber.catalog import Definition, Observation
 from subscriber.catalog.observe import observe as observe_store
 from subscriber.catalog.subscriptions import StoredCatalog, ensure_subscription
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import TargetError
-from subscriber.sinks.postgres.catalog.schema import VERSION, catalog_version, ensure_catalog
+from subscriber.sinks.postgres.catalog.schema import catalog_version, ensure_catalog
 from subscriber.sinks.postgres.catalog.store import PostgresStore
+from subscriber.sinks.postgres.catalog.target_identity import accept, require_own_target
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.origins import asyncpg_run, drop_origins
@@ -24,11 +26,11 @@ _APPLICATION: Final = "subscriber status"
 
 _SETTINGS: Final = "SELECT pg_catalog.set_config('search_path', '', false), pg_catalog.set_config('synchronous_commit', 'local', false)"
 
-_ROLE: Final = "SELECT oid, pg_catalog.pg_has_role(oid, 'MEMBER') AS member FROM pg_catalog.pg_roles WHERE rolname = $1::text::name"
+_ROLE: Final = "SELECT pg_catalog.pg_has_role(oid, 'MEMBER') AS member FROM pg_catalog.pg_roles WHERE rolname = $1::text::name"
 
 _SHOW_OWNER: Final = """
-UPDATE subscriber.pg_subscription AS s SET subowner = r.oid FROM pg_catalog.pg_roles r
-WHERE s.oid = $1::int8::oid AND s.subconninfo IS NULL AND r.rolname = current_user AND s.subowner IS DISTINCT FROM r.oid
+UPDATE subscriber.pg_subscription SET subowner = current_user
+WHERE oid = $1::int8::oid AND subconninfo IS NULL AND subowner <> current_user
 """
 
 
@@ -68,8 +70,33 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
             raise TargetError(f'role "{role}" does not exist', sqlstate="42704", hint="CREATE ROLE in the target, or correct the name")
         if not found[0]["member"]:
             raise TargetError(f'must be able to SET ROLE "{role}"', sqlstate="42501", hint="GRANT the role to the target's user")
-        await reader.fetch("UPDATE subscriber.pg_subscription SET subowner = $2 WHERE oid = $1::int8::oid", oid, found[0]["oid"])
+        await reader.fetch("UPDATE subscriber.pg_subscription SET subowner = $2::text::name WHERE oid = $1::int8::oid", oid, role)
         await self.store.notify()
+
+    @contextlib.asynccontextmanager
+    async def claim(self, name: str) -> AsyncIterator[Definition]:
+        """See :meth:`subscriber.catalog.Catalog.claim`.
+
+        Raises:
+            ConfigurationError: the subscription's rows are a copy of another target's.
+            TargetError, TargetUnavailable, SubscriptionInUse
+        """
+        async with super().claim(name) as found:
+            await require_own_target(self._execute, found.oid, name)
+            yield found
+
+    async def accept_target(self, name: str) -> None:
+        """See :meth:`subscriber.catalog.MovableCatalog.accept_target`.
+
+        Raises:
+            RelationError: a table of the subscription is missing.
+            TargetError, TargetUnavailable, SubscriptionInUse
+        """
+        async with super().claim(name) as found, self.store.transaction() as rows:
+            await accept(rows, rows.execute, found.oid)
+
+    async def _execute(self, query: str, /, *args: object) -> Sequence[Sequence[Any]]:
+        return [tuple(row.values()) for row in await self.store.reader.fetch(query, *args)]
 
     async def remove(self, oid: int) -> Sequence[str]:
         """Remove a subscription with all its rows. Its replication origins are dropped first; if that fails, nothing else is removed.
@@ -106,14 +133,8 @@ async def observe(target: str) -> Sequence[Observation]:
     """
     store = await _connected(target, _APPLICATION)
     try:
-        version = await catalog_version(asyncpg_run(store.reader.connection))
-        if version is None:
+        if await catalog_version(asyncpg_run(store.reader.connection)) is None:
             return []
-        if version < VERSION:
-            raise TargetError(
-                f'schema "subscriber" of the target has version {version}, but this program needs version {VERSION}',
-                hint="run or alter a subscription once with this program: that upgrades it",
-            )
         await store.look()
         return await observe_store(store)
     finally:

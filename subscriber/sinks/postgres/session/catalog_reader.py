@@ -19,7 +19,7 @@ _ROLLBACK_SECONDS: Final = 1.0
 
 _OWNER: Final = """
 SELECT r.rolname::text AS owner, r.rolname = current_user AS own
-FROM subscriber.pg_subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner WHERE s.oid = $1::int8::oid
+FROM subscriber.pg_subscription s LEFT JOIN pg_catalog.pg_roles r ON r.rolname = s.subowner WHERE s.oid = $1::int8::oid
 """
 
 

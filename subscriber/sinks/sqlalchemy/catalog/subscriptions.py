@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from subscriber.catalog import Observation
 from subscriber.catalog.observe import observe as observe_store
 from subscriber.catalog.subscriptions import StoredCatalog
-from subscriber.sinks.sqlalchemy.catalog.migration import ensure_catalog, require_version
+from subscriber.sinks.sqlalchemy.catalog.creation import ensure_catalog, has_catalog
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.locks import Locks
@@ -23,7 +23,7 @@ class SqlAlchemyCatalog(StoredCatalog[SqlAlchemyStore]):
 
     @classmethod
     async def open(cls, target: str) -> SqlAlchemyCatalog:
-        """Connect. Create the catalog if it does not exist, or migrate it.
+        """Connect. Create the catalog if it does not exist.
 
         Raises:
             ConfigurationError: the target is not a URL of SQLAlchemy, or its driver is not installed.
@@ -67,7 +67,7 @@ async def observe(target: str) -> Sequence[Observation]:
     store = SqlAlchemyStore(database, Locks(database))
     try:
         async with database.reading() as connection:
-            if not await require_version(connection, database.tables):
+            if not await has_catalog(connection, database.tables):
                 return []
         return await observe_store(store)
     finally:

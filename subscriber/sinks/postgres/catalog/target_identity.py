@@ -1,0 +1,107 @@
+"""Which target a subscription's rows are for.
+
+The catalog's rows are true in the server and database in which they were written. There an oid names one table for ever. But they also get
+elsewhere: by pg_dump and pg_restore, ``CREATE DATABASE … TEMPLATE``, or pg_upgrade. The position is still right if nothing was written
+since. But oids, and the transaction ids of an unfinished copy, may name other objects. And the rows may be those of a copy that was made
+for tests, while the true target still follows the slot. So each subscription stores the identity of its target:
+
+- the server's system identifier (pg_upgrade and initdb give a new one, a promoted standby keeps it),
+- the database's oid (a copy of the database has another one),
+- the oid of the catalog's own table (a restored catalog has another one).
+
+If one of them differs, no run and no verb touches the subscription, until a user says that this is its target now (:func:`accept`).
+"""
+
+# names are quoted or ours
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from subscriber.abc import TableName, TableState
+from subscriber.catalog.model import PG_SUBSCRIPTION_REL, POSITION
+from subscriber.catalog.store import Rows
+from subscriber.catalog.subscription_rows import entry_of
+from subscriber.errors import ConfigurationError, RelationError, TargetError
+from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.session.catalog_reader import Execute
+
+__all__ = ["FOLLOW_TABLES", "TARGET", "accept", "require_own_target"]
+
+TARGET: Final = """
+SELECT pg_catalog.concat_ws('/', s.system_identifier, d.oid, c.oid)
+FROM pg_catalog.pg_control_system() AS s, pg_catalog.pg_database AS d, pg_catalog.pg_class AS c
+WHERE d.datname = pg_catalog.current_database() AND c.oid = 'subscriber.pg_subscription'::pg_catalog.regclass
+"""
+
+# as in PostgreSQL, a table that was renamed stays in the subscription, and a dropped one leaves it at once, with its other rows:
+# a remaining position would keep its slot
+FOLLOW_TABLES: Final = """
+WITH renamed AS (
+    UPDATE subscriber.pg_subscription_rel r SET srnspname = n.nspname, srrelname = c.relname
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE r.srsubid = $1::int8::oid AND c.oid = r.srrelid AND (r.srnspname <> n.nspname OR r.srrelname <> c.relname)
+), gone AS (
+    DELETE FROM subscriber.pg_subscription_rel r
+    WHERE r.srsubid = $1::int8::oid AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid) RETURNING r.srrelid
+), positions AS (
+    DELETE FROM subscriber."position" AS p USING gone WHERE p.srsubid = $1::int8::oid AND p.srrelid = gone.srrelid
+)
+DELETE FROM subscriber.copy_part AS c USING gone WHERE c.srsubid = $1::int8::oid AND c.srrelid = gone.srrelid
+"""
+
+_IS_OWN: Final = f"SELECT s.subtarget = ({TARGET}) FROM subscriber.pg_subscription AS s WHERE s.oid = $1::int8::oid"
+_ACCEPT: Final = f"UPDATE subscriber.pg_subscription SET subtarget = ({TARGET}) WHERE oid = $1::int8::oid"
+_FORGET_PARTS: Final = "DELETE FROM subscriber.copy_part WHERE srsubid = $1::int8::oid"
+
+
+async def require_own_target(execute: Execute, oid: int, name: str) -> None:
+    """Check that a subscription's rows were written in this server and database.
+
+    Raises:
+        ConfigurationError: they are a copy.
+        TargetUnavailable, TargetError
+    """
+    found = await execute(_IS_OWN, oid)
+    if found and not found[0][0]:
+        raise ConfigurationError(
+            f'subscription "{name}" belongs to another target: schema subscriber was copied or restored, or the server was upgraded',
+            hint="if this database takes the other one's place: `subscriber alter NAME --target URL --accept-target`;"
+            " if it is only a copy: DROP SCHEMA subscriber CASCADE",
+        )
+
+
+async def accept(rows: Rows, execute: Execute, oid: int) -> None:
+    """Make this server and database the target of a subscription: find its tables again by their names. ``rows`` have ``execute``.
+
+    Raises:
+        RelationError: a table is missing.
+        TargetError: a table was being copied, and is not empty.
+    """
+    tables = await rows.select(PG_SUBSCRIPTION_REL, {"srsubid": oid})
+    found = await rows.relids([TableName(row["srnspname"], row["srrelname"]) for row in tables])
+    relids: dict[int, int] = {0: 0}
+    for row in tables:
+        name = TableName(row["srnspname"], row["srrelname"])
+        relid = found[name]
+        if isinstance(relid, RelationError):
+            raise RelationError(
+                f'table "{name}" of the subscription is missing', hint="restore it, or drop the subscription and copy again"
+            )
+        if entry_of(row).state is TableState.DATASYNC and await _has_rows(execute, name):
+            raise TargetError(f'table "{name}" holds rows of a copy that was not finished', hint="TRUNCATE it, and try again")
+        relids[row["srrelid"]] = relid
+    for table in (PG_SUBSCRIPTION_REL, POSITION):
+        stored: list[Any] = [
+            {**row, "srrelid": relids[row["srrelid"]]} for row in await rows.select(table, {"srsubid": oid}) if row["srrelid"] in relids
+        ]
+        await rows.delete(table, {"srsubid": oid})
+        if stored:
+            await rows.insert(table, stored)
+    await execute(_FORGET_PARTS, oid)
+    await execute(_ACCEPT, oid)
+
+
+async def _has_rows(execute: Execute, table: TableName) -> bool:
+    return bool(await execute(f"SELECT FROM {quote_identifier(table.namespace)}.{quote_identifier(table.name)} LIMIT 1"))
