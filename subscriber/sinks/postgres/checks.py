@@ -29,8 +29,8 @@ _NO_PRIVILEGE: Final = "42501"
 
 # functions that all roles may use by default: a hardened server may have revoked that
 _FUNCTIONS: Final = """
-array_agg bool_and concat count current_database current_setting format format_type generate_series hashtextextended json_build_array
-lo_create lo_unlink lower now pg_advisory_lock pg_advisory_lock_shared pg_advisory_unlock pg_advisory_xact_lock
+array_agg bool_and concat concat_ws count current_database current_setting format format_type generate_series hashtextextended
+json_build_array lo_create lo_unlink lower now pg_advisory_lock pg_advisory_lock_shared pg_advisory_unlock pg_advisory_xact_lock
 pg_advisory_xact_lock_shared pg_backend_pid pg_blocking_pids pg_control_system pg_current_xact_id pg_get_expr pg_get_indexdef pg_has_role
 pg_is_in_recovery pg_notify pg_partition_root pg_terminate_backend pg_try_advisory_xact_lock pg_xact_commit_timestamp_origin set_config
 split_part starts_with strpos to_regclass to_regtype unnest
