@@ -52,13 +52,17 @@ def read_definition(storage: Storage) -> LakeDefinition | None:
 
 
 def _parsed(document: dict[str, Any]) -> LakeDefinition:
+    stored = document["options"]
+    # a time is stored in seconds; as the text of an option, it would have a unit
+    times: dict[str, Any] = {name: value for name, value in stored.items() if name in OPTIONS and type(value) is float}
+    texts = [f"{name}={value}" for name, value in stored.items() if name not in times]
     return LakeDefinition(
         enabled=bool(document["enabled"]),
         conninfo=None if document["conninfo"] is None else StoredConninfo(document["conninfo"]),
         made=bool(document["made"]),
         pending_refresh=document["pending_refresh"],
         skip_lsn=Lsn.parse(document["skip_lsn"]),
-        options=SubscriptionOptions(**parse_changes([f"{name}={value}" for name, value in document["options"].items()], OPTIONS)),
+        options=SubscriptionOptions(**parse_changes(texts, OPTIONS), **times),
     )
 
 
