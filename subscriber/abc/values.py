@@ -12,6 +12,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
+    from subscriber.abc.copy_parts import CopyPart
     from subscriber.protocol.messages import Relation
     from subscriber.transaction.model import Transaction
     from subscriber.types.pg_type import TypeFact
@@ -177,19 +178,15 @@ class SnapshotOrder:
     Attributes:
         snapshot_name: for SET TRANSACTION SNAPSHOT, while the exporting session exists.
         connection: keywords and values for libpq, to the server that exported it; without any password.
-        setup: settings that make values unambiguous. Run these statements before the transaction begins.
-        sources: ``FROM … WHERE …`` for a SELECT of each part. Together the parts are the table's rows, without overlap.
-        checks: a query per source that detects if the name has moved to another table. Run it in the transaction that reads the source.
-            It returns one row of two booleans. Before the source is read, the first must be true. Afterwards both must be true; if not,
-            discard all rows read.
+        parts: together they are the table's rows, without overlap. Run :meth:`CopyPart.check_query` in the transaction that reads
+            :meth:`CopyPart.source`. It returns one row of two booleans. Before the part is read, the first must be true. Afterwards both
+            must be true; if not, discard all rows read.
         consistent_point: the snapshot holds what was committed before it.
     """
 
     snapshot_name: str
     connection: str
-    setup: tuple[str, ...]
-    sources: tuple[str, ...]
-    checks: tuple[str, ...]
+    parts: tuple[CopyPart, ...]
     consistent_point: Lsn
 
 

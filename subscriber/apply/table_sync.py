@@ -242,7 +242,8 @@ class TableSynchronization:
         def advanced(rows: int) -> None:
             self._run.progress.advanced(self._table, rows)
 
-        if table.columns and isinstance(self._sink, SnapshotTableSink):
+        # a row filter is SQL: it is not given to another program, which would run whatever a file says
+        if table.columns and not table.row_filters and isinstance(self._sink, SnapshotTableSink):
             await self._sink.copy_snapshot(await snapshot.order(table), advanced)
             return
         parts = await snapshot.parts(table, self._run.copy_format, advanced)

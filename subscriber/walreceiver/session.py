@@ -27,22 +27,14 @@ from subscriber.protocol.capabilities import Capabilities, capabilities
 from subscriber.protocol.conninfo import StoredConninfo, secured
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.protocol.session_setup import READING_SETUP
 from subscriber.waits import awaiting
 from subscriber.walreceiver.errors import connect_error, connection_lost, conninfo_error, result_error
 
-__all__ = ["SETUP", "Row", "Session", "check_conninfo", "with_password"]
+__all__ = ["Row", "Session", "check_conninfo", "with_password"]
 
 Row = tuple[str | None, ...]
 
-SETUP: Final = (
-    "SELECT pg_catalog.set_config('search_path', '', false)",
-    """SELECT pg_catalog.set_config(s.name, v.setting, false)
-  FROM (VALUES ('DateStyle', 'ISO'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '3'), ('TimeZone', 'UTC'),
-               ('bytea_output', 'hex'), ('statement_timeout', '0'), ('lock_timeout', '0'), ('idle_in_transaction_session_timeout', '0'),
-               ('idle_session_timeout', '0'), ('transaction_timeout', '0'), ('jit', 'off')) AS v (name, setting)
-  JOIN pg_catalog.pg_settings AS s ON s.name = v.name""",
-)
-"""The settings of every session with the publisher."""
 _OF_ONE_SESSION: Final = frozenset({"replication", "client_encoding", "service", "target_session_attrs", "load_balance_hosts"})
 _CANCEL_SECONDS: Final = 2.0
 _REQUIRES_AUTHENTICATION: Final = 160000
@@ -96,7 +88,7 @@ class Session:
             raise _no_host_name() from None
         try:
             session = cls(connection)
-            await session.execute(";".join(SETUP))
+            await session.execute(";".join(READING_SETUP))
         except BaseException:
             await connection.close()
             raise

@@ -12,7 +12,6 @@ from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.walreceiver.copying import table_copy
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
-from subscriber.walreceiver.session import SETUP
 
 __all__ = ["PublishedGroup", "PublishedSnapshot"]
 
@@ -49,10 +48,7 @@ class PublishedSnapshot:
         return SnapshotOrder(
             snapshot_name=self._snapshot.snapshot_name,
             connection=self._snapshot.address,
-            # an error is better than rows that a policy hides, which would be missing for good
-            setup=(*SETUP, "SET row_security = off"),
-            sources=tuple(table_copy.copy_source(table, part) for part in found),
-            checks=tuple(table_copy.check_query(part) for part in found),
+            parts=tuple(found),
             consistent_point=self._snapshot.consistent_point,
         )
 
@@ -152,7 +148,7 @@ class PublishedGroup:
         reader = await self._open_reader()
         try:
             # release the locks of the previous tables; the check takes the locks that its own COPY needs
-            ((same, _),) = await reader.execute(f"ROLLBACK TO SAVEPOINT before_table; {table_copy.check_query(part)}")
+            ((same, _),) = await reader.execute(f"ROLLBACK TO SAVEPOINT before_table; {part.check_query()}")
             if same != "t":
                 raise outdated(table.name)
             async for piece in reader.copy_out(query, copy_format, rows):

@@ -7,7 +7,7 @@ read directly if the role may read them: a query of the root needs privileges on
 
 A name can move to another table while tables are copied. A statement reads the relation that has the name when it is parsed, with its
 rows as of the snapshot. So a name may give the rows of a table other than the one that was described by oid. Therefore the transaction
-that reads a part checks the relation (:func:`check_query`): once before, so that no row of another table is passed on, and once after.
+that reads a part checks the relation (``CopyPart.check_query``): once before, so that no row of another table is passed on, once after.
 The second check is decisive. The statement locks what it reads until the transaction ends, and no locked table can be renamed. Only
 its schema can be renamed, which is why the check looks for the lock and not only for the name.
 """
@@ -15,20 +15,18 @@ its schema can be renamed, which is why the check looks for the lock and not onl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from subscriber.abc import CopyFormat, PublishedTable, TableName
+from subscriber.abc.copy_parts import STORED_ANEW, BlockRange, CopyPart, has_name, quoted
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.session import Session
 
 __all__ = [
     "BlockRange",
     "CopyPart",
-    "check_query",
     "copy_parts",
     "copy_query",
     "copy_ranges",
-    "copy_source",
     "is_intact",
     "is_renamed",
     "is_rewritten",
@@ -38,33 +36,6 @@ __all__ = [
 
 _BLOCK = 8192
 _LEAST = 32 * 1024**2
-# for a relation c: its file as of the snapshot differs from its current file
-_STORED_ANEW = "c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)"
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRange:
-    """Blocks ``first`` up to, but not including, ``end``; None: to the end of the table."""
-
-    first: int
-    end: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CopyPart:
-    """The rows that one COPY reads.
-
-    Attributes:
-        relation: the table itself or a partition of it.
-        relation_id: its oid. When the name is read, it may belong to another relation.
-        only: without its children.
-        blocks: a range of it, or None for all.
-    """
-
-    relation: TableName
-    relation_id: int
-    only: bool
-    blocks: BlockRange | None = None
 
 
 def parallel_range_size(table: PublishedTable, most: int, workers: int) -> int:
@@ -121,30 +92,6 @@ async def copy_parts(session: Session, table: PublishedTable, range_size: int) -
     return parts
 
 
-def check_query(part: CopyPart) -> str:
-    """Return the query that checks the relation of a part, in the transaction that reads it. Both columns must be true after reading.
-
-    The first column is true if the name belongs to the part's relation; check it before reading too. It detects a view or a
-    partitioned table that took the name and that reads the part's relation, which is then locked as well. The lookup uses the current
-    catalog, as the reading statement does; a SELECT from pg_class would use the snapshot. The relation's file must also be unchanged,
-    because :func:`is_rewritten` does not see a partition that was detached meanwhile.
-
-    The second column is true if the relation is locked: a part's transaction locks only what it reads. (LOCK TABLE by name would be no
-    better, and needs SELECT on all columns.)
-    """
-    return f"SELECT {_is_same(part)}, {_is_held(part)}"
-
-
-def _is_same(part: CopyPart) -> str:
-    stored_anew = f"SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = {part.relation_id} AND {_STORED_ANEW}"
-    return f"{_has_name(part.relation, part.relation_id)} AND NOT EXISTS ({stored_anew})"
-
-
-def _is_held(part: CopyPart) -> str:
-    held = f"locktype = 'relation' AND relation = {part.relation_id} AND pid = pg_catalog.pg_backend_pid() AND granted"
-    return f"EXISTS (SELECT FROM pg_catalog.pg_locks WHERE {held})"
-
-
 async def is_whole(session: Session, table: PublishedTable, part: CopyPart) -> bool:
     """Whether a table that was read as one part is valid: :func:`is_intact`, and neither :func:`is_renamed` nor :func:`is_rewritten`.
 
@@ -153,7 +100,7 @@ async def is_whole(session: Session, table: PublishedTable, part: CopyPart) -> b
         table: as published, after the snapshot was taken.
         part: the whole table.
     """
-    query = f"SELECT {_is_same(part)} AND {_is_held(part)} AND NOT {_is_renamed(table)} AND NOT EXISTS ({_stored_anew(table)})"
+    query = f"SELECT {part.is_same()} AND {part.is_held()} AND NOT {_is_renamed(table)} AND NOT EXISTS ({_stored_anew(table)})"
     ((whole,),) = await session.execute(query)
     return whole == "t"
 
@@ -166,7 +113,7 @@ async def is_intact(session: Session, part: CopyPart, *, read: bool) -> bool:
         part: the part.
         read: whether it has been read.
     """
-    ((same, locked),) = await session.execute(check_query(part))
+    ((same, locked),) = await session.execute(part.check_query())
     return same == "t" and (locked == "t" or not read)
 
 
@@ -186,19 +133,11 @@ async def is_renamed(session: Session, table: PublishedTable) -> bool:
 def _is_renamed(table: PublishedTable) -> str:
     namespace, name = quote_literal(table.name.namespace), quote_literal(table.name.name)
     return f"""(
-        NOT {_has_name(table.name, table.relation_id)} OR NOT EXISTS (
+        NOT {has_name(table.name, table.relation_id)} OR NOT EXISTS (
             SELECT FROM pg_catalog.pg_class AS c
               JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
              WHERE c.oid = {table.relation_id} AND n.nspname = {namespace} AND c.relname = {name}))
     """
-
-
-def _has_name(name: TableName, relation_id: int) -> str:
-    return f"COALESCE(pg_catalog.to_regclass({quote_literal(_quoted(name))})::pg_catalog.oid = {relation_id}, false)"
-
-
-def _quoted(name: TableName) -> str:
-    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
 
 
 async def is_rewritten(session: Session, table: PublishedTable) -> bool:
@@ -218,32 +157,14 @@ def _stored_anew(table: PublishedTable) -> str:
     return f"""
         SELECT FROM pg_catalog.pg_class AS c
          WHERE (c.oid = {table.relation_id} OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({table.relation_id})))
-           AND {_STORED_ANEW}
+           AND {STORED_ANEW}
     """  # noqa: S608
-
-
-def copy_source(table: PublishedTable, part: CopyPart) -> str:
-    """Return ``FROM … WHERE …`` for a SELECT of a part's rows."""
-    conditions = _conditions(table, part)
-    where = f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""
-    return f"FROM {'ONLY ' if part.only else ''}{_quoted(part.relation)}{where}"
-
-
-def _conditions(table: PublishedTable, part: CopyPart) -> list[str]:
-    conditions = []
-    if table.row_filters:
-        conditions.append(" OR ".join(f"({expression})" for expression in table.row_filters))
-    if part.blocks is not None:
-        conditions.append(f"ctid >= '({part.blocks.first},0)'")
-        if part.blocks.end is not None:
-            conditions.append(f"ctid < '({part.blocks.end},0)'")
-    return conditions
 
 
 def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:
     """Return the COPY statement of a part, as PostgreSQL writes it: COPY of the table where possible, else of a SELECT."""
     columns = ", ".join(quote_identifier(column) for column in table.columns)
     options = " WITH (FORMAT binary)" if copy_format is CopyFormat.BINARY else ""
-    if part.only and not _conditions(table, part) and not table.generated:
-        return f"COPY {_quoted(part.relation)}{f' ({columns})' if columns else ''} TO STDOUT{options}"
-    return f"COPY (SELECT {columns} {copy_source(table, part)}) TO STDOUT{options}"
+    if part.only and not part.conditions(table.row_filters) and not table.generated:
+        return f"COPY {quoted(part.relation)}{f' ({columns})' if columns else ''} TO STDOUT{options}"
+    return f"COPY (SELECT {columns} {part.source(table.row_filters)}) TO STDOUT{options}"

@@ -63,7 +63,10 @@ def copy(run: Run) -> None:
     packages = ",".join([DELTA_CONF["spark.jars.packages"], JDBC])
     with publisher(rows) as database:
         # executors have no password but their own
-        os.environ["PGPASSWORD"] = str(conninfo_to_dict(database.conninfo()).get("password", ""))
+        passfile = run.directory / "passfile"
+        passfile.touch(mode=0o600)
+        passfile.write_text(f"*:*:*:*:{conninfo_to_dict(database.conninfo()).get('password', '')}\n")
+        os.environ["PGPASSFILE"] = str(passfile)
         spark = spark_session("local[2]", {**CONF, **DELTA_CONF, "spark.jars.packages": packages})
         numbers = iter(range(1000))
         kinds: dict[str, Callable[[], float]] = {

@@ -225,7 +225,7 @@ async def test_stopped_subscriber_starts_the_copy_again_and_leaves_no_files(publ
 
     def one_part(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
         begun.set()
-        return numbers[:1] if order.generation == 1 and len(numbers) == len(order.queries) else [] if order.generation == 1 else numbers
+        return numbers[:1] if order.generation == 1 and len(numbers) == len(order.parts) else [] if order.generation == 1 else numbers
 
     async with copier(lake, Watched(lake, one_part)):
         running = asyncio.create_task(by_executors(publisher18_db, tmp_path).run(Until()))
@@ -438,7 +438,9 @@ async def test_a_part_that_waits_for_a_lock_does_not_keep_the_copier(
     assert_same(lake, await applied(lake), publisher18_db, [T])
 
 
-async def test_a_row_that_takes_long_does_not_keep_the_copier(publisher18_db: Database, tmp_path: Path) -> None:
+async def test_a_row_that_takes_long_does_not_keep_the_copier(
+    publisher18_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     many_rows(publisher18_db)
     # the rows flow already, and then one waits
     publisher18_db.execute(
@@ -449,8 +451,12 @@ async def test_a_row_that_takes_long_does_not_keep_the_copier(publisher18_db: Da
 
     class Slow(Watched):
         def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
-            queries = tuple(f"SELECT * FROM ({query}) AS q WHERE public.slow(id)" for query in order.queries)
-            return super().run(replace(order, queries=queries), numbers, target_rows, stop)
+            with monkeypatch.context() as patched:
+                query = CopyOrder.query
+                patched.setattr(
+                    CopyOrder, "query", lambda order, number: f"SELECT * FROM ({query(order, number)}) AS q WHERE public.slow(id)"
+                )
+                return super().run(order, numbers, target_rows, stop)
 
     syncing = asyncio.create_task(by_executors(publisher18_db, tmp_path).run(Until()))
     await until((tmp_path / "lake/copy/1-1/order.json").exists)

@@ -188,11 +188,11 @@ class Copier:
         pause = _FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
-                missing = sorted(set(range(len(order.queries))) - order.numbers_done(self._storage))
+                missing = sorted(set(range(len(order.parts))) - order.numbers_done(self._storage))
                 # the subscriber removes the order when it gives up the copy
                 if not missing or CopyOrder.find(self._storage, order.directory) is None:
                     return
-                _log.info('table "%s": %d of %d parts remain to be copied', order.schema.table, len(missing), len(order.queries))
+                _log.info('table "%s": %d of %d parts remain to be copied', order.schema.table, len(missing), len(order.parts))
                 failure = self._runner.run(order, missing, self._target_rows, self._stop)
                 if self._stop.is_set():
                     return

@@ -3,8 +3,8 @@
 Files in the directory of a table's copy:
 
 ====================  ===================================================================================================
-``order.json``        by the subscriber: snapshot, address of the publisher, and the parts of the table as queries. Written
-                      once, while the snapshot is open. Invalid when the snapshot is gone
+``order.json``        by the subscriber: snapshot, address of the publisher, and the parts of the table: names, numbers and
+                      ranges. A task makes the SQL. Written once, while the snapshot is open
 ``done-<n>.json``     by a task: part ``n`` is stored, in these base files of the Delta table. A finished part stays
                       finished while the snapshot exists, even if processes are killed
 ``failure.json``      by the applier: the last reason why parts could not be read; removed once they could
@@ -23,9 +23,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
+from subscriber.abc.copy_parts import CopyPart
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.copy.select_list import select_list
 from subscriber.sinks.spark.files.documents import parse_document, read_document, write_document
+from subscriber.sinks.spark.files.location import inside
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json, file_to_json
@@ -55,9 +58,9 @@ class CopyOrder:
         directory: of the copy, relative to the lake.
         base: directory of the Delta table, relative to the lake.
         table_id, generation: of the table, and of its copy.
-        snapshot_name, connection, setup: see :class:`subscriber.abc.SnapshotOrder`.
-        queries: one for each part. The columns are those of ``schema``.
-        checks: one for each query; see :class:`subscriber.abc.SnapshotOrder`.
+        snapshot_name, connection: see :class:`subscriber.abc.SnapshotOrder`.
+        parts: see :class:`subscriber.abc.SnapshotOrder`.
+        columns, column_types: of the published table, in the order of ``schema``.
         schema: of the table.
         lsn: the snapshot's consistent point.
         workers: how many parts are read at once, at most.
@@ -69,9 +72,9 @@ class CopyOrder:
     generation: int
     snapshot_name: str
     connection: str
-    setup: tuple[str, ...]
-    queries: tuple[str, ...]
-    checks: tuple[str, ...]
+    parts: tuple[CopyPart, ...]
+    columns: tuple[str, ...]
+    column_types: tuple[int, ...]
     schema: TableSchema
     lsn: Lsn
     workers: int
@@ -84,9 +87,9 @@ class CopyOrder:
             "generation": self.generation,
             "snapshot": self.snapshot_name,
             "connection": self.connection,
-            "setup": list(self.setup),
-            "queries": list(self.queries),
-            "checks": list(self.checks),
+            "parts": [part.to_json() for part in self.parts],
+            "columns": list(self.columns),
+            "types": list(self.column_types),
             "schema": self.schema.to_json(),
             "lsn": str(self.lsn),
             "workers": self.workers,
@@ -106,18 +109,22 @@ class CopyOrder:
     def _parsed(cls, directory: str, document: dict[str, Any]) -> CopyOrder:
         return cls(
             directory=directory,
-            base=document["base"],
-            table_id=document["id"],
-            generation=document["generation"],
-            snapshot_name=document["snapshot"],
-            connection=document["connection"],
-            setup=tuple(document["setup"]),
-            queries=tuple(document["queries"]),
-            checks=tuple(document["checks"]),
+            base=inside(document["base"]),
+            table_id=_whole(document["id"]),
+            generation=_whole(document["generation"]),
+            snapshot_name=_text(document["snapshot"]),
+            connection=_text(document["connection"]),
+            parts=tuple(map(CopyPart.from_json, document["parts"])),
+            columns=tuple(map(_text, document["columns"])),
+            column_types=tuple(map(_whole, document["types"])),
             schema=TableSchema.from_json(document["schema"]),
             lsn=Lsn.parse(document["lsn"]),
-            workers=document["workers"],
+            workers=_whole(document["workers"]),
         )
+
+    def query(self, number: int) -> str:
+        """The SELECT of a part. The columns are those of ``schema``."""
+        return f"SELECT {select_list(self.columns, self.column_types, self.schema)} {self.parts[number].source()}"
 
     # --- finished parts
 
@@ -163,6 +170,18 @@ class CopyOrder:
         """The last failure that :meth:`report` stored."""
         document = read_document(storage, f"{self.directory}/{_FAILURE}")
         return None if document is None else CopyFailure(str(document.get("text")), bool(document.get("gone")))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    return value
 
 
 def base_file_name(table_id: int, generation: int) -> str:

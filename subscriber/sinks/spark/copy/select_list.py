@@ -17,7 +17,6 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.abc import PublishedTable
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.spark.landing.row_buffer import cast_columns, special_column
@@ -41,9 +40,9 @@ _MOST: Final = 1664
 """Maximum number of expressions of a SELECT: MaxTupleAttributeNumber of htup_details.h."""
 
 
-def select_list(table: PublishedTable, schema: TableSchema) -> str:
+def select_list(names: Sequence[str], types: Sequence[int], schema: TableSchema) -> str:
     """The expressions for the columns of a published table, in order. ``schema``: of the lake's table, which has the same columns."""
-    columns = list(zip(table.columns, table.column_types, schema.columns, strict=True))
+    columns = list(zip(names, types, schema.columns, strict=True))
     temporal = sum(_is_temporal(oid, column.type) for _, oid, column in columns)
     pairs = len(columns) + temporal <= _MOST
     return ", ".join(

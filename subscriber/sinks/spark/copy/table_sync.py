@@ -38,7 +38,6 @@ from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
 from subscriber.sinks.spark.copy.copied_rows import store_copy
 from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy, write_copy
 from subscriber.sinks.spark.copy.order import CopyOrder, remove_base_files
-from subscriber.sinks.spark.copy.select_list import select_list
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import table_directory
@@ -247,7 +246,6 @@ class ExecutorTableSink(SparkTableSink):
         assert self._schema is not None
         assert self._published is not None
         lake = self._lake()
-        columns = select_list(self._published, self._schema)
         placed = CopyOrder(
             directory=self._directory,
             base=self._base,
@@ -256,9 +254,9 @@ class ExecutorTableSink(SparkTableSink):
             snapshot_name=order.snapshot_name,
             # if a keyword occurs twice, libpq uses the last one
             connection=f"{order.connection} {self._copying.connection}".strip(),
-            setup=order.setup,
-            queries=tuple(f"SELECT {columns} {source}" for source in order.sources),
-            checks=order.checks,
+            parts=order.parts,
+            columns=self._published.columns,
+            column_types=self._published.column_types,
             schema=self._schema,
             lsn=order.consistent_point,
             workers=self._copying.workers,
@@ -271,7 +269,7 @@ class ExecutorTableSink(SparkTableSink):
         storage, loop = self._lake().storage, asyncio.get_running_loop()
         parts: dict[int, tuple[DataFile, ...]] = {}
         told, patience = "", loop.time() + _PATIENCE_SECONDS
-        while len(parts) < len(order.queries):
+        while len(parts) < len(order.parts):
             for number in sorted(await run_in_thread(lambda: order.numbers_done(storage)) - parts.keys()):
                 parts[number] = await run_in_thread(lambda number=number: order.done(storage, number))  # type: ignore[misc]
                 rows(sum(file.rows for file in parts[number]))
@@ -285,6 +283,6 @@ class ExecutorTableSink(SparkTableSink):
             elif loop.time() > patience:
                 patience = loop.time() + _PATIENCE_SECONDS
                 _log.warning('table "%s" waits for executors to copy it: is `subscriber spark-apply` running?', self._table)
-            if len(parts) < len(order.queries):
+            if len(parts) < len(order.parts):
                 await asyncio.sleep(_LOOK_SECONDS)
         return tuple(file for number in sorted(parts) for file in parts[number])

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
+from subscriber.protocol.conninfo import confined
 from subscriber.protocol.quoting import quote_literal
+from subscriber.protocol.session_setup import READING_SETUP
 from subscriber.sinks.spark.copy.order import CopyOrder, base_file_name
 from subscriber.sinks.spark.copy.select_list import current_rows
 from subscriber.sinks.spark.files.storage import Storage
@@ -117,18 +119,18 @@ def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.R
         ) from None
     with contextlib.ExitStack() as stack:
         try:
-            connection = stack.enter_context(dbapi.connect(order.connection, autocommit=True))
+            connection = stack.enter_context(dbapi.connect(confined(order.connection), autocommit=True))
             stack.enter_context(sessions.known(connection))
             cursor = stack.enter_context(connection.cursor())
         except Error as error:
             raise PublisherUnavailable(
                 f"an executor could not connect to the publisher: {_first(error)}",
-                hint="executors need its address and a password of their own: a passfile, a service or PGPASSWORD; or use copy=subscriber",
+                hint="executors need its address and a password of their own: a passfile; or use copy=subscriber",
             ) from None
         with contextlib.suppress(Error):
             cursor.execute(_CHECK_CLIENT)
         try:
-            for statement in (*order.setup, "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"):
+            for statement in (*READING_SETUP, "SET row_security = off", "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"):
                 cursor.execute(statement)
         except Error as error:
             raise _refused(error) from None
@@ -139,10 +141,10 @@ def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.R
                 raise OrderOutdated("the session that exported the snapshot was lost") from None
             raise _refused(error) from None
         try:
-            _check(cursor, order.checks[number], read=False)
-            cursor.execute(order.queries[number])
+            _check(cursor, order.parts[number].check_query(), read=False)
+            cursor.execute(order.query(number))
             yield from cursor.fetch_record_batch()
-            _check(cursor, order.checks[number], read=True)
+            _check(cursor, order.parts[number].check_query(), read=True)
         except (Error, pa.ArrowException, OSError) as error:
             if getattr(error, "sqlstate", None) in _ALTERED:
                 raise OrderOutdated("the table was altered while it was copied") from None

@@ -17,7 +17,7 @@ Parameters follow a question mark:
 ``target_rows``    250000     rows that a file of a table should have
 ``deletion_vectors`` on       ``off``: rewrite files even for few changes, for readers that are too old for deletion vectors
 ``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
-``copy_connection``           for executors: libpq keywords and values that replace the subscriber's (host, service, passfile)
+``copy_connection``           for executors: libpq keywords and values that replace the subscriber's (host, passfile)
 ``history.S.T``               keep a history of table S.T: ``scd2``, ``soft_delete``
 =================  =========  ====================================================================================
 """
@@ -233,7 +233,7 @@ def _without_secret(name: str, connection: str) -> str:
     if found & _SECRETS:
         raise ConfigurationError(
             f"{name} contains a password, which would be stored in the lake",
-            hint="use passfile= or service=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
+            hint="use passfile=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
         )
     return connection
 

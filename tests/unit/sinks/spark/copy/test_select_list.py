@@ -31,7 +31,7 @@ def published(oids: list[int], modifier: int = -1) -> PublishedTable:
 def test_dates_and_timestamps_come_with_a_text_for_what_the_lake_cannot_hold() -> None:
     table = published([23, 1082, 1114, 25])
     schema = TableSchema.of_published(table)
-    assert select_list(table, schema).count(" END") == 4
+    assert select_list(table.columns, table.column_types, schema).count(" END") == 4
     columns = [
         pa.array([1, 2, 3], pa.int32()),
         pa.array([date(2024, 1, 1), None, None], pa.date32()),
@@ -64,7 +64,7 @@ def test_no_more_expressions_than_a_select_may_have(count: int, pairs: bool) -> 
     """1664. A table of so many columns comes as texts."""
     table = published([1114] * count)
     schema = TableSchema.of_published(table)
-    assert select_list(table, schema).count(" END") == count * (1 + pairs)
+    assert select_list(table.columns, table.column_types, schema).count(" END") == count * (1 + pairs)
     texts = [pa.array(["2024-01-01 00:00:00"])] * count
     assert current_rows(schema, texts).to_pylist()[0]["c0"] == datetime(2024, 1, 1)  # noqa: DTZ001
 
