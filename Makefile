@@ -19,7 +19,7 @@ ELSEWHERE := --ignore tests/spark --ignore tests/delta --ignore tests/docker --i
 QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/publisher/test_stream.py tests/native/test_changes.py
 
 .PHONY: help demo demo-migration quick test test-spark test-crash test-matrix test-lowest test-postgres test-all test-docker test-debezium chaos soak crash-spark fuzz golden \
-	bench lint docs format wheel image sbom servers mariadb clean
+	bench lint docs format wheel image hashes sbom servers mariadb clean
 
 help:
 	@echo 'make demo         copy and follow a database under load, then prove both sides equal; TARGET=sqlite, mariadb, spark or a URL'
@@ -162,6 +162,13 @@ image: PROGRAM = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' subscriber/__in
 image:
 	docker build --file docker/Dockerfile --build-arg VERSION=$(PROGRAM) --build-arg REVISION=$$(git rev-parse HEAD) \
 		--tag $(IMAGE):$(PROGRAM) --tag $(IMAGE):latest $(BUILD_ARGS) .
+
+# the hashes of what the image installs: again after a change of constraints.txt
+HASHES = $(BIN)/uv pip compile --quiet --python-version 3.13 --generate-hashes --no-annotate --custom-compile-command "make hashes" --constraints constraints.txt
+hashes: $(VENV)/.made
+	$(PIP) install --constraint constraints.txt uv
+	$(HASHES) $(foreach extra,binary metrics mysql postgres progress sqlite,--extra $(extra)) pyproject.toml --output-file docker/requirements.txt
+	printf '%s\n' 'hatchling>=1.27' 'cython>=3.1' 'setuptools>=77' pip | $(HASHES) - --output-file docker/build-requirements.txt
 
 # the packages of the image, as CycloneDX
 sbom: $(VENV)/.group-containers
