@@ -42,7 +42,7 @@ from subscriber.transaction.model import PreparedTransaction
 
 __all__ = ["LandingStream"]
 
-_REFUSALS: Final = (ApplyError, RelationError, ProtocolError, ConfigurationError)
+_REFUSALS: Final = (ApplyError, RelationError, ProtocolError, ConfigurationError, NeverPrepared)
 """Errors that belong to one transaction."""
 _LOOK_SECONDS: Final = 0.2
 """Interval of reading the applier's position, with ``confirm=applied``."""

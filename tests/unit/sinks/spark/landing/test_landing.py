@@ -259,7 +259,11 @@ async def test_a_commit_of_what_was_never_prepared_is_a_loss(tmp_path: Path) -> 
     sink = await begun(make(tmp_path))
     with pytest.raises(DataLossError, match="no prepared transaction of xid 8"):
         await sink.commit_prepared(CommitPrepared(0, Lsn(295), Lsn(300), 0, 8, "gid"))
+    # the worker decides whether it is one: before 18 a publisher sends no PREPARE of a transaction without changes
+    await sink.advance(Lsn(300))
+    await sink.apply(batch(transaction(400, RELATION, Insert(5, row("1", None, None)))))
     await sink.close()
+    assert [(found["id"], found["_lsn"]) for found in landed(tmp_path)] == [(1, 400)]
 
 
 async def test_an_update_of_a_table_without_identity_is_refused(tmp_path: Path) -> None:
