@@ -126,8 +126,11 @@ class OpenedSparkSink:
         try:
             await self._stream.close()
         finally:
-            await run_in_thread(self._sessions.applier.stop)
-            self._sessions.lock.give_back()
+            try:
+                await run_in_thread(self._sessions.applier.stop)
+            finally:
+                # also if this call is cancelled: nothing lands any more, and the applier has its own lock
+                self._sessions.lock.give_back()
 
     async def finish(self) -> None:
         """See :meth:`subscriber.abc.FinishingSink.finish`: the applier of this process has applied what was landed, if that is quick."""

@@ -3,7 +3,8 @@
 For each table ``orders`` of schema ``public``:
 
 * ``public_orders_latest``: an external table on the Delta directory. Its newest version may be ahead of other tables.
-* ``public_orders``: a view of the version in the published snapshot.
+* ``public_orders``: a view of the version in the published snapshot. If another table has this name (``a_b.c`` and ``a.b_c``), both get
+  a digest behind it.
 
 All of these views select from one other view, ``published_snapshot``, which alone names the versions. It is a UNION ALL of all tables, each
 as a struct of its own::
@@ -28,7 +29,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
@@ -45,7 +48,7 @@ from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["VIEW", "CatalogRegistration", "require_catalog"]
+__all__ = ["VIEW", "CatalogRegistration", "require_catalog", "view_names"]
 
 _log = logging.getLogger(__name__)
 
@@ -181,7 +184,7 @@ class CatalogRegistration:
         """
         if snapshot.tables == self._registered:
             return
-        names = {name: _name(name) for name in sorted(snapshot.tables)}
+        names = view_names(snapshot.tables)
         if len(names) > _MOST_TABLES:
             raise TargetError(
                 f"{len(names)} tables are too many to register: each query would open all of them",
@@ -271,5 +274,14 @@ class CatalogRegistration:
         return f"{self._schema}.{quoted_name(name)}"
 
 
-def _name(name: TableName) -> str:
-    return f"{name.namespace}_{name.name}"
+def view_names(tables: Iterable[TableName]) -> dict[TableName, str]:
+    """The names of the tables' views. Where names of two tables or their ``_latest`` collide, a digest makes them different."""
+    plain = {table: f"{table.namespace}_{table.name}" for table in sorted(tables)}
+    # catalogs have names in small letters
+    used = Counter([VIEW, *(each for name in plain.values() for each in (name.lower(), f"{name.lower()}_latest"))])
+    return {
+        table: f"{name}_{sha256(str(table).encode()).hexdigest()[:8]}"
+        if max(used[name.lower()], used[f"{name.lower()}_latest"]) > 1
+        else name
+        for table, name in plain.items()
+    }

@@ -1,4 +1,6 @@
-"""The staging table: it holds the rows of an initial copy if the target's table had rows before. It has the same columns, and no key.
+"""The staging table: it holds the rows of an initial copy if the target's table had rows before.
+
+It has the same columns, and no key but one that MySQL needs.
 
 Some databases commit the statements that create and drop it implicitly, so each step is idempotent. A staging table has a meaning only
 while the state of the table's synchronization says that a copy into it has begun.
@@ -18,6 +20,8 @@ from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable
 __all__ = ["Staging"]
 
 _MYSQL = frozenset({"mysql", "mariadb"})
+_KEY = "subscriber_staged_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY"
+"""MySQL with ``sql_require_primary_key`` creates no table without a key."""
 
 
 class Staging:
@@ -49,7 +53,7 @@ class Staging:
         A copy has no values for generated columns, and they may be NOT NULL.
         """
         await self.drop(connection)
-        options = " ENGINE=InnoDB" if connection.dialect.name in _MYSQL else ""
+        options = f" ({_KEY}) ENGINE=InnoDB" if connection.dialect.name in _MYSQL else ""
         prepare = connection.dialect.identifier_preparer
         names = ", ".join(prepare.format_column(column) for column in target.table.c if column.name not in target.generated)
         made = f"CREATE TABLE {self._quoted(connection)}{options} AS SELECT {names} FROM {prepare.format_table(target.table)} WHERE 1 = 0"  # noqa: S608

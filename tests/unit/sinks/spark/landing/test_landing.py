@@ -266,6 +266,25 @@ async def test_a_commit_of_what_was_never_prepared_is_a_loss(tmp_path: Path) -> 
     assert [(found["id"], found["_lsn"]) for found in landed(tmp_path)] == [(1, 400)]
 
 
+async def test_a_cancelled_close_unlocks_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await begun(make(tmp_path))
+    began, may_end = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        began.set()
+        assert may_end.wait(20)
+
+    monkeypatch.setattr(sink._sessions.applier, "stop", stop)
+    closing = asyncio.create_task(sink.close())
+    assert await asyncio.to_thread(began.wait, 20)
+    closing.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    again = await begun(make(tmp_path))
+    await again.close()
+
+
 async def test_an_update_of_a_table_without_identity_is_refused(tmp_path: Path) -> None:
     keyless = Relation(5, "public", "t", "d", tuple(Column(column.name, column.type_oid, -1, False) for column in RELATION.columns))
     sink = await begun(make(tmp_path))
