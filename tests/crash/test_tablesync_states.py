@@ -31,15 +31,6 @@ def made(publisher: Database, target: Database, directory: Path) -> SubscriberPr
 
 @pytest.fixture
 def process(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Iterator[SubscriberProcess]:
-    """On 18 alone."""
-    found = made(publisher18_db, target_db, tmp_path)
-    yield found
-    found.end()
-
-
-@pytest.fixture
-def any_process(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Iterator[SubscriberProcess]:
-    """With the publisher that the run is for: where it matters how slots and snapshots are made."""
     found = made(publisher18_db, target_db, tmp_path)
     yield found
     found.end()
@@ -82,40 +73,40 @@ def test_killed_in_init_and_in_datasync(process: SubscriberProcess) -> None:
     assert target.value("SELECT srcopyattempt FROM subscriber.pg_subscription_rel WHERE srrelid = 'a'::regclass") == 2
 
 
-def test_killed_while_the_slot_is_created(any_process: SubscriberProcess) -> None:
+def test_killed_while_the_slot_is_created(process: SubscriberProcess) -> None:
     """An open transaction holds up the snapshot; its row is committed later."""
-    publisher, target = any_process.publisher, any_process.target
+    publisher, target = process.publisher, process.target
     publisher.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE a")
-    any_process.catch_up(SECONDS)
+    process.catch_up(SECONDS)
     publisher.execute("ALTER PUBLICATION pub ADD TABLE b")
     with open_transaction(publisher, "INSERT INTO b VALUES (3, 'open')") as commit:
-        any_process.start()
+        process.start()
         wait_for_state(target, "b", "d")
         publisher.wait(SYNC_SLOTS, 1)
         change_both_tables(publisher)
-        any_process.kill()
+        process.kill()
         commit()
-    assert_recovers(any_process)
+    assert_recovers(process)
     assert publisher.value("SELECT count(*) FROM b") == 3
 
 
-def test_killed_in_finishedcopy(any_process: SubscriberProcess) -> None:
+def test_killed_in_finishedcopy(process: SubscriberProcess) -> None:
     """All rows are copied, and a change that arrived during the copy is being applied: nothing is copied again."""
-    publisher, target = any_process.publisher, any_process.target
+    publisher, target = process.publisher, process.target
     make_row_gate(target, "a", "NEW.id = 1300", 1)
     make_row_gate(target, "a", "NEW.id = 2000", 2)
     untouched = "SELECT DISTINCT xmin::text FROM a WHERE id BETWEEN 3 AND 1399 ORDER BY 1"
     with closed_gates(target, 1, 2) as release:
-        any_process.start()
+        process.start()
         target.wait(waiting_at_gate(1), 1)
         change_both_tables(publisher)
         release(1)
         wait_for_state(target, "a", "f")
         target.wait(waiting_at_gate(2), 1)
         copied = target.fetch(untouched)
-        any_process.kill()
+        process.kill()
         publisher.execute("UPDATE a SET v = 'later' WHERE id IN (1, 2000)")
-    assert_recovers(any_process)
+    assert_recovers(process)
     # before 14 one session copies it
     assert len(copied) > 3 if publisher.version >= 14 else len(copied) == 1
     assert target.fetch(untouched) == copied
