@@ -256,7 +256,7 @@ class ParallelApply:
         self._paused = paused
         self._attempts: dict[int, _Attempt] = {}
         self._tried: set[int] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[_Attempt, asyncio.Task[None]] = {}
         self._calls = 0
         self._running = 0
         self._busy = asyncio.Event()
@@ -277,7 +277,7 @@ class ParallelApply:
             await asyncio.wait({self._watch})
         await self.abandon_all()
         if self._ending:
-            await asyncio.wait(self._ending)
+            await asyncio.wait(self._ending.values())
 
     # --- for the apply worker
 
@@ -343,9 +343,10 @@ class ParallelApply:
         return self._whole and stream.size >= LARGE
 
     def _abandon_soon(self, attempt: _Attempt) -> None:
-        task = asyncio.create_task(attempt.abandon(), name="end of parallel apply")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        # one task: this is called for each piece that is received, and a rollback may take long
+        if attempt not in self._ending:
+            task = self._ending[attempt] = asyncio.create_task(attempt.abandon(), name="end of parallel apply")
+            task.add_done_callback(lambda _: self._ending.pop(attempt, None))
 
     def forget(self, attempt: _Attempt) -> None:
         """Remove an attempt that has ended."""

@@ -254,6 +254,27 @@ def test_ends_when_a_table_is_not_ready() -> None:
     run(work())
 
 
+def test_a_slow_rollback_has_one_task() -> None:
+    """The bug was a task more for each piece that arrived while a table was not ready."""
+
+    async def work() -> None:
+        async with running_worker() as setup:
+            setup.stream.give(first(9))
+            await asyncio.sleep(0.01)
+            rolling = setup.slow["parallel roll back"] = asyncio.Event()
+            setup.states.set(table(1), TableEntry(TableState.INIT))
+            for _ in range(20):
+                setup.stream.give(chunk(9, first=False, rows=1, size=1))
+                await asyncio.sleep(0.001)
+            ending = [task for task in asyncio.all_tasks() if task.get_name() == "end of parallel apply"]
+            rolling.set()
+            await asyncio.sleep(0.01)
+            assert setup.ended() == ["rolled back"]
+            assert len(ending) == 1
+
+    run(work())
+
+
 def test_no_attempts_while_a_transaction_is_to_be_skipped() -> None:
     async def work() -> None:
         async with running_worker() as setup:
