@@ -18,6 +18,7 @@ from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.mariadb_binaries import WITHOUT_VARIABLE, is_done_without
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress, fresh_database, given_publisher_version
+from tests.support.hostile import hostile_defaults, other_values
 from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
 
 pytest_plugins = [
@@ -130,6 +131,13 @@ def target_db(target_server: ServerAddress) -> Iterator[Database]:
     """An empty target database, dropped afterwards."""
     with fresh_database(target_server, "tgt") as database:
         yield database
+
+
+@pytest.fixture
+def hostile_target_db(target_db: Database) -> Iterator[Database]:
+    """A target whose every session setting has another default, for all sessions but the test's own. See tests/support/hostile.py."""
+    with hostile_defaults(target_db, other_values(target_db)):
+        yield target_db
 
 
 def _mariadb(**settings: str) -> EmbeddedMariaDB:

@@ -15,7 +15,7 @@ from subscriber.types import TypeRegistry
 from subscriber.types.pg_type import TypeKind
 from subscriber.types.registry import PgType
 
-__all__ = ["format_type", "format_type_with_typemod", "quote_identifier", "quote_literal", "quote_qualified_identifier"]
+__all__ = ["format_type", "format_type_with_typemod", "quote_identifier", "quote_qualified_identifier"]
 
 _SAFE: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _CATALOG: Final = "pg_catalog"
@@ -73,12 +73,6 @@ def quote_identifier(name: str, publisher: Capabilities) -> str:
 def quote_qualified_identifier(namespace: str, name: str, publisher: Capabilities) -> str:
     """Quote a qualified name."""
     return f"{quote_identifier(namespace, publisher)}.{quote_identifier(name, publisher)}"
-
-
-def quote_literal(text: str) -> str:
-    """``quote_literal_cstr``: with ``E`` if the text has a backslash."""
-    quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
-    return f"E{quoted}" if "\\" in text else quoted
 
 
 def format_type(oid: int, types: TypeRegistry, publisher: Capabilities) -> str:

@@ -16,10 +16,11 @@ from typing import Final
 
 from subscriber.errors import ConfigurationError
 from subscriber.plugins.context import LogicalDecodingContext, OutputPluginOptions, OutputType, ReorderBufferTXN
-from subscriber.plugins.names import format_type, quote_identifier, quote_literal, quote_qualified_identifier
+from subscriber.plugins.names import format_type, quote_identifier, quote_qualified_identifier
 from subscriber.plugins.option_values import boolean
 from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.protocol.quoting import quote_literal
 from subscriber.transaction.changes import UNCHANGED, Change, DeleteChange, InsertChange, Row, TruncateChange, UpdateChange
 
 __all__ = ["TestDecoding"]

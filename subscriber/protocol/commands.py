@@ -12,7 +12,7 @@ from subscriber.config import PARAMETERS, check_slot_name
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.capabilities import Capabilities, StreamOptions
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_identifier, quote_string
 
 __all__ = [
     "alter_replication_slot",
@@ -93,7 +93,7 @@ def create_replication_slot(
     head = f"CREATE_REPLICATION_SLOT {_slot(name)}{' TEMPORARY' if temporary else ''} LOGICAL pgoutput"
     if not caps.slot_options_syntax:
         return f"{head} {_LEGACY_SNAPSHOT[snapshot]}"
-    options = [*(["TWO_PHASE"] if two_phase else []), *(["FAILOVER"] if failover else []), f"SNAPSHOT {quote_literal(snapshot)}"]
+    options = [*(["TWO_PHASE"] if two_phase else []), *(["FAILOVER"] if failover else []), f"SNAPSHOT {quote_string(snapshot)}"]
     return f"{head} ({', '.join(options)})"
 
 
@@ -133,7 +133,7 @@ def start_replication(slot: str, lsn: Lsn, options: StreamOptions) -> str:
     Raises:
         ConfigurationError: the slot name is not valid.
     """
-    pairs = ", ".join(f"{name} {quote_literal(value)}" for name, value in options.pairs())
+    pairs = ", ".join(f"{name} {quote_string(value)}" for name, value in options.pairs())
     return f"START_REPLICATION SLOT {_slot(slot)} LOGICAL {lsn} ({pairs})"
 
 

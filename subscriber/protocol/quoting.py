@@ -1,15 +1,14 @@
-"""Quoting for the commands of the replication protocol.
+"""Quoting for SQL, and for the commands of the replication protocol.
 
 The walsender's scanner (``repl_scanner.l``) knows only ``"identifiers"`` and ``'strings'``, with the quote doubled. It knows neither
-backslash escapes nor ``E''`` strings, which libpq's PQescapeLiteral would write for a backslash. SQL reads both forms the same way as
-long as ``standard_conforming_strings`` is on.
+backslash escapes nor ``E''`` strings, which SQL needs for a backslash whatever ``standard_conforming_strings`` is.
 """
 
 from __future__ import annotations
 
 from subscriber.errors import ConfigurationError
 
-__all__ = ["quote_identifier", "quote_literal"]
+__all__ = ["quote_identifier", "quote_literal", "quote_string"]
 
 
 def quote_identifier(name: str) -> str:
@@ -24,7 +23,16 @@ def quote_identifier(name: str) -> str:
 
 
 def quote_literal(text: str) -> str:
-    """Quote a string.
+    """Quote a string for SQL.
+
+    Raises:
+        ConfigurationError: the string holds a null character.
+    """
+    return f"E{quote_string(text.replace(chr(92), chr(92) * 2))}" if "\\" in text else quote_string(text)
+
+
+def quote_string(text: str) -> str:
+    """Quote a string for a replication command.
 
     Raises:
         ConfigurationError: the string holds a null character.

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from subscriber.protocol.session_settings import as_options
 from subscriber.schema.client_programs import ClientPrograms, run_program
 from subscriber.walreceiver.session import Session
 
@@ -133,7 +134,8 @@ async def read_archive(session: Session, conninfo: str, programs: ClientPrograms
         options += ["--strict-names"] if selection.schemas else []
         options += [f"--schema={_pattern(name)}" for name in selection.schemas]
         options += [f"--exclude-schema={_pattern(name)}" for name in selection.exclude_schemas]
-        options += [f"--exclude-schema={_OWN_SCHEMA}", f"--file={archive}", f"--dbname={session.address(conninfo)}"]
+        address = session.address(conninfo, as_options(session.pgconn.server_version))
+        options += [f"--exclude-schema={_OWN_SCHEMA}", f"--file={archive}", f"--dbname={address}"]
         await run_program(programs.pg_dump, options, env={"PGPASSWORD": session.pgconn.password.decode()})
         shown = ["--no-owner", "--no-privileges"] if not selection.owners else []
         listed = await run_program(programs.pg_restore, ["--list", archive])

@@ -173,7 +173,7 @@ async def observe_target(target: str) -> Sequence[Observation]:
 
 
 def read_postgres_snapshot(
-    target: str, snapshot_name: str | None, jobs: int, *, setup: Sequence[str], application_name: str
+    target: str, snapshot_name: str | None, jobs: int, *, application_name: str
 ) -> AbstractAsyncContextManager[Sequence[Query]]:
     """Open sessions that share an exported snapshot of a PostgreSQL target. See :func:`subscriber.sinks.postgres.snapshots.read_snapshot`.
 
@@ -183,7 +183,7 @@ def read_postgres_snapshot(
     """
     with _postgres():
         from subscriber.sinks.postgres.snapshots import read_snapshot  # noqa: PLC0415 -- as above
-    return read_snapshot(target, snapshot_name, jobs, setup=setup, application_name=application_name)
+    return read_snapshot(target, snapshot_name, jobs, application_name=application_name)
 
 
 def open_snapshot_sessions(target: str, jobs: int) -> AbstractAsyncContextManager[SnapshotSessions]:

@@ -63,7 +63,8 @@ class ServerUser:
 
 def environment() -> dict[str, str]:
     """The environment of a server's programs: without the caller's PG* variables, with English messages."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    kept = {name: os.environ[name] for name in ("LOCPATH",) if name in os.environ}
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **kept}
 
 
 def server_user() -> ServerUser:

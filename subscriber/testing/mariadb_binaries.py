@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from subscriber.errors import ConfigurationError
+from subscriber.testing.apt import apt_install, may_install
 
 __all__ = ["BINDIR_VARIABLE", "WITHOUT_VARIABLE", "MariaDBPrograms", "find_mariadb", "install_mariadb", "is_done_without"]
 
@@ -78,25 +79,10 @@ def install_mariadb() -> MariaDBPrograms:
     try:
         return find_mariadb()
     except ConfigurationError:
-        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        if not may_install():
             raise
-    install = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends", *_PACKAGES]
-    done = _apt(install)
-    if done.returncode != 0:  # the package lists are missing or old
-        _apt(["apt-get", "-o", "DPkg::Lock::Timeout=300", "update"])
-        done = _apt(install)
-    if done.returncode != 0:
-        error = ConfigurationError(f"apt-get could not install {' '.join(_PACKAGES)}", hint=_REMEDY)
-        error.add_note(" ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]))
-        raise error
+    apt_install(_PACKAGES, _REMEDY)
     return find_mariadb()
-
-
-def _apt(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    return subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=900
-    )
 
 
 def main() -> int:

@@ -12,7 +12,8 @@ other side is not PostgreSQL and its rows are hashed by this program (:mod:`subs
 A range of rows has a count and the sum of its hashes. The sum does not depend on the order, and duplicates change it. NULL and an empty
 text have different hashes: NULL changes the seed.
 
-The text of a value is the same in PostgreSQL 13 to 18 under :data:`TEXT_SETTINGS`. If the types of both sides differ, numbers are compared
+The text of a value is the same in PostgreSQL 13 to 18 under the settings that
+every session gets (:mod:`subscriber.protocol.session_settings`). If the types of both sides differ, numbers are compared
 without trailing zeros, and ``character(n)`` without trailing blanks. JSON, dates and times, and floats are compared as the type in which
 the target stores them (:func:`stored_sql`), unless it loses a part of the value.
 """
@@ -28,23 +29,7 @@ from typing import Final
 from subscriber.abc import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
-__all__ = ["TEXT_SETTINGS", "ColumnSql", "TableSql", "client_column_sql", "column_sql", "stored_sql"]
-
-TEXT_SETTINGS: Final = (
-    "SET search_path = ''",
-    "SET datestyle = ISO",
-    "SET intervalstyle = postgres",
-    "SET extra_float_digits = 3",
-    "SET timezone = 'UTC'",
-    "SET bytea_output = hex",
-    "SET lc_monetary = 'C'",
-    "SET xmloption = content",
-    "SET row_security = off",
-    "SET jit = off",
-    "SET statement_timeout = 0",
-    "SET idle_in_transaction_session_timeout = 0",
-)
-"""Settings of each session that compares."""
+__all__ = ["ColumnSql", "TableSql", "client_column_sql", "column_sql", "stored_sql"]
 
 _INTEGERS: Final = frozenset({"int2", "int4"})
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})

@@ -3,10 +3,7 @@
 psycopg connects: it parses any conninfo, tries each host, and resolves names off the loop. After that this module talks to
 ``psycopg.pq`` itself. It uses the simple query protocol (a walsender accepts no other), COPY OUT and COPY BOTH.
 
-Settings are made by SQL after connecting, not by ``options`` in the startup packet as in PostgreSQL. So the user's own ``options`` (in the
-string, in PGOPTIONS or in a service file) stay unchanged. The settings make values unambiguous (as libpqwalreceiver.c does), empty the
-search_path, and disable timeouts that could end a long copy or an idle snapshot (as pg_dump does). JIT is off: compiling a query on the
-catalogs of thousands of tables takes longer than the query.
+Settings are made after connecting, unless a pooler shares the session: see :mod:`subscriber.protocol.session_settings`.
 
 If a call is cancelled or fails while the server is busy, the connection can only be closed (:meth:`Session.close`).
 """
@@ -16,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import AsyncIterator
 from typing import Any, Final, Self
 
 import psycopg
@@ -27,7 +25,7 @@ from subscriber.protocol.capabilities import Capabilities, capabilities
 from subscriber.protocol.conninfo import StoredConninfo, secured
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.protocol.session_setup import READING_SETUP
+from subscriber.protocol.session_settings import BACKEND_PID, READING, Run, pin, settle, shared_session
 from subscriber.waits import awaiting
 from subscriber.walreceiver.errors import connect_error, connection_lost, conninfo_error, result_error
 
@@ -73,7 +71,7 @@ class Session:
             replication: connect as a walsender of the database.
 
         Raises:
-            ConfigurationError: the connection string cannot be parsed.
+            ConfigurationError: the connection string cannot be parsed, or a pooler shares the session with other clients.
             PublisherUnavailable: a retry may succeed.
             PublisherError: unknown database or user, wrong password, missing privilege, or a server that is too old.
         """
@@ -88,11 +86,35 @@ class Session:
             raise _no_host_name() from None
         try:
             session = cls(connection)
-            await session.execute(";".join(READING_SETUP))
+            await session._configure()
         except BaseException:
             await connection.close()
             raise
         return session
+
+    async def _configure(self) -> None:
+        if not await self.execute(pin(self.pgconn.backend_pid, READING)):
+            pid = await settle(self._number, self._another, "publisher")
+            if not await self.execute(pin(pid, READING)):
+                raise shared_session("publisher")
+
+    async def _number(self, query: str) -> int:
+        ((number,),) = await self.execute(query)
+        return int(number or 0)
+
+    @contextlib.asynccontextmanager
+    async def _another(self) -> AsyncIterator[Run]:
+        try:
+            connection = await psycopg.AsyncConnection.connect(self._same_server(), autocommit=True)
+        except psycopg.Error as error:
+            raise connect_error(error) from error
+        other = Session(connection)
+        try:
+            await other.execute("BEGIN")
+            yield other._number
+            await other.execute("ROLLBACK")
+        finally:
+            await other.close()
 
     async def execute(self, query: str) -> list[Row]:
         """Run SQL or a replication command by the simple query protocol. Return the last result's rows as text.
@@ -149,7 +171,7 @@ class Session:
         """
         session = await self.sibling("watch")
         try:
-            if await session.execute("SELECT pg_catalog.pg_backend_pid()") != [(str(session.pgconn.backend_pid),)]:
+            if await session.execute(BACKEND_PID) != [(str(session.pgconn.backend_pid),)]:
                 # a pooler gives PIDs of its own: nothing is known of this session
                 return True
             return bool(await session.execute(_WORKING.format(self.pgconn.backend_pid)))
@@ -189,11 +211,12 @@ class Session:
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
-    def address(self, conninfo: str) -> str:
+    def address(self, conninfo: str, options: str = "") -> str:
         """Return the connection string, without any password, for another session with this very server.
 
         Args:
             conninfo: of this session.
+            options: for the server, after those that the string or PGOPTIONS has.
         """
         params: dict[str, Any] = conninfo_to_dict(conninfo)
         if params.get("hostaddr"):
@@ -203,6 +226,8 @@ class Session:
             params.pop(name, None)
         params |= {"host": self.pgconn.host.decode(), "port": self.pgconn.port.decode()}
         params |= {"dbname": self.pgconn.db.decode(), "user": self.pgconn.user.decode()}
+        if options:
+            params["options"] = f"{self.pgconn.options.decode()} {options}".strip()
         return make_conninfo(**params)
 
     async def sibling(self, role: str) -> Session:
@@ -214,12 +239,16 @@ class Session:
         Raises:
             PublisherUnavailable, PublisherError: as :meth:`connect`.
         """
+        params = conninfo_to_dict(self._same_server())
+        name = str(params.pop("application_name", None) or params.pop("fallback_application_name", ""))
+        return await Session.connect(make_conninfo("", **params, application_name=session_name(name, role)), application_name=name)
+
+    def _same_server(self) -> str:
+        """The connection string, with any password, for another session with this very server."""
         found = {option.keyword.decode(): option.val.decode() for option in self.pgconn.info if option.val is not None}
         params = {name: value for name, value in found.items() if name not in _OF_ONE_SESSION}
         params |= {"host": self.pgconn.host.decode(), "hostaddr": self.pgconn.hostaddr.decode(), "port": self.pgconn.port.decode()}
-        name = found.get("application_name") or found.get("fallback_application_name", "")
-        params["application_name"] = session_name(name, role)
-        return await Session.connect(make_conninfo(**params), application_name=name)
+        return make_conninfo(**params)
 
     async def current_wal_lsn(self) -> Lsn:
         """The end of the server's WAL: the flushed position (a walsender sends no more), or on a standby the replayed one."""

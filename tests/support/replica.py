@@ -49,6 +49,7 @@ def subscription_of(
     publications: Sequence[str] = ("pub",),
     settings: Settings = QUICK,
     conninfo: str | None = None,
+    target_url: str | None = None,
     **options: Any,
 ) -> Subscription:
     """A subscription with a slot name that no other database of the server has."""
@@ -57,7 +58,7 @@ def subscription_of(
         unique,
         connection=conninfo or publisher.conninfo(),
         publications=list(publications),
-        target=target.dsn,
+        target=target_url or target.dsn,
         options=replace(SubscriptionOptions(), **options),
         settings=settings,
     )

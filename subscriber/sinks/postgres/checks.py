@@ -42,8 +42,7 @@ WHERE n.nspname = 'pg_catalog' AND p.proname = ANY ($1::text[]) AND NOT pg_catal
 """
 
 _SERVER: Final = """
-SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('transaction_read_only')::bool AS read_only,
-       pg_catalog.current_setting('max_prepared_transactions')::int AS prepared,
+SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('max_prepared_transactions')::int AS prepared,
        pg_catalog.current_setting('server_version_num')::int AS version, r.rolsuper AS superuser, r.rolname::text AS role,
        pg_catalog.current_database()::text AS database,
        pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
@@ -135,8 +134,6 @@ async def _reader(target: Target) -> AsyncIterator[CatalogReader]:
     finally:
         await connection.close()
     try:
-        # JIT compilation would take longer than a query about thousands of tables
-        await reader.fetch("SELECT pg_catalog.set_config('jit', 'off', false)")
         yield reader
     finally:
         await reader.close()
@@ -147,10 +144,6 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
     role, findings = found["role"], list[Finding]()
     if found["standby"]:
         findings.append(Finding("error", "the target is in recovery: it accepts no changes", "connect to the primary"))
-    elif found["read_only"]:
-        findings.append(
-            Finding("error", "the target's sessions are read-only", f'set default_transaction_read_only = off for role "{role}"')
-        )
     if two_phase and found["prepared"] == 0:
         hint = "set max_prepared_transactions of the target to a value above zero and restart it, or use two_phase = false"
         # PostgreSQL's CREATE and ALTER SUBSCRIPTION accept it, and the worker fails at the first prepared transaction

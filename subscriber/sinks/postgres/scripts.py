@@ -7,21 +7,14 @@ from typing import Any, Final, Self
 
 import psycopg
 
+from subscriber.protocol.session_settings import READING
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["ScriptSession"]
 
 # as pg_dump's own script, except for client_min_messages
-_SETUP: Final = """
-SELECT pg_catalog.set_config('search_path', '', false);
-SELECT pg_catalog.set_config(s.name, v.setting, false)
-  FROM (VALUES ('statement_timeout', '0'), ('lock_timeout', '0'), ('idle_in_transaction_session_timeout', '0'),
-               ('transaction_timeout', '0'), ('standard_conforming_strings', 'on'), ('check_function_bodies', 'off'),
-               ('xmloption', 'content'), ('row_security', 'off'), ('client_min_messages', 'error'), ('synchronous_commit', 'on'),
-               ('jit', 'off')) AS v (name, setting)
-  JOIN pg_catalog.pg_settings AS s ON s.name = v.name
-"""
+_SETTINGS: Final = {**READING, "check_function_bodies": "off", "client_min_messages": "error", "synchronous_commit": "on"}
 
 
 class ScriptSession:
@@ -38,14 +31,7 @@ class ScriptSession:
             ConfigurationError: ``conninfo`` is neither a URL nor a conninfo.
             TargetUnavailable, TargetError: no session with the target.
         """
-        connection = await Target(conninfo).connect(application_name)
-        try:
-            with translated():
-                await connection.execute(_SETUP)
-        except BaseException:
-            await connection.close()
-            raise
-        return cls(connection)
+        return cls(await Target(conninfo).connect(application_name, _SETTINGS))
 
     @property
     def version(self) -> int:

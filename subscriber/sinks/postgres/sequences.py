@@ -23,7 +23,7 @@ from subscriber.sinks.postgres.session.target import Target
 __all__ = ["set_sequences"]
 
 _APPLICATION: Final = "subscriber sequences"
-_SETUP: Final = "SET synchronous_commit = on; SET lock_timeout = '10s'; SET statement_timeout = 0; SET search_path = ''"
+_SETTINGS: Final = {"synchronous_commit": "on", "lock_timeout": "10s"}
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 # the sequence that the same column owns, or else the one with the same name
@@ -73,10 +73,8 @@ async def set_sequences(conninfo: str, sequences: Sequence[PublishedSequence], *
         ConfigurationError: ``conninfo`` is neither a URL nor a conninfo.
         TargetUnavailable, TargetError: no session with the target.
     """
-    connection = await Target(conninfo).connect(_APPLICATION)
+    connection = await Target(conninfo).connect(_APPLICATION, _SETTINGS)
     try:
-        with translated():
-            await connection.execute(_SETUP)
         return [await _set(connection, wanted, force=force, dry_run=dry_run) for wanted in sequences]
     finally:
         await connection.close()

@@ -30,7 +30,7 @@ from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import take, writer_number
 from subscriber.sinks.postgres.session.origins import origin_name, sweep_origins
-from subscriber.sinks.postgres.session.settings import configure_asyncpg, release_rows_soon
+from subscriber.sinks.postgres.session.settings import apply_settings
 
 __all__ = ["PostgresSink"]
 
@@ -130,15 +130,8 @@ class PostgresSink:
         return OpenedPostgresSink(self._shared, session, reader, watcher=watcher, state=state, parallel=parallel, on_durable=on_durable)
 
     async def _connect_reader(self, session: ApplySession, name: str) -> CatalogReader:
-        connection = await self._target.connect_asyncpg(session.connection, name)
-        try:
-            # this session creates the catalog, which must be on disk
-            await configure_asyncpg(connection, "local")
-            await release_rows_soon(connection)
-        except BaseException:
-            connection.terminate()
-            raise
-        return CatalogReader(connection)
+        # this session creates the catalog, which must be on disk
+        return CatalogReader(await self._target.connect_asyncpg(session.connection, name, apply_settings("local", catalog=True)))
 
     async def activity(self) -> TargetActivity:
         """See :meth:`subscriber.abc.WatchedSink.activity`.

@@ -10,6 +10,7 @@ import psycopg
 
 from subscriber.abc import ExportSnapshot, Query
 from subscriber.protocol.quoting import quote_literal
+from subscriber.protocol.session_settings import READING
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.target import Target
 
@@ -43,16 +44,13 @@ async def exporting(target: Target, application_name: str) -> AsyncIterator[Expo
 
 
 @contextlib.asynccontextmanager
-async def read_snapshot(
-    conninfo: str, snapshot_name: str | None, jobs: int, *, setup: Sequence[str], application_name: str
-) -> AsyncIterator[Sequence[Query]]:
+async def read_snapshot(conninfo: str, snapshot_name: str | None, jobs: int, *, application_name: str) -> AsyncIterator[Sequence[Query]]:
     """Open sessions that share a snapshot.
 
     Args:
         conninfo: URL or conninfo of the target.
         snapshot_name: the exported snapshot; None: each session has one of its own.
         jobs: how many sessions.
-        setup: settings of each session.
         application_name: of each session.
 
     Raises:
@@ -63,11 +61,9 @@ async def read_snapshot(
     async with contextlib.AsyncExitStack() as stack:
         queries: list[Query] = []
         for _ in range(jobs):
-            connection = await target.connect(application_name)
+            connection = await target.connect(application_name, READING)
             stack.push_async_callback(connection.close)
             with translated():
-                for statement in setup:
-                    await connection.execute(statement.encode())
                 await connection.execute(_BEGIN)
                 if snapshot_name is not None:
                     await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot_name)}".encode())

@@ -15,7 +15,6 @@ from subscriber.subscription.management.snapshot_request import Asker, Publisher
 from subscriber.verification.compare import TableComparison, named_rows, read_cells
 from subscriber.verification.model import TableReport, VerificationLimits
 from subscriber.verification.postgres_table import PostgresTable
-from subscriber.verification.row_sql import TEXT_SETTINGS
 from subscriber.verification.sides import Side
 from subscriber.verification.tables import was_rewritten_query
 from subscriber.verification.targets import PlannedTable
@@ -51,7 +50,7 @@ async def compare_again(found: FirstPass, asker: Asker, conninfo: str, limits: V
         side = PublisherSide.of(request.answer)
         there = await read_cells(planned.target, keys, values=limits.show_values)
         await asker.say(request, only_from=RequestState.HELD, to=RequestState.OPENED)
-        sessions = publisher_sessions(conninfo, side.name, 1, setup=TEXT_SETTINGS, application_name=application_name)
+        sessions = publisher_sessions(conninfo, side.name, 1, application_name=application_name)
         async with sessions as (reader,):
             await asker.say(request, only_from=RequestState.OPENED, to=RequestState.DONE)
             publisher = planned.publisher.on(Side([reader.read]))

@@ -139,7 +139,7 @@ class Asker:
 
 @contextlib.asynccontextmanager
 async def publisher_sessions(
-    conninfo: str, snapshot_name: str, jobs: int, *, setup: Sequence[str], application_name: str
+    conninfo: str, snapshot_name: str, jobs: int, *, application_name: str
 ) -> AsyncIterator[Sequence[SnapshotReader]]:
     """Open sessions with the publisher that share a snapshot.
 
@@ -151,6 +151,5 @@ async def publisher_sessions(
         for _ in range(jobs):
             reader = await SnapshotReader.open(conninfo, snapshot_name, application_name=application_name)
             stack.push_async_callback(reader.close)
-            await reader.execute("; ".join(setup))
             found.append(reader)
         yield found

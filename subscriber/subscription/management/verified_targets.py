@@ -25,7 +25,6 @@ from subscriber.subscription.targets import (
     uses_sqlalchemy,
 )
 from subscriber.verification.model import Progress
-from subscriber.verification.row_sql import TEXT_SETTINGS
 from subscriber.verification.sides import Side
 from subscriber.verification.targets import OtherTarget, PostgresTarget, TargetSnapshot
 
@@ -100,7 +99,7 @@ class _Postgres:
 
     async def open(self, asker: Asker, request: SnapshotRequest, application_name: str) -> None:
         name = request.answer["target_snapshot"]
-        reading = read_postgres_snapshot(self._target, name, self._jobs, setup=TEXT_SETTINGS, application_name=application_name)
+        reading = read_postgres_snapshot(self._target, name, self._jobs, application_name=application_name)
         self._opened = PostgresTarget(Side(await self._stack.enter_async_context(reading)))
 
     async def snapshot(self, side: PublisherSide, progress: Progress) -> TargetSnapshot:

@@ -27,7 +27,6 @@ from subscriber.subscription.management.verified_targets import VerifiedTarget, 
 from subscriber.verification.compare import Memory, TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
 from subscriber.verification.postgres_table import PostgresTable
-from subscriber.verification.row_sql import TEXT_SETTINGS
 from subscriber.verification.sides import Rate, Side
 from subscriber.verification.tables import row_key, was_rewritten_query
 from subscriber.verification.targets import TargetSnapshot
@@ -141,9 +140,7 @@ class _Verification:
             async with asker, asker.ask({"kind": "snapshot"}) as request:
                 side = PublisherSide.of(request.answer)
                 await self._target.open(asker, request, called)
-                readers = await stack.enter_async_context(
-                    publisher_sessions(conninfo, side.name, jobs, setup=TEXT_SETTINGS, application_name=called)
-                )
+                readers = await stack.enter_async_context(publisher_sessions(conninfo, side.name, jobs, application_name=called))
                 held = await asker.held_seconds(request.number)
                 await asker.say(request, only_from=RequestState.OPENED, to=RequestState.DONE)
             yield _Opened(

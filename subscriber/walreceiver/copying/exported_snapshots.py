@@ -72,7 +72,6 @@ class SnapshotExporter:
                 raise PublisherError(
                     "the publisher is a standby: its snapshots cannot be compared with its WAL", hint="verify against the primary server"
                 )
-            await session.execute("SET row_security = off")
             session.reads_rows = True
             async with await session.sibling("flush") as flusher:
                 yield cls(session, flusher)

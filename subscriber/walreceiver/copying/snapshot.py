@@ -47,8 +47,7 @@ class SnapshotReader(Session):
         """
         reader = await cls.connect(conninfo, application_name=application_name)
         try:
-            # fail rather than copy without the rows that a policy hides
-            await reader.execute("SET row_security = off; BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await reader.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
                 await reader.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot_name)}")
             except PublisherError as error:

@@ -120,7 +120,6 @@ class Fence:
     async def _session(self) -> Session:
         session = await Session.connect(self._conninfo, application_name=session_name(self._name, "cutover"))
         try:
-            await session.execute("SET default_transaction_read_only = off")
             await self._require_trust(session)
         except BaseException:
             await session.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.plugins.names import format_type, format_type_with_typemod, quote_identifier, quote_literal
+from subscriber.plugins.names import format_type, format_type_with_typemod, quote_identifier
 from subscriber.protocol.capabilities import capabilities
+from subscriber.protocol.quoting import quote_literal
 from subscriber.types import TypeRegistry
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.type_reader import type_facts

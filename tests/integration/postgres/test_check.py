@@ -161,11 +161,6 @@ async def test_catalog_of_another_version_or_owner(target_db: Database, plain_ro
     ]
 
 
-async def test_read_only_target(target_db: Database) -> None:
-    found = await findings(target_db, target=target_db.conninfo(options="-c default_transaction_read_only=on"))
-    assert [finding.message for finding in found] == ["the target's sessions are read-only"]
-
-
 async def test_target_that_cannot_be_looked_at(target_db: Database) -> None:
     with pytest.raises(TargetUnavailable):
         await findings(target_db, target="host=127.0.0.1 port=1 dbname=x user=x")

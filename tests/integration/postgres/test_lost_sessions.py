@@ -143,7 +143,7 @@ async def test_cancelled_report_waits_for_no_answer(target_db: Database) -> None
 
 
 async def test_report_after_one_whose_session_is_lost(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_IDLE_IN_TRANSACTION", "1s")
+    monkeypatch.setitem(settings._RELEASE_ROWS_SOON, "idle_in_transaction_session_timeout", "1s")
     async with _opened(target_db) as (feed, proxy):
         await feed.opened.report([WorkerActivity()], None)
         async with _waiting_report(feed, target_db) as report:

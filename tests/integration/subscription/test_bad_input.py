@@ -307,14 +307,6 @@ def _target_role_that_may_not_make_the_catalog(replication: ReplicationSetup) ->
     return lambda: replication.target.execute(f"GRANT CREATE ON DATABASE {replication.target.name} TO {name}")
 
 
-@case("the target's sessions are read-only")
-def _read_only_target(replication: ReplicationSetup) -> Repair:
-    replication.target.execute(f"ALTER DATABASE {replication.target.name} SET default_transaction_read_only = on")
-    return lambda: replication.target.execute(
-        f"SET default_transaction_read_only = off; ALTER DATABASE {replication.target.name} RESET ALL"
-    )
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_first_start(replication: ReplicationSetup, name: str) -> None:
     message, findings, fault = CASES[name]

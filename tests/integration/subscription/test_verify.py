@@ -22,7 +22,7 @@ from subscriber.verification.model import RowKind, TableReport, VerificationLimi
 from subscriber.verification.row_sql import column_sql
 from subscriber.walreceiver.copying.rows_by_key import rows_by_key
 from tests.support.database import Database
-from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
+from tests.support.every_type import SPECIMENS
 from tests.support.managed import catch_up, create, launched
 from tests.support.program import Ended, running, subscriber
 from tests.support.replica import Replica, replica
@@ -243,22 +243,6 @@ async def test_repair_under_load_undoes_nothing(replicated: Replicated, publishe
             assert (await verified(found)).equal
         await found.same("SELECT * FROM account ORDER BY id")
         await found.same("SELECT * FROM entry ORDER BY id")
-
-
-@pytest.mark.publisher(min=18, lacks="some of the values")
-async def test_compares_every_type(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
-        database.execute(SETUP)
-        create_table(database, "every", specimens=READABLE)
-    fill(publisher_db, "every", specimens=READABLE)
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE app.every")
-    # settings of the databases have no effect
-    for setting in ("datestyle = 'German'", "timezone = 'Asia/Tokyo'", "extra_float_digits = -2", "bytea_output = escape"):
-        target_db.execute(f"ALTER DATABASE {target_db.name} SET {setting}")
-    async with replica(publisher_db, target_db) as found:
-        await found.caught_up()
-        report = await verify(found.subscription.name, target=target_db.dsn, connection=publisher_db.conninfo())
-        assert report.equal, report.to_json()
 
 
 async def test_compares_types_that_the_target_stores_differently(replicated: Replicated, target_db: Database) -> None:

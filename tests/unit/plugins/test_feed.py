@@ -11,7 +11,7 @@ from subscriber.errors import ConfigurationError, ProtocolError, SubscriberError
 from subscriber.plugins.callbacks import CALLBACKS, OutputPluginCallbacks
 from subscriber.plugins.context import LogicalDecodingContext, OutputPluginOptions, OutputType, Record, ReorderBufferTXN
 from subscriber.plugins.feed import PluginFeed
-from subscriber.plugins.names import format_type, quote_identifier, quote_literal
+from subscriber.plugins.names import format_type, quote_identifier
 from subscriber.plugins.registry import find_plugin
 from subscriber.plugins.test_decoding import TestDecoding, timestamp
 from subscriber.protocol.capabilities import capabilities
@@ -32,6 +32,7 @@ from subscriber.protocol.messages import (
     StreamStop,
     Type,
 )
+from subscriber.protocol.quoting import quote_literal
 from subscriber.types import TypeRegistry
 from tests.support.sink_postgres import Remote, truncate
 

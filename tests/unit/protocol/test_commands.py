@@ -7,7 +7,7 @@ from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol import commands
 from subscriber.protocol.capabilities import capabilities, negotiate
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_identifier, quote_literal, quote_string
 
 PG13, PG14, PG15, PG16, PG17, PG18 = (capabilities(major * 10000) for major in range(13, 19))
 
@@ -91,7 +91,9 @@ def test_timeline_history_takes_timelines_only(timeline: int) -> None:
 
 def test_quoting() -> None:
     assert quote_identifier('a"b') == '"a""b"'
-    assert quote_literal("it's \\") == "'it''s \\'"
+    assert quote_string("it's \\") == "'it''s \\'"
+    assert quote_literal("it's") == "'it''s'"
+    assert quote_literal("it's \\") == "E'it''s \\\\'"
     assert quote_literal("") == "''"
     for wrong in ("", "a\0b"):
         with pytest.raises(ConfigurationError):

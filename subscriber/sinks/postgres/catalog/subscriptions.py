@@ -17,14 +17,12 @@ from subscriber.sinks.postgres.catalog.target_identity import accept, require_ow
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.origins import asyncpg_run, drop_origins
-from subscriber.sinks.postgres.session.settings import release_rows_soon
+from subscriber.sinks.postgres.session.settings import CATALOG_SETTINGS
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["PostgresCatalog", "observe", "own_subscription"]
 
 _APPLICATION: Final = "subscriber status"
-
-_SETTINGS: Final = "SELECT pg_catalog.set_config('search_path', '', false), pg_catalog.set_config('synchronous_commit', 'local', false)"
 
 _ROLE: Final = "SELECT pg_catalog.pg_has_role(oid, 'MEMBER') AS member FROM pg_catalog.pg_roles WHERE rolname = $1::text::name"
 
@@ -47,8 +45,6 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
         """
         store = await _connected(target, application_name)
         try:
-            await store.reader.fetch(_SETTINGS)
-            await release_rows_soon(store.reader.connection)
             await ensure_catalog(store.reader.connection)
             with translated():
                 await store.listen()
@@ -145,6 +141,6 @@ async def _connected(target: str, application_name: str) -> PostgresStore:
     where = Target(target)
     like = await where.connect(application_name)
     try:
-        return PostgresStore(CatalogReader(await where.connect_asyncpg(like, application_name)))
+        return PostgresStore(CatalogReader(await where.connect_asyncpg(like, application_name, CATALOG_SETTINGS)))
     finally:
         await like.close()

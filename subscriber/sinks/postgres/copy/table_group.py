@@ -27,7 +27,7 @@ from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.locks import parallel_key, table_key
 from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
-from subscriber.sinks.postgres.session.settings import configure_asyncpg, durable_commit
+from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
@@ -120,15 +120,10 @@ class PostgresTableGroup:
     async def _connect(self) -> CatalogReader:
         like = await self._target.connect(self._application_name)
         try:
-            connection = await self._target.connect_asyncpg(like, self._application_name)
+            settings = apply_settings(self._synchronous_commit)
+            return CatalogReader(await self._target.connect_asyncpg(like, self._application_name, settings))
         finally:
             await like.close()
-        try:
-            await configure_asyncpg(connection, self._synchronous_commit)
-        except BaseException:
-            connection.terminate()
-            raise
-        return CatalogReader(connection)
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         target, connection = self._tables[table.name], self._connection

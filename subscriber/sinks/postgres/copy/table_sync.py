@@ -44,7 +44,7 @@ from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
-from subscriber.sinks.postgres.session.settings import configure_asyncpg, durable_commit
+from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
@@ -166,13 +166,8 @@ class PostgresTableSink:
             raise
 
     async def _connect_asyncpg(self) -> asyncpg.Connection[asyncpg.Record]:
-        connection = await self._target.connect_asyncpg(self._control.connection, self._application_name)
-        try:
-            await configure_asyncpg(connection, self._synchronous_commit)
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
+        settings = apply_settings(self._synchronous_commit)
+        return await self._target.connect_asyncpg(self._control.connection, self._application_name, settings)
 
     async def _read_table(self) -> TargetTable:
         if self._reader is None:

@@ -24,7 +24,7 @@ from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.origins import Origins
 from subscriber.sinks.postgres.session.pipeline import Completed, Pipeline, PreparedStatements, StatementFailed
-from subscriber.sinks.postgres.session.settings import configure_psycopg, durable_commit, end_abruptly
+from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit, end_abruptly
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["WAL_FUNCTIONS", "ApplySession"]
@@ -64,11 +64,12 @@ class ApplySession:
         Raises:
             TargetUnavailable, TargetError
         """
-        connection = await target.connect(application_name)
+        connection = await target.connect(application_name, apply_settings(synchronous_commit))
         try:
             if synchronous_commit == "off" and not await _may_ask_for_wal(connection):
                 synchronous_commit = durable_commit(synchronous_commit)
-            await configure_psycopg(connection, synchronous_commit)
+                with translated():
+                    await connection.execute(f"SET synchronous_commit = {synchronous_commit}".encode())
             end_abruptly(connection, True)
             session = cls(connection, synchronous_commit)
             session.commit_timestamps = (await session.fetch(_COMMIT_TIMESTAMPS))[0][0]

@@ -11,10 +11,11 @@ Source: PostgreSQL manual, 32.1.2 (Parameter Key Words).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -26,19 +27,19 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from subscriber.errors import CANNOT_CONNECT_NOW, REQUIRE_AUTH_HINT, ConfigurationError, TargetError, TargetUnavailable, connection_hint
 from subscriber.protocol.conninfo import StoredConninfo, secured
+from subscriber.protocol.session_settings import BACKEND_PID, Run, pin, settle, shared_session
 from subscriber.sinks.postgres.session.authentication import connect_asyncpg
 from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.settings import CHECK_CLIENT, no_replica
 from subscriber.waits import awaiting
 
 __all__ = ["Target", "asyncpg_arguments"]
 
-# a cutover keeps writers out of the database, and leaves this table there (walreceiver/fences/fence.py). Our sessions still write
-_EXEMPT: Final = """
-SELECT pg_catalog.set_config('default_transaction_read_only', 'off', false)
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'subscriber' AND c.relname = 'fence'
-"""
-
+_NOTHING_MORE: Final[Mapping[str, str]] = {}
+_NO_PRIVILEGE: Final = "42501"
+_NO_ROWS: Final = "SELECT 0"
+_APPLIES: Final = "session_replication_role"
+_CHECKS_CLIENTS: Final = 140000
 _CONNECT_TIMEOUT: Final = 30.0
 _REQUIRES_AUTHENTICATION: Final = 160000
 """The version of libpq that has require_auth."""
@@ -136,22 +137,67 @@ class Target:
                 "invalid connection string of the target: it asks for a replication connection", hint="omit replication="
             )
 
-    async def connect(self, application_name: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
-        """Connect through libpq, with autocommit and client_encoding UTF8.
+    async def connect(self, application_name: str, settings: Mapping[str, str] = _NOTHING_MORE) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+        """Connect through libpq, with autocommit and client_encoding UTF8, and make the settings of every session.
+
+        Args:
+            application_name: used unless the connection string or PGAPPNAME sets one.
+            settings: more settings.
 
         Raises:
-            ConfigurationError: a parameter has an invalid value.
+            ConfigurationError: a parameter has an invalid value, or a pooler shares the session with other clients.
             TargetUnavailable: the server does not answer, or does not accept connections now.
             TargetError: the server rejects the user or the database.
         """
+        connection = await self._connect(fallback_application_name=application_name)
+        self._sessions = [*self.sessions(), connection]
+        self._pids.append(connection.info.backend_pid)
+        try:
+            with _explained(settings, connection.info.user):
+                await self._configure(connection, settings)
+                if _APPLIES in settings and connection.info.server_version >= _CHECKS_CLIENTS:
+                    with contextlib.suppress(psycopg.errors.InvalidParameterValue):
+                        await connection.execute(CHECK_CLIENT)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def _configure(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], settings: Mapping[str, str]) -> None:
+        async def run(query: str) -> int:
+            ((number,),) = await (await connection.execute(query.encode())).fetchall()
+            return int(number)
+
+        async def done(pid: int) -> bool:
+            cursor = await connection.execute(pin(pid, settings).encode())
+            cursor.nextset()
+            return cursor.rowcount > 0
+
+        @contextlib.asynccontextmanager
+        async def another() -> AsyncIterator[Run]:
+            pgconn = connection.pgconn
+            same = {"host": pgconn.host.decode(), "hostaddr": pgconn.hostaddr.decode(), "port": pgconn.port.decode()}
+            other = await self._connect(**same)
+            try:
+                await other.execute("BEGIN")
+
+                async def elsewhere(query: str) -> int:
+                    ((number,),) = await (await other.execute(query.encode())).fetchall()
+                    return int(number)
+
+                yield elsewhere
+                await other.execute("ROLLBACK")
+            finally:
+                await other.close()
+
+        if not await done(connection.info.backend_pid) and not await done(await settle(run, another, "target")):
+            raise shared_session("target")
+
+    async def _connect(self, **parameters: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         try:
             with awaiting(None):
-                connection = await psycopg.AsyncConnection.connect(
-                    self._secured,
-                    autocommit=True,
-                    prepare_threshold=None,
-                    fallback_application_name=application_name,
-                    client_encoding="UTF8",
+                return await psycopg.AsyncConnection.connect(
+                    make_conninfo(self._secured, client_encoding="UTF8", **parameters), autocommit=True, prepare_threshold=None
                 )
         except psycopg.Error as error:
             text = " ".join(str(error).split())
@@ -166,15 +212,6 @@ class Target:
                 "invalid connection string of the target: a host name is not valid",
                 hint="example: host=db1.example.com; no part between dots may be empty or longer than 63 bytes",
             ) from None
-        self._sessions = [*self.sessions(), connection]
-        self._pids.append(connection.info.backend_pid)
-        try:
-            with translated():
-                await connection.execute(_EXEMPT)
-        except BaseException:
-            await connection.close()
-            raise
-        return connection
 
     def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
         """The open sessions of :meth:`connect`."""
@@ -189,9 +226,17 @@ class Target:
         return set(self._pids) - {session.info.backend_pid for session in self.sessions()} - set(self.reader_pids())
 
     async def connect_asyncpg(
-        self, like: psycopg.AsyncConnection[tuple[Any, ...]], application_name: str
+        self,
+        like: psycopg.AsyncConnection[tuple[Any, ...]],
+        application_name: str,
+        settings: Mapping[str, str] = _NOTHING_MORE,
     ) -> asyncpg.Connection[asyncpg.Record]:
-        """Connect through asyncpg to the server of ``like``, with the same user and database.
+        """Connect through asyncpg to the server of ``like``, with the same user and database. Make the settings of every session.
+
+        Args:
+            like: a session of :meth:`connect`: no pooler shares it with other clients.
+            application_name: used unless the connection string or PGAPPNAME sets one.
+            settings: more settings.
 
         Raises:
             TargetUnavailable, TargetError: as in :meth:`connect`.
@@ -222,12 +267,30 @@ class Target:
         self._readers = [*(other for other in self._readers if not other.is_closed()), reader]
         self._pids.append(reader.get_server_pid())
         try:
-            with translated():
-                await reader.execute(_EXEMPT)
+            with _explained(settings, like.info.user):
+                done = await reader.execute(pin(reader.get_server_pid(), settings))
+                if done == _NO_ROWS:
+                    done = await reader.execute(pin(await reader.fetchval(BACKEND_PID), settings))
+                if done == _NO_ROWS:
+                    raise shared_session("target")
+                if _APPLIES in settings and like.info.server_version >= _CHECKS_CLIENTS:
+                    with contextlib.suppress(asyncpg.InvalidParameterValueError):
+                        await reader.execute(CHECK_CLIENT)
         except BaseException:
             reader.terminate()
             raise
         return reader
+
+
+@contextlib.contextmanager
+def _explained(settings: Mapping[str, str], user: str) -> Iterator[None]:
+    try:
+        with translated():
+            yield
+    except TargetError as error:
+        if _APPLIES in settings and error.sqlstate == _NO_PRIVILEGE:
+            raise no_replica(user) from None
+        raise
 
 
 def _refusal(text: str) -> TargetError:

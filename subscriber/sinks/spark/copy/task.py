@@ -12,7 +12,7 @@ import pyarrow as pa
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
 from subscriber.protocol.conninfo import confined
 from subscriber.protocol.quoting import quote_literal
-from subscriber.protocol.session_setup import READING_SETUP
+from subscriber.protocol.session_settings import READING, pin_in_transaction
 from subscriber.sinks.spark.copy.order import CopyOrder, base_file_name
 from subscriber.sinks.spark.copy.select_list import current_rows
 from subscriber.sinks.spark.files.storage import Storage
@@ -33,8 +33,8 @@ _GONE: Final = frozenset({"42704", "22023", "55000"})
 
 _ALTERED: Final = frozenset({"42703", "42883", "42P01", "42804", "3F000"})
 """SQLSTATEs of a part's query: no such column, no such operator for its type, no such table, another type, no such schema."""
-_CHECK_CLIENT: Final = """SELECT pg_catalog.set_config(name, '1s', false)
-  FROM pg_catalog.pg_settings WHERE name = 'client_connection_check_interval'"""
+_CHECK_CLIENT: Final = """SELECT pg_catalog.set_config('client_connection_check_interval', '1s', false)
+  WHERE pg_catalog.current_setting('client_connection_check_interval', true) IS NOT NULL"""
 """Without this, the backend of a killed task would continue to wait for a lock (since PostgreSQL 14; not on every platform)."""
 
 
@@ -119,7 +119,7 @@ def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.R
         ) from None
     with contextlib.ExitStack() as stack:
         try:
-            connection = stack.enter_context(dbapi.connect(confined(order.connection), autocommit=True))
+            connection = stack.enter_context(dbapi.connect(f"{confined(order.connection)} client_encoding=UTF8", autocommit=True))
             stack.enter_context(sessions.known(connection))
             cursor = stack.enter_context(connection.cursor())
         except Error as error:
@@ -130,17 +130,16 @@ def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.R
         with contextlib.suppress(Error):
             cursor.execute(_CHECK_CLIENT)
         try:
-            for statement in (*READING_SETUP, "SET row_security = off", "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"):
-                cursor.execute(statement)
-        except Error as error:
-            raise _refused(error) from None
-        try:
+            cursor.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            # before any query
             cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(order.snapshot_name)}")
         except Error as error:
             if error.sqlstate in _GONE:
                 raise OrderOutdated("the session that exported the snapshot was lost") from None
             raise _refused(error) from None
         try:
+            for statement in pin_in_transaction(READING):
+                cursor.execute(statement)
             _check(cursor, order.parts[number].check_query(), read=False)
             cursor.execute(order.query(number))
             yield from cursor.fetch_record_batch()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from subscriber.protocol.quoting import quote_literal
+from subscriber.protocol.quoting import quote_string
 from subscriber.testing.fake_publisher.backend import wire
 from subscriber.testing.fake_publisher.backend.results import CopyResult, Result
 from subscriber.testing.fake_publisher.backend.statements import split_statements
@@ -196,4 +196,4 @@ def _literal(data: bytes, oid: int, *, binary: bool) -> str:
         return str(int.from_bytes(data, "big", signed=True))
     if binary and oid in _SINGLE:
         return "true" if data == b"\1" else "false"
-    return quote_literal(data.decode())
+    return quote_string(data.decode())

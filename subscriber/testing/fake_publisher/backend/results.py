@@ -42,7 +42,7 @@ TEXT: Final = 25
 OID: Final = 26
 NAME_ARRAY: Final = 1003
 _SPACE: Final = re.compile(r"\s+")
-_LITERAL: Final = re.compile(r"'((?:[^']|'')*)'")
+_LITERAL: Final = re.compile(r"(\bE)?'((?:[^']|'')*)'")
 _QUOTED: Final = re.compile(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")")
 
 
@@ -114,7 +114,8 @@ def known(template: str, handler: Handler, described: Result | None = None) -> K
 
 def literals(text: str) -> list[str]:
     """The literals in a text."""
-    return [found.replace("''", "'") for found in _LITERAL.findall(text)]
+    found = ((escapes, quoted.replace("''", "'")) for escapes, quoted in _LITERAL.findall(text))
+    return [quoted.replace("\\\\", "\\") if escapes else quoted for escapes, quoted in found]
 
 
 def result(fields: Mapping[str, int], rows: Iterable[Sequence[object]], tag: str | None = None) -> Result:

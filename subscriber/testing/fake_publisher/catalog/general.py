@@ -82,7 +82,17 @@ def _set_config(session: Session, values: Mapping[str, str]) -> Result:
     return result({"set_config": TEXT}, [(values["value"],)])
 
 
+def _set_two(session: Session, values: Mapping[str, str]) -> Result:
+    if int(values["pid"]) != session.pid:
+        return result({"set_config": TEXT}, [])
+    for name, value in (("first", "one"), ("second", "two")):
+        session.set_parameter(values[name], values[value])
+    return result({"set_config": TEXT, "set_config_1": TEXT}, [(values["one"], values["two"])])
+
+
 def _set_configs(session: Session, values: Mapping[str, str]) -> Result:
+    if int(values["pid"]) != session.pid:
+        return result({"set_config": TEXT}, [])
     pairs = [(name, value) for name, value in _PAIR.findall(values["pairs"]) if session.publisher.knows_parameter(session, name)]
     for name, value in pairs:
         session.set_parameter(name, value)
@@ -146,8 +156,14 @@ QUERIES: Final = (
     known("SHOW {name}", _show),
     known("SELECT pg_catalog.set_config('{name}', '{value}', false)", _set_config),
     known(
-        """SELECT pg_catalog.set_config(s.name, v.setting, false) FROM (VALUES {pairs}) AS v (name, setting)
-           JOIN pg_catalog.pg_settings AS s ON s.name = v.name""",
+        """SELECT pg_catalog.set_config('{first}', '{one}', false), pg_catalog.set_config('{second}', '{two}', false)
+           WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {pid}""",
+        _set_two,
+    ),
+    known(
+        """SELECT pg_catalog.set_config(v.name, v.setting, false) FROM (VALUES {pairs}) AS v (name, setting)
+           WHERE pg_catalog.current_setting(v.name, true) IS NOT NULL
+             AND pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {pid}""",
         _set_configs,
     ),
     known("SELECT pg_catalog.current_setting('{name}')", _current_setting),
