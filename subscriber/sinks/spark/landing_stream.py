@@ -36,7 +36,7 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.landing.manifest import BatchTransactions, first_manifest
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.landing.row_encoder import TableIds, TransactionEncoder
-from subscriber.sinks.spark.landing.writer import LandingWriter, encode
+from subscriber.sinks.spark.landing.writer import LandingWriter, count, encode
 from subscriber.threads import run_in_thread
 from subscriber.transaction.model import PreparedTransaction
 
@@ -154,6 +154,7 @@ class LandingStream:
         position = self.lander.position
         if position > max(before, self.lander.zone.last):
             await self._store_position(position)
+        self.lander.count()
         self._report_landed(position)
 
     async def _store_position(self, lsn: Lsn) -> None:
@@ -260,14 +261,14 @@ class LandingStream:
                         described=self.lander.described,
                         gate=gate,
                         table_ids=self._table_ids,
-                        statistics=self._statistics,
+                        skipped_tables=self._statistics.skipped_tables,
                     )
                     await encode(encoder, transaction)
                 except BaseException:
                     batch.discard()
                     raise
                 await run_in_thread(lambda: self._files.prepare(batch, transaction, gid))
-                self._statistics.transactions += 1
+                count(self._statistics, {**encoder.counts, "transactions": 1})
             await transaction.discard()
             await self._store_position(transaction.end_lsn)
             self._report_landed(self.lander.position)

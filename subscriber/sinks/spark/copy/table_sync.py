@@ -216,6 +216,7 @@ class SparkTableSink:
         if lander.position > max(before, lander.zone.last):
             storage, name = self._lake().storage, f"{self._directory}/{_POSITION_DOCUMENT}"
             await run_in_thread(lambda: write_document(storage, name, {"lsn": str(lander.position)}))
+        lander.count()
 
     async def finish_sync(self, lsn: Lsn) -> None:
         await self._change(entry=TableEntry(TableState.SYNCDONE, lsn), position=None)

@@ -10,11 +10,12 @@ Changes that differ from an earlier one of their relation only in their values a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from subscriber.abc import ApplyStatistics, RelationGate
+from subscriber.abc import RelationGate
 from subscriber.errors import ConfigurationError, ProtocolError, RelationError
 from subscriber.protocol import messages
 from subscriber.protocol.decoder import decode
@@ -34,6 +35,7 @@ _ROW_OVERHEAD: Final = 100
 _HEADER: Final = 7
 """Length of a row's relation, tuple marker, and number of columns."""
 _NO_LIMIT: Final = 2**62
+_COUNTERS: Final = {"i": "inserts", "u": "updates", "d": "deletes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,18 @@ class TransactionEncoder:
     Attributes:
         batch: as given.
         stamp: of the transaction.
+        counts: numbers of the transaction's changes, by the names of :class:`subscriber.abc.ApplyStatistics`.
+
+    Args:
+        batch: gets the rows.
+        described: the relations of the stream.
+        gate: whether a relation's changes are for this encoder.
+        table_ids: gives the lake's number of a table.
+        skipped_tables: gets the names of tables that the gate leaves out.
     """
 
     stamp: Stamp
+    counts: Counter[str]
 
     def __init__(
         self,
@@ -107,13 +118,13 @@ class TransactionEncoder:
         described: DescribedRelations,
         gate: RelationGate,
         table_ids: TableIds,
-        statistics: ApplyStatistics,
+        skipped_tables: set[str],
     ) -> None:
         self.batch = batch
         self._described = described
         self._gate = gate
         self._table_ids = table_ids
-        self._statistics = statistics
+        self._skipped_tables = skipped_tables
         # of all transactions, and of this one
         self._found: dict[int, RowBuffer | None] = {}
         self._buffers: dict[int, RowBuffer | None] = {}
@@ -124,6 +135,7 @@ class TransactionEncoder:
         """Begin the next transaction."""
         self._prefixed = transaction.prefixed
         self.stamp = Stamp.of(transaction)
+        self.counts = Counter()
         self._buffers = {}
         self._seq = 0
 
@@ -158,28 +170,23 @@ class TransactionEncoder:
         buffer = self._buffer(form.relation_id)
         if buffer is None:
             return
-        count, op = len(rows), form.op
-        buffer.append(op, self.stamp, self._seq, rows, size + _ROW_OVERHEAD * count, unchanged=form.unchanged)
+        count = len(rows)
+        buffer.append(form.op, self.stamp, self._seq, rows, size + _ROW_OVERHEAD * count, unchanged=form.unchanged)
         self._seq += count
-        if op == "i":
-            self._statistics.inserts += count
-        elif op == "u":
-            self._statistics.updates += count
-        else:
-            self._statistics.deletes += count
+        self.counts[_COUNTERS[form.op]] += count
 
     def _add(self, record: bytes) -> None:
         match decode(record, in_stream=self._prefixed):
             case Insert() as insert:
                 if (buffer := self._buffer(insert.relation_id)) is not None:
                     self._append(buffer, "i", insert.new)
-                    self._statistics.inserts += 1
+                    self.counts["inserts"] += 1
                     self._learn(record, insert.relation_id, "i", insert.new, buffer)
             case Update() as update:
                 if (buffer := self._buffer(update.relation_id)) is not None:
                     _require_identity(buffer.schema)
                     self._update(buffer, update)
-                    self._statistics.updates += 1
+                    self.counts["updates"] += 1
                     if update.old is None and update.key is None:
                         self._learn(record, update.relation_id, "u", update.new, buffer)
             case Delete() as delete:
@@ -188,13 +195,13 @@ class TransactionEncoder:
                     old = delete.old or delete.key
                     assert old is not None
                     self._append(buffer, "d", old)
-                    self._statistics.deletes += 1
+                    self.counts["deletes"] += 1
                     self._learn(record, delete.relation_id, "d", old, buffer)
             case Truncate() as truncate:
                 buffers = [buffer for relation_id in truncate.relation_ids if (buffer := self._buffer(relation_id)) is not None]
                 for buffer in buffers:
                     buffer.append("t", self.stamp, self._next(), [[None] * len(buffer.schema.columns)], 0)
-                self._statistics.truncates += bool(buffers)
+                self.counts["truncates"] += bool(buffers)
             case Relation() as relation:
                 if self._described.define(relation):
                     self._found.pop(relation.relation_id, None)
@@ -219,7 +226,7 @@ class TransactionEncoder:
         relation, schema = self._described.get(relation_id)
         found: RowBuffer | None = None
         if not self._gate(relation, self.stamp.final_lsn):
-            self._statistics.skipped_tables.add(str(schema.table))
+            self._skipped_tables.add(str(schema.table))
         elif relation_id in self._found:
             found = self._found[relation_id]
         else:

@@ -6,7 +6,8 @@ One call at a time. Disk I/O and casts of columns run in a thread, so that the e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -19,7 +20,7 @@ from subscriber.sinks.spark.landing.zone import SPILL_BYTES, LandingZone, OpenBa
 from subscriber.threads import run_in_thread
 from subscriber.transaction.model import Transaction
 
-__all__ = ["LandingWriter", "encode"]
+__all__ = ["LandingWriter", "count", "encode"]
 
 _FEW: Final = 500
 """Number of records below which the event loop encodes them itself, because a thread would cost more."""
@@ -31,7 +32,7 @@ class LandingWriter:
     Args:
         zone: the landing zone, recovered.
         table_ids: gives the lake's number of a table.
-        statistics: updated with the counts.
+        statistics: :meth:`count` adds the numbers of what was landed.
 
     Attributes:
         described: the relations that the stream described. A new stream needs a new object.
@@ -51,6 +52,7 @@ class LandingWriter:
         self._batch: OpenBatch | None = None
         self._begin = position
         self._transactions = 0
+        self._counts = Counter[str]()
         self._commit_time = self._first_commit_time = self._received_time = 0
 
     @property
@@ -77,7 +79,11 @@ class LandingWriter:
             self.gathered = asyncio.get_running_loop().time()
             self._received_time = clock()
         encoder = TransactionEncoder(
-            self._batch, described=self.described, gate=batch.gate, table_ids=self._table_ids, statistics=self._statistics
+            self._batch,
+            described=self.described,
+            gate=batch.gate,
+            table_ids=self._table_ids,
+            skipped_tables=self._statistics.skipped_tables,
         )
         for held, group in groupby(new, lambda transaction: transaction.spool is None):
             transactions = list(group)
@@ -106,7 +112,7 @@ class LandingWriter:
             except BaseException as error:
                 self._undo(error, encoder, spilled)
                 raise
-            self._count(encoder)
+            self._taken(encoder)
 
     async def _take_spooled(self, transaction: Transaction, encoder: TransactionEncoder) -> None:
         spilled = encoder.batch.spilled
@@ -115,7 +121,7 @@ class LandingWriter:
         except BaseException as error:
             self._undo(error, encoder, spilled)
             raise
-        self._count(encoder)
+        self._taken(encoder)
         await transaction.discard()
 
     def _undo(self, error: BaseException, encoder: TransactionEncoder, spilled: int) -> None:
@@ -123,14 +129,14 @@ class LandingWriter:
         if not isinstance(error, SubscriberError) or not encoder.batch.roll_back(encoder.stamp, spilled):
             self.forget()
 
-    def _count(self, encoder: TransactionEncoder) -> None:
+    def _taken(self, encoder: TransactionEncoder) -> None:
         stamp = encoder.stamp
         self._transactions += 1
         if self._transactions == 1:
             self._first_commit_time = stamp.time
         self._commit_time = stamp.time
         self.position = stamp.end_lsn
-        self._statistics.transactions += 1
+        self._counts.update(encoder.counts, transactions=1)
 
     async def land(self) -> Manifest | None:
         """Make everything that was collected durable. None if it has no rows.
@@ -154,12 +160,24 @@ class LandingWriter:
         self.lost = False
         return found
 
+    def count(self) -> None:
+        """Add the numbers of what was taken to the statistics. Call it after :meth:`land`, when the position is durable too."""
+        count(self._statistics, self._counts)
+        self._counts.clear()
+
     def forget(self) -> None:
         """Discard everything that was collected. The position is then wrong until the lake is opened again."""
         self.lost = True
         if self._batch is not None:
             self._batch.discard()
         self._batch, self.gathered, self._transactions = None, None, 0
+        self._counts.clear()
+
+
+def count(statistics: ApplyStatistics, counts: Mapping[str, int]) -> None:
+    """Add numbers to the statistics that have their names."""
+    for name, number in counts.items():
+        setattr(statistics, name, getattr(statistics, name) + number)
 
 
 async def encode(encoder: TransactionEncoder, transaction: Transaction) -> None:

@@ -153,6 +153,39 @@ async def test_a_transaction_that_is_refused_leaves_those_before_it(tmp_path: Pa
     assert [(found["id"], found["_lsn"]) for found in landed(tmp_path)] == [(1, 200), (3, 400)]
 
 
+async def test_changes_are_counted_once_although_they_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: an attempt that failed was counted too."""
+
+    def fail(*_: object) -> None:
+        raise TargetUnavailable("the disk is full")
+
+    everything, refused = transaction(200, *EVERYTHING), transaction(300, Insert(5, row("3", None, None)), Insert(9, row("3", None, None)))
+    prepared = PreparedTransaction(transaction(400, Insert(5, row("4", None, None))), "gid")
+    source = make(tmp_path)
+    sink = await begun(source)
+    with monkeypatch.context() as patched:
+        patched.setattr(LandingZone, "land", fail)
+        await sink.apply(batch(everything))
+        with pytest.raises(TargetUnavailable):
+            await sink.advance(Lsn(200))
+    await sink.close()
+    sink = await source.open("replica", lambda _: None)
+    with pytest.raises(ProtocolError):
+        await sink.apply(batch(everything, refused))
+    await sink.advance(Lsn(300))
+    with monkeypatch.context() as patched:
+        patched.setattr(PreparedTransactions, "prepare", fail)
+        with pytest.raises(TargetUnavailable):
+            await sink.prepare(prepared, lambda *_: True)
+    await sink.close()
+    sink = await source.open("replica", lambda _: None)
+    await sink.apply(batch(everything))
+    await sink.prepare(prepared, lambda *_: True)
+    await sink.close()
+    found = sink.statistics
+    assert (found.transactions, found.inserts, found.updates, found.deletes, found.truncates) == (2, 2, 2, 1, 1)
+
+
 async def test_nothing_can_be_stored_past_what_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenBatch, "roll_back", lambda *_: False)  # as when rows of it were written already
     sink = await begun(make(tmp_path))
