@@ -48,7 +48,8 @@ class Replay:
 
     Attributes:
         position: everything up to there is durable in the target.
-        transactions: events that were taken from the recording, those that the target already had included.
+        transactions: number of events that were applied.
+        known: number of events that the target already had.
     """
 
     def __init__(self, path: Path, target: str, *, name: str, speed: float | None = None, settings: Settings | None = None) -> None:
@@ -61,6 +62,7 @@ class Replay:
         self._stopped = asyncio.Event()
         self.position = INVALID_LSN
         self.transactions = 0
+        self.known = 0
 
     def stop(self) -> None:
         """End the replay after the current batch."""
@@ -173,7 +175,8 @@ class Replay:
             await worker.run()
             await opened.advance(self._tracker.applied)
             self._durable(self._tracker.applied)
-            self.transactions += receiver.popped
+            self.transactions += receiver.popped - receiver.passed
+            self.known += receiver.passed + receiver.left_out
         if stream.failure is not None:
             raise stream.failure
         if stream.unanswered is not None and not session.answered:
@@ -199,12 +202,18 @@ class _ReplayReceiver(Receiver):
 
     A publisher never sends them again, but a recording may be replayed again. A known PREPARE becomes a transaction that the target skips,
     because its position is past it: the relations in it still count.
+
+    Attributes:
+        passed: number of events taken that the target has.
+        left_out: number of events that are not given to it.
     """
 
     def __init__(self, stream: ReplayedStream, tracker: FlushTracker, spool: Spool, settings: Settings, known: _Known) -> None:
         super().__init__(stream, tracker, spool, settings)
         self._known = known
         self._last = INVALID_LSN
+        self.passed = 0
+        self.left_out = 0
 
     def peek(self) -> Event | None:
         while self._queue:
@@ -214,6 +223,7 @@ class _ReplayReceiver(Receiver):
                     self._queue[0] = transaction, held
                 case CommitPrepared(end_lsn=end) | RollbackPrepared(rollback_end_lsn=end) if end <= self._known.position:
                     self._queue.popleft()
+                    self.left_out += 1
                     self.release(held)
                     continue
             break
@@ -223,6 +233,7 @@ class _ReplayReceiver(Receiver):
         event, held = super().pop()
         if isinstance(event, Transaction):
             self._last = max(self._last, event.end_lsn)
+            self.passed += event.end_lsn <= self._known.position
         return event, held
 
     def _has(self, transaction: Transaction) -> bool:

@@ -44,5 +44,7 @@ async def _execute(args: argparse.Namespace) -> int:
     replay = Replay(args.file, args.target, name=args.name, speed=args.speed, settings=Settings.parse(args.settings))
     with clean_end(replay.stop) as ending:
         await replay.run()
-    confirm(args, f"{'stopped' if ending.received else 'replayed'}: {counted(replay.transactions, 'transaction')}, up to {replay.position}")
+    had = f"; the target already had {counted(replay.known, 'transaction')}" if replay.known else ""
+    ended = "stopped" if ending.received else "replayed"
+    confirm(args, f"{ended}: {counted(replay.transactions, 'transaction')}, up to {replay.position}{had}")
     return ending.status

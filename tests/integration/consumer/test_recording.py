@@ -50,7 +50,7 @@ def source(publisher18_db: Database) -> Database:
 
 
 def replay(path: Path, target: str, *more: str) -> program.Ended:
-    return program.subscriber("replay", str(path), "--target", target, *more)
+    return program.subscriber("replay", str(path), "--target", target, *more, loud=True)
 
 
 def rows(database: Database) -> list[Sequence[object]]:
@@ -70,8 +70,11 @@ def test_a_recording_is_applied_exactly_once(source: Database, target_db: Databa
     ended = replay(path, target)
     assert ended.status == 0, ended.errors
     assert rows(target_db) == rows(source)
+    applied = re.fullmatch(r"subscriber: replayed: (\d+ transactions), up to ([0-9A-F/]+)\n", ended.errors)
+    assert applied is not None, ended.errors
     again = replay(path, target, "--speed", "1000")
     assert again.status == 0, again.errors
+    assert again.errors == f"subscriber: replayed: 0 transactions, up to {applied[2]}; the target already had {applied[1]}\n"
     assert rows(target_db) == rows(source)
     # a second recording continues the first one
     source.execute("INSERT INTO log VALUES ('later'); TRUNCATE t")
@@ -102,7 +105,10 @@ def test_a_truncated_recording_is_applied_up_to_its_end(source: Database, target
     assert ended.status == 1
     assert "the recording ends within record" in ended.errors
     assert target_db.fetch("SELECT count(*) FROM t") == [(10,)]
-    assert replay(path, target_db.dsn).status == 0
+    ended = replay(path, target_db.dsn)
+    assert ended.status == 0
+    assert ended.errors.startswith("subscriber: replayed: 10 transactions, up to ")
+    assert ended.errors.endswith("; the target already had 10 transactions\n")
     assert target_db.fetch("SELECT count(*) FROM t") == [(20,)]
     target_db.execute("TRUNCATE t")
     damaged = bytearray(data)
