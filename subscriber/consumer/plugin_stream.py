@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from subscriber.config import SubscriptionOptions
@@ -54,12 +55,21 @@ class PluginStream:
 
     Attributes:
         feed: of the plugin.
+        options: to request the stream with.
     """
 
     def __init__(
-        self, feed: PluginFeed, connection: WalReceiverConnection, written: list[Record], types: TypeRegistry, *, target: bool
+        self,
+        feed: PluginFeed,
+        options: SubscriptionOptions,
+        connection: WalReceiverConnection,
+        written: list[Record],
+        types: TypeRegistry,
+        *,
+        target: bool,
     ) -> None:
         self.feed = feed
+        self.options = options
         self._connection = connection
         self._written = written
         self._types = types
@@ -105,13 +115,15 @@ class PluginStream:
                 two_phase=options.two_phase,
             )
             feed.start()
+            if feed.options.only_local and connection.capabilities.origin:
+                options = replace(options, origin="none")
             if options.two_phase and not feed.context.twophase:
                 missing = "has no callbacks for" if not feed.callbacks.two_phase else "was told by its options to do without"
                 raise ConfigurationError(f'output plugin "{name}" {missing} two-phase commit', hint="omit two_phase=true")
         except BaseException:
             await connection.close()
             raise
-        return cls(feed, connection, written, types, target=target)
+        return cls(feed, options, connection, written, types, target=target)
 
     async def __aenter__(self) -> PluginStream:
         return self

@@ -32,11 +32,14 @@ class OutputPluginOptions:
         receive_rewrites: whether the plugin wants the changes made by table rewrites. pgoutput does not send them, so true is an error.
         complete_relations: whether the plugin's output is wrong if a relation lacks columns or the names of types. Then the publisher's
             catalog is consulted. PostgreSQL has no such option, because there a plugin always has whole relations.
+        only_local: whether the plugin wants nothing that has an origin. Then the stream is requested with ``origin = none``: pgoutput does
+            not tell the origin of a message outside transactions. PostgreSQL has no such option: it asks ``filter_by_origin`` there, too.
     """
 
     output_type: OutputType = OutputType.BINARY
     receive_rewrites: bool = False
     complete_relations: bool = False
+    only_local: bool = False
 
 
 @dataclass(slots=True, eq=False)

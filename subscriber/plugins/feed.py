@@ -7,8 +7,9 @@ The order of the callbacks is that of the server (reorderbuffer.c, logical.c), w
 
 * ``begin`` is called when the message after Begin is known, because that may tell the origin of the transaction.
 * ``filter_by_origin`` is asked once for each transaction that is not streamed. The server asks for each change.
-* A transaction that ``filter_prepare`` filters is kept in memory until its end. Until then :attr:`PluginFeed.holding` is true, and nothing
-  may be acknowledged: the publisher sends a prepared transaction only once.
+* A transaction that ``filter_prepare`` filters is kept in memory until its end. A streamed one is passed on, without ``stream_prepare``,
+  and ends with ``stream_commit`` or ``stream_abort``. The server passes on its last block only then. Until the end
+  :attr:`PluginFeed.holding` is true, and nothing may be acknowledged: the publisher sends a prepared transaction only once.
 """
 
 from __future__ import annotations
@@ -271,7 +272,10 @@ class PluginFeed:
                 txn = stream.txn
                 txn.final_lsn, txn.end_lsn, txn.xact_time = message.prepare_lsn, message.end_lsn, message.prepare_time
                 txn.gid = message.gid
-                self._call_stream(stream, "stream_prepare", message.prepare_lsn)
+                if self._call("filter_prepare", self.context, txn.xid, txn.gid):
+                    self._held[txn.xid, message.gid] = stream
+                else:
+                    self._call_stream(stream, "stream_prepare", message.prepare_lsn)
 
     def _in_block(self) -> _Open:
         """The open block of a stream, after the plugin was told that it began."""
@@ -396,6 +400,12 @@ class PluginFeed:
 
     def loose_message(self, lsn: Lsn, prefix: str, content: bytes) -> None:
         """Give a logical message that was written outside any transaction."""
+        if self.options.only_local and not self.context.capabilities.origin:
+            raise ConfigurationError(
+                f'output plugin "{self.context.name}" wants only changes without an origin, but before 16 a publisher does not tell the'
+                " origin of a logical message outside transactions",
+                hint="omit the option (test_decoding: only-local)",
+            )
         self._call("message", self.context, None, lsn, False, prefix, content, lsn=lsn)
 
     # --- both
@@ -450,6 +460,9 @@ class PluginFeed:
         if not self.context.twophase:
             raise ProtocolError("the end of a prepared transaction although two-phase commit was not requested")
         held = self._held.pop((message.xid, message.gid), None)
+        if held is not None and held.held is None:
+            self._end_stream(held, message)
+            return
         txn = ReorderBufferTXN(message.xid, gid=message.gid)
         if isinstance(message, RollbackPrepared):
             txn.end_lsn, txn.xact_time = message.rollback_end_lsn, message.rollback_time
@@ -467,6 +480,17 @@ class PluginFeed:
         for change in held.held or ():
             self.change(change)
         self._commit(current)
+
+    def _end_stream(self, stream: _Open, message: CommitPrepared | RollbackPrepared) -> None:
+        """End a streamed transaction whose PREPARE was filtered."""
+        txn = stream.txn
+        if isinstance(message, RollbackPrepared):
+            txn.final_lsn = txn.end_lsn = message.rollback_end_lsn
+            txn.xact_time = message.rollback_time
+            self._call_stream(stream, "stream_abort", message.rollback_end_lsn)
+        else:
+            txn.final_lsn, txn.end_lsn, txn.xact_time = message.commit_lsn, message.end_lsn, message.commit_time
+            self._call_stream(stream, "stream_commit", message.commit_lsn)
 
     def _call(self, callback: str, *arguments: Any, txn: ReorderBufferTXN | None = None, lsn: Lsn | None = None) -> Any:
         method = self.callbacks.get(callback)

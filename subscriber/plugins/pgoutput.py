@@ -86,7 +86,7 @@ class PgOutput:
         ctx.twophase &= two_phase
         self._parallel = streaming == "parallel"
         self._messages = boolean(ctx, "messages", default=False)
-        self._only_local = origin == "none"
+        self._only_local = options.only_local = origin == "none"
         self._described: dict[int, Relation] = {}
         self._streams: dict[int, dict[int, Relation]] = {}
         self._stream: int | None = None

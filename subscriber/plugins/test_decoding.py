@@ -59,7 +59,7 @@ class TestDecoding:
         self._include_xids = boolean(ctx, "include-xids", default=True)
         self._include_timestamp = boolean(ctx, "include-timestamp", default=False)
         self._skip_empty = boolean(ctx, "skip-empty-xacts", default=False)
-        self._only_local = boolean(ctx, "only-local", default=False)
+        self._only_local = options.only_local = boolean(ctx, "only-local", default=False)
         binary = boolean(ctx, "force-binary", default=False, bare=False)
         options.output_type = OutputType.BINARY if binary else OutputType.TEXTUAL
         options.receive_rewrites = boolean(ctx, "include-rewrites", default=False, bare=False)

@@ -122,7 +122,7 @@ async def _feed_plugin(args: argparse.Namespace) -> int:
             args.connection,
             publications=args.publication,
             slot_name=options.slot_name or args.name,
-            options=options,
+            options=plugin.options,
             settings=Settings.parse(args.settings),
             start_lsn=await plugin.position(),
             advance=plugin.advance,

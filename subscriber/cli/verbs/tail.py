@@ -75,29 +75,29 @@ def _recorder(args: argparse.Namespace) -> Iterator[Recorder | None]:
 
 
 async def _tail(args: argparse.Namespace, recorder: Recorder | None) -> int:
+    options = SubscriptionOptions.parse(args.options)
     if args.plugin is None:
-        stream = _stream(args, recorder, messages=args.messages)
+        stream = _stream(args, recorder, options, messages=args.messages)
         with clean_end(stream.stop) as ending:
             await _print(stream, _FORMATS[args.format], Output())
         return ending.status
     given = (text.partition("=") for text in args.plugin_options)
     plugin_options = {name: value if equals else None for name, equals, value in given}
-    options = SubscriptionOptions.parse(args.options)
     async with await PluginStream.open(args.connection, args.plugin, plugin_options, options) as plugin:
-        stream = _stream(args, recorder, messages=plugin.messages, blocks=plugin.streaming)
+        stream = _stream(args, recorder, plugin.options, messages=plugin.messages, blocks=plugin.streaming)
         with clean_end(stream.stop) as ending:
             await _print_plugin(stream, plugin, Output("surrogateescape"))
     return ending.status
 
 
 def _stream(
-    args: argparse.Namespace, recorder: Recorder | None, *, messages: bool, blocks: bool = False
+    args: argparse.Namespace, recorder: Recorder | None, options: SubscriptionOptions, *, messages: bool, blocks: bool = False
 ) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
     return transactions(
         args.connection,
         publications=args.publication,
         slot_name=args.slot,
-        options=SubscriptionOptions.parse(args.options),
+        options=options,
         settings=Settings.parse(args.settings),
         until_lsn=args.until_lsn,
         until_caught_up=args.until_caught_up,

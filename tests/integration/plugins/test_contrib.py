@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from subscriber.errors import ConfigurationError
 from subscriber.plugins.context import Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.test_decoding import TestDecoding
@@ -53,6 +54,8 @@ class Both:
         wanted = {"proto_version": str(self.capabilities.protocol_version), "publication_names": "p", "messages": "true"}
         if options.get("stream-changes") == "on":
             wanted["streaming"] = "on"
+        if options.get("only-local") == "on" and self.capabilities.origin:
+            wanted["origin"] = "none"
         with self.database.connect(options=SETTINGS) as session:
             words = [word for pair in wanted.items() for word in pair]
             query = "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, VARIADIC %s)"
@@ -227,6 +230,11 @@ async def test_two_phase(contrib_db: Database, publisher_version: int) -> None:
         f"BEGIN; INSERT INTO t (id) SELECT generate_series(1000, {1000 + STREAMED_ROWS}); PREPARE TRANSACTION 'large {name}'"
     )
     contrib_db.execute(f"COMMIT PREPARED 'large {name}'")
+    # nothing between the two: the server sends the last block at the end, pgoutput before PREPARE
+    contrib_db.execute(
+        f"BEGIN; INSERT INTO t (id) SELECT generate_series(10000, {10_000 + STREAMED_ROWS}); PREPARE TRANSACTION 'large_nodecode {name}'"
+    )
+    contrib_db.execute(f"COMMIT PREPARED 'large_nodecode {name}'")
     gids = [f"a ''quoted'' \\{name}", f"rolled {name}", f"held_nodecode {name}", f"gone_nodecode {name}"]
     for number, gid in enumerate(gids):
         prepare(gid, 10 * (number + 1))
@@ -237,6 +245,7 @@ async def test_two_phase(contrib_db: Database, publisher_version: int) -> None:
         await both.compare(skip_empty_xacts="on", stream_changes=streaming, include_timestamp="on")
         lines = await both.compare(skip_empty_xacts="on", stream_changes=streaming, include_xids="off")
         assert sum("_nodecode" in line for line in lines) == 0
+        assert sum(line.startswith("committing streamed") for line in lines) == (streaming == "on")
         assert sum(line.startswith("preparing streamed") for line in lines) == (streaming == "on")
 
 
@@ -248,9 +257,25 @@ async def test_only_local(contrib_db: Database, publisher_version: int) -> None:
     with contrib_db.connect() as session:
         session.execute(f"SELECT pg_replication_origin_session_setup('{name}')")
         session.execute("INSERT INTO t VALUES (1)")
+        if both.capabilities.origin:
+            session.execute("SELECT pg_logical_emit_message(false, 'loose', 'of another origin')")
         session.execute(f"INSERT INTO t (id) SELECT generate_series(100, 100 + {STREAMED_ROWS})".encode())
     contrib_db.execute("INSERT INTO t VALUES (2)")
+    if both.capabilities.origin:
+        contrib_db.execute("SELECT pg_logical_emit_message(false, 'loose', 'local')")
     for only in ("on", "off"):
         for streaming in ("on", "off"):
             await both.compare(skip_empty_xacts="on", only_local=only, stream_changes=streaming)
+    if not both.capabilities.origin:
+        contrib_db.execute("SELECT pg_logical_emit_message(false, 'loose', 'of an origin that is not told')")
+        with pytest.raises(ConfigurationError, match="before 16 a publisher does not tell the origin"):
+            await both.ours({"skip-empty-xacts": "on", "only-local": "on"})
+    else:
+        # tail requests the stream so
+        expected = both.contrib({"skip-empty-xacts": "on", "only-local": "on"})
+        plugin = ("--plugin", "test_decoding", "-p", "only-local=on", "-p", "skip-empty-xacts=on")
+        args = ("--connection", contrib_db.dsn, "--publication", "p", "--slot", both.slot("pgoutput"), *plugin, "--until-caught-up")
+        done = await asyncio.to_thread(subscriber, "tail", *args)
+        assert (done.status, done.errors) == (0, "")
+        assert done.output.splitlines() == [record.decode() for record in expected]
     contrib_db.execute(f"SELECT pg_replication_origin_drop('{name}')")

@@ -28,6 +28,7 @@ from subscriber.protocol.messages import (
     RollbackPrepared,
     StreamAbort,
     StreamCommit,
+    StreamPrepare,
     StreamStart,
     StreamStop,
     Type,
@@ -184,6 +185,23 @@ def test_a_filtered_prepare_waits_for_its_end() -> None:
     assert plugin.names[-3:] == ["begin", "change", "commit"]
     feed.message(RollbackPrepared(0, Lsn(2), Lsn(9), 0, 0, 6, "g"))
     assert plugin.names[-1] == "commit"
+    assert not feed.holding
+
+
+def test_a_filtered_prepare_of_a_streamed_transaction() -> None:
+    plugin = Recorder(*CALLBACKS, filter_prepare=True)
+    written: list[Record] = []
+    feed = PluginFeed(plugin, "mine", {}, capabilities=capabilities(180000), writer=written.append, streaming=True, two_phase=True)
+    feed.start()
+    for xid in (5, 6):
+        for message in (StreamStart(xid, True), T.relation, T.insert(1, "a"), StreamStop(), StreamPrepare(0, Lsn(1), Lsn(2), 0, xid, "g")):
+            feed.message(message)
+    assert feed.holding
+    assert "stream_prepare" not in plugin.names
+    feed.message(CommitPrepared(0, Lsn(8), Lsn(9), 0, 5, "g"))
+    assert plugin.names[-1] == "stream_commit"
+    feed.message(RollbackPrepared(0, Lsn(2), Lsn(9), 0, 0, 6, "g"))
+    assert plugin.names[-1] == "stream_abort"
     assert not feed.holding
 
 
