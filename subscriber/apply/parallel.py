@@ -160,7 +160,7 @@ class _Attempt:
             TargetUnavailable: the commit may have taken effect.
         """
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
-        if self.session is None or transaction.left_out:
+        if self.session is None or transaction.rewritten:
             # nothing is applied yet, and to connect may take long; or changes are applied that were rolled back
             await self.abandon()
             return False

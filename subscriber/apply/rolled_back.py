@@ -108,6 +108,7 @@ class _Removal:
                 raise _undecided(self._transaction, "a logical message may be of a subtransaction that was rolled back")
             if record[1:5] in self._removed and tag != Tag.TYPE:
                 self._transaction.size -= len(record)
+                self._transaction.rewritten = True
                 if tag == Tag.RELATION:
                     self._described[relation] = record
                 else:

@@ -137,7 +137,7 @@ class SyncLauncher:
         finally:
             retries.cancel()
             await asyncio.gather(retries, return_exceptions=True)
-        errors = [error for task in ended & leaving if isinstance(error := task.exception(), SubscriberError)]
+        errors = [error for task in ended & leaving if not task.cancelled() and isinstance(error := task.exception(), SubscriberError)]
         errors += retries.result() if retries in ended else []
         if late or errors:
             reason = errors[0].one_line() if errors else f"they were not dropped within {timeout:.0f} s"

@@ -11,29 +11,46 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DISTRUSTED", "READABLE", "TRUST_HINT"]
+__all__ = ["DISTRUSTED", "READABLE", "TABLES", "TRUST_HINT"]
 
-DISTRUSTED: Final = """
+TABLES: Final = (
+    "version",
+    "pg_subscription",
+    "pg_subscription_rel",
+    "position",
+    "prepared_transaction",
+    "copy_part",
+    "worker",
+    "subscription_stats",
+    "snapshot_request",
+    "verification",
+    "cutover",
+    "fence",
+)
+"""The tables that this program makes there. What others add to the schema is not used, and not looked at."""
+_OURS: Final = ", ".join(f"'{name}'" for name in TABLES)
+
+DISTRUSTED: Final = f"""
 SELECT o.what, pg_catalog.pg_get_userbyid(o.owner) AS owner
 FROM (
     SELECT 'schema "subscriber"' AS what, n.nspowner AS owner, 0 AS number FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber'
     UNION ALL
     SELECT 'relation "subscriber.' || c.relname || '"', c.relowner, 1
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = 'subscriber' AND c.relkind NOT IN ('i', 't')
+    WHERE n.nspname = 'subscriber' AND c.relname IN ({_OURS})
 ) o, pg_catalog.pg_roles me, pg_catalog.pg_database d
 WHERE me.rolname = current_user AND d.datname = pg_catalog.current_database() AND o.owner <> me.oid
   AND NOT pg_catalog.pg_has_role(o.owner, d.datdba, 'MEMBER') AND (me.rolsuper OR NOT pg_catalog.pg_has_role(o.owner, 'MEMBER'))
 ORDER BY o.number, o.what
-"""
+"""  # noqa: S608
 """What belongs to roles that are not trusted, each with its role. No row: all is trusted."""
 
-READABLE: Final = """
+READABLE: Final = f"""
 SELECT 'relation "subscriber.' || c.relname || '"' AS what
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'subscriber' AND c.relname NOT LIKE 'pg\\_stat\\_%' AND (c.relkind NOT IN ('r', 'i', 't') OR c.relrowsecurity)
+WHERE n.nspname = 'subscriber' AND c.relname IN ({_OURS}) AND (c.relkind <> 'r' OR c.relrowsecurity)
 LIMIT 1
-"""
+"""  # noqa: S608
 """A relation that even reading is not safe from: a view or a table with policies in place of a table. No row: there is none."""
 
 TRUST_HINT: Final = (

@@ -109,8 +109,8 @@ def add_target_argument(parser: argparse.ArgumentParser) -> None:
 def add_passwords(args: argparse.Namespace, environment: Mapping[str, str]) -> None:
     """Add the passwords of SUBSCRIBER_PUBLISHER_PASSWORD and SUBSCRIBER_TARGET_PASSWORD to ``--connection`` and ``--target``.
 
-    Only to connection strings of this command: ``create`` and ``alter`` store ``--connection``, and a password with it only if they are
-    told to.
+    Only to connection strings of this command: ``create``, ``alter`` and ``migrate`` store that of the publisher, and a password with it
+    only if it is in the string.
     """
     given = {"connection": environment.get("SUBSCRIBER_PUBLISHER_PASSWORD"), "target": environment.get("SUBSCRIBER_TARGET_PASSWORD")}
     for name, password in given.items():

@@ -47,7 +47,9 @@ def secured(parameters: Mapping[str, Any], *, stored: bool, environment: Mapping
     found = dict(parameters)
     if stored:
         _confine(found)
-    password = found["password"] if "password" in found else environment.get("PGPASSWORD")
+    # PGPASSWORD may be meant for the other side, whose server may ask for none
+    own = bool(found.get("password"))
+    password = own or ("password" not in found and bool(environment.get("PGPASSWORD")))
     has_service = found.get("service") or environment.get("PGSERVICE")
     if found.get("require_auth") or environment.get("PGREQUIREAUTH") or has_service:
         # a service may set require_auth, and a parameter here would take its place
@@ -57,7 +59,8 @@ def secured(parameters: Mapping[str, Any], *, stored: bool, environment: Mapping
         found["require_auth"] = NO_WEAK_METHOD
     else:
         # libpq calls it "none" if a client certificate is enough for the server
-        found["require_auth"] = f"{SCRAM},none" if found.get("sslcert") or environment.get("PGSSLCERT") else SCRAM
+        may_be_none = not own or found.get("sslcert") or environment.get("PGSSLCERT")
+        found["require_auth"] = f"{SCRAM},none" if may_be_none else SCRAM
     return found
 
 

@@ -136,7 +136,9 @@ async def read_archive(session: Session, conninfo: str, programs: ClientPrograms
         options += [f"--exclude-schema={_pattern(name)}" for name in selection.exclude_schemas]
         address = session.address(conninfo, as_options(session.pgconn.server_version))
         options += [f"--exclude-schema={_OWN_SCHEMA}", f"--file={archive}", f"--dbname={address}"]
-        await run_program(programs.pg_dump, options, env={"PGPASSWORD": session.pgconn.password.decode()})
+        # the same servers are refused as by this session
+        environment = {"PGPASSWORD": session.pgconn.password.decode(), "PGREQUIREAUTH": session.required_authentication}
+        await run_program(programs.pg_dump, options, env=environment)
         shown = ["--no-owner", "--no-privileges"] if not selection.owners else []
         listed = await run_program(programs.pg_restore, ["--list", archive])
         before = await run_program(programs.pg_restore, ["--list", "--section=pre-data", archive])

@@ -43,6 +43,7 @@ from subscriber.errors import (
     TargetError,
     raise_all,
 )
+from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.cutover.record import MIGRATION, Record
 from subscriber.subscription.launcher import Launcher
@@ -71,10 +72,13 @@ class _Step:
     ended: float
 
 
-@dataclass(frozen=True, slots=True)
 class _Running:
-    launcher: Launcher
-    task: asyncio.Task[None]
+    """The launcher that runs the subscription at present."""
+
+    def __init__(self) -> None:
+        self.launcher: Launcher | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.ends = asyncio.Event()
 
 
 class Migration:
@@ -112,7 +116,8 @@ class Migration:
         if is_lake(target):
             raise ConfigurationError("a database cannot be migrated to a lake", hint="use subscriber run")
         self._name = name
-        self._connection = connection
+        # it is stored: passwords of this process' environment are not used, so that the stored string is known to suffice
+        self._connection = StoredConninfo(connection)
         self._target = target
         self._publication = publication
         self._options = options or SubscriptionOptions()
@@ -275,16 +280,35 @@ class Migration:
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncIterator[_Running]:
-        launcher = Launcher(self._target, [self._name], settings=self._settings, progress=self._copy_progress)
-        running = asyncio.create_task(launcher.run())
+        running = _Running()
+        task = asyncio.create_task(self._launch(running))
+        running.task = task
         try:
-            yield _Running(launcher, running)
+            yield running
         finally:
-            launcher.stop()
-            await running
+            running.ends.set()
+            if running.launcher is not None:
+                running.launcher.stop()
+            await task
+
+    async def _launch(self, running: _Running) -> None:
+        """Run the subscription. Where the target cannot be reached at first, the launcher ends: it is started again."""
+        backoff = Backoff(self._settings)
+        while not running.ends.is_set():
+            running.launcher = Launcher(self._target, [self._name], settings=self._settings, progress=self._copy_progress)
+            try:
+                await running.launcher.run()
+            except SubscriberError as error:
+                if not _goes_away(error):
+                    raise
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(running.ends.wait(), backoff.pause(policy(error)))
+            else:
+                return
 
     async def _until(self, running: _Running, reached: Callable[[Observation], bool], *, dropped: bool = False) -> None:
         while True:
+            assert running.task is not None  # the launcher was started
             if running.task.done():
                 await running.task
                 raise TargetError(f'subscription "{self._name}" does not run any more', hint="repeat the command")
@@ -295,12 +319,12 @@ class Migration:
                 raise TargetError(f'subscription "{self._name}" was dropped', hint="repeat the command to begin again")
             if reached(found):
                 return
-            if not dropped and (error := self._stuck(running.launcher, found)) is not None:
+            if not dropped and (error := self._stuck(running, found)) is not None:
                 error.add_note("nothing else can be done until this is corrected: then start the same command again")
                 raise error
             await asyncio.wait({running.task}, timeout=_POLL_SECONDS)
 
-    def _stuck(self, launcher: Launcher, found: Observation) -> SubscriberError | None:
+    def _stuck(self, running: _Running, found: Observation) -> SubscriberError | None:
         """The error that a user must correct, if no other table is left to be copied."""
         if not found.definition.enabled:
             why = f": {found.last_error}" if found.last_error else ""
@@ -308,7 +332,7 @@ class Migration:
                 f'subscription "{self._name}" is disabled{why}',
                 hint=f"`subscriber alter {self._name} --target … --enable` enables it",
             )
-        subscription = launcher.subscriptions.get(self._name)
+        subscription = running.launcher.subscriptions.get(self._name) if running.launcher is not None else None
         status = subscription.status if subscription is not None else None
         error = status.last_error if status is not None else None
         # a process that was killed may still have the subscription for a moment
@@ -336,8 +360,12 @@ class Migration:
 
 
 def _goes_away(error: SubscriberError) -> bool:
-    """Whether the cause ends without a new call: a server that restarts or fails over, or has no space or memory (class 53)."""
-    return policy(error).policy is Policy.SOON or (error.sqlstate or "").startswith("53")
+    """Whether the cause ends without a new call: a server that restarts or fails over, or has no space, memory or sessions.
+
+    53400 is not such a cause: a user must raise a limit, or drop a slot.
+    """
+    sqlstate = error.sqlstate or ""
+    return policy(error).policy is Policy.SOON or (sqlstate.startswith("53") and sqlstate != "53400")
 
 
 def _is_copied(found: Observation) -> bool:

@@ -54,6 +54,7 @@ class Transaction:
         largest: bytes of the largest spilled record.
         subxids: the subtransactions of a streamed transaction that have changes and whose abort was not received.
         left_out: how many changes were left out, because the publisher rolled them back without sending the abort.
+        rewritten: whether records were removed or moved for that.
         spool: the spilled records, set by the code that spilled them; None if ``spilled`` is 0.
     """
 
@@ -70,6 +71,7 @@ class Transaction:
     spool_id: int = 0
     subxids: Collection[int] = ()
     left_out: int = 0
+    rewritten: bool = False
     spool: SpooledRecords | None = field(default=None, init=False)
 
     @property

@@ -36,7 +36,7 @@ _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "no password supplied",
         "28P01",
-        "give a password in the connection string or a passfile; PGPASSWORD is used only if the command line gives the connection",
+        "give a password in the connection string or a passfile; PGPASSWORD is not used for a connection that is stored in the target",
     ),
     (
         "no pg_hba.conf entry",

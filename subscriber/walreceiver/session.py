@@ -230,6 +230,12 @@ class Session:
             params["options"] = f"{self.pgconn.options.decode()} {options}".strip()
         return make_conninfo(**params)
 
+    @property
+    def required_authentication(self) -> str:
+        """The parameter require_auth of this session; empty if this libpq does not have it."""
+        found = (option.val for option in self.pgconn.info if option.keyword == b"require_auth")
+        return (next(found, None) or b"").decode()
+
     async def sibling(self, role: str) -> Session:
         """Open another session for queries with this very server.
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_copy_options(parser)
     add_parameters_argument(parser, PARAMETERS, "a parameter of CREATE SUBSCRIPTION … WITH (…)")
     add_settings_argument(parser)
-    parser.set_defaults(execute=_execute)
+    parser.set_defaults(execute=_execute, stores_connection=True)
 
 
 async def _execute(args: argparse.Namespace) -> int:

@@ -13,8 +13,8 @@ from subscriber.protocol.conninfo import NO_WEAK_METHOD, SCRAM, secured
     [
         ({"host": "db1"}, {}, NO_WEAK_METHOD),
         ({"host": "db1", "password": "p"}, {}, SCRAM),
-        ({"host": "db1"}, {"PGPASSWORD": "p"}, SCRAM),
-        ({}, {"PGPASSWORD": "p", "PGHOST": "db1"}, SCRAM),
+        ({"host": "db1"}, {"PGPASSWORD": "p"}, f"{SCRAM},none"),
+        ({}, {"PGPASSWORD": "p", "PGHOST": "db1"}, f"{SCRAM},none"),
         ({"host": "db1", "password": "p", "sslcert": "c"}, {}, f"{SCRAM},none"),
         ({"host": "/run", "password": "p"}, {}, NO_WEAK_METHOD),
         ({"password": "p"}, {}, NO_WEAK_METHOD),

@@ -39,6 +39,8 @@ _NOTHING_MORE: Final[Mapping[str, str]] = {}
 _NO_PRIVILEGE: Final = "42501"
 _NO_ROWS: Final = "SELECT 0"
 _APPLIES: Final = "session_replication_role"
+_SET_ROLE: Final = "SET session_replication_role = replica"
+"""A statement of its own: extensions of managed services let a role that is no superuser run SET, but not set_config."""
 _CHECKS_CLIENTS: Final = 140000
 _CONNECT_TIMEOUT: Final = 30.0
 _REQUIRES_AUTHENTICATION: Final = 160000
@@ -155,6 +157,8 @@ class Target:
         try:
             with _explained(settings, connection.info.user):
                 await self._configure(connection, settings)
+                if _APPLIES in settings:
+                    await connection.execute(_SET_ROLE)
                 if _APPLIES in settings and connection.info.server_version >= _CHECKS_CLIENTS:
                     with contextlib.suppress(psycopg.errors.InvalidParameterValue):
                         await connection.execute(CHECK_CLIENT)
@@ -169,7 +173,7 @@ class Target:
             return int(number)
 
         async def done(pid: int) -> bool:
-            cursor = await connection.execute(pin(pid, settings).encode())
+            cursor = await connection.execute(pin(pid, _without_role(settings)).encode())
             cursor.nextset()
             return cursor.rowcount > 0
 
@@ -268,11 +272,13 @@ class Target:
         self._pids.append(reader.get_server_pid())
         try:
             with _explained(settings, like.info.user):
-                done = await reader.execute(pin(reader.get_server_pid(), settings))
+                done = await reader.execute(pin(reader.get_server_pid(), _without_role(settings)))
                 if done == _NO_ROWS:
-                    done = await reader.execute(pin(await reader.fetchval(BACKEND_PID), settings))
+                    done = await reader.execute(pin(await reader.fetchval(BACKEND_PID), _without_role(settings)))
                 if done == _NO_ROWS:
                     raise shared_session("target")
+                if _APPLIES in settings:
+                    await reader.execute(_SET_ROLE)
                 if _APPLIES in settings and like.info.server_version >= _CHECKS_CLIENTS:
                     with contextlib.suppress(asyncpg.InvalidParameterValueError):
                         await reader.execute(CHECK_CLIENT)
@@ -280,6 +286,10 @@ class Target:
             reader.terminate()
             raise
         return reader
+
+
+def _without_role(settings: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: value for name, value in settings.items() if name != _APPLIES}
 
 
 @contextlib.contextmanager
