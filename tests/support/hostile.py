@@ -25,6 +25,7 @@ LEFT_OUT: Mapping[str, str] = {
     "default_tablespace": "says where tables are stored, which is for the administrator to decide",
     "temp_tablespaces": "says where files are stored",
     "dynamic_library_path": "without $libdir no session finds pgoutput",
+    "output_plugin_libraries": "without pgoutput nothing can be decoded; 18.6 has it",
     "local_preload_libraries": "a library that is missing ends every session",
     "session_preload_libraries": "a library that is missing ends every session",
     "log_statement_stats": "excludes log_parser_stats, log_planner_stats and log_executor_stats",

@@ -111,15 +111,6 @@ async def test_later_catalog_is_refused(target_db: Database) -> None:
         await state_of(target_db)
 
 
-async def test_target_that_cannot_be_written(target_db: Database) -> None:
-    target_db.execute(f"ALTER DATABASE {target_db.name} SET default_transaction_read_only = on")
-    with pytest.raises(TargetError, match="read-only transaction") as caught:
-        await state_of(target_db)
-    assert caught.value.sqlstate == "25006"
-    assert caught.value.hint
-    target_db.execute(f"SET default_transaction_read_only = off; ALTER DATABASE {target_db.name} RESET default_transaction_read_only")
-
-
 async def test_schema_made_by_the_administrator_is_used(target_db: Database) -> None:
     target_db.execute("CREATE SCHEMA subscriber")
     assert (await state_of(target_db)).name == NAME

@@ -89,7 +89,7 @@ async def test_session_settings(publisher_db: Database, replication: bool) -> No
     session = await Session.connect(publisher_db.conninfo(options=options), application_name="x", replication=replication)
     try:
         expected = {
-            "datestyle": "ISO, DMY",
+            "datestyle": "ISO, YMD",
             "intervalstyle": "postgres",
             "extra_float_digits": "3",
             "search_path": "",

@@ -208,7 +208,7 @@ def test_check_after_an_upgrade_or_downgrade_is_unknown(publisher18_db: Database
     create_tables(publisher18_db, target_db)
     created = subscriber("create", publisher18_db.name, "--connection", publisher18_db.dsn, "--publication=pub", "--target", target_db.dsn)
     assert created.status == 0, created.errors
-    for version in (1, 99):
+    for version in (0, 99):
         target_db.execute(f"UPDATE subscriber.version SET version = {version}")
         status, said = check(target_db.dsn)
         assert status == 3

@@ -23,7 +23,7 @@ async def subscribe(target: Database, name: str) -> int:
     finally:
         await connection.close()
     target.execute(f"INSERT INTO subscriber.\"position\" VALUES ({oid}, 0, 'slot', '1', 1, '0/1')")
-    target.execute(f"INSERT INTO subscriber.pg_subscription_rel VALUES ({oid}, 1, 'r', '0/1')")
+    target.execute(f"INSERT INTO subscriber.pg_subscription_rel VALUES ({oid}, 1, 'public', 't', 'r', '0/1')")
     return oid
 
 
