@@ -193,9 +193,10 @@ class OpenedSparkSink:
         """Change the state from SYNCDONE to READY."""
 
         def change(state: LakeState) -> LakeState:
-            synchronized = {name: table for name, table in state.tables.items() if table.entry.state is TableState.SYNCDONE}
-            ready = {name: TableEntry(TableState.READY, lsn) for name, lsn in tables.items() if name in synchronized}
-            return with_tables(state, {name: replace(synchronized[name], entry=entry) for name, entry in ready.items()})
+            known = {name: state.tables[name] for name in tables if name in state.tables}
+            synchronized = {name: table for name, table in known.items() if table.entry.state is TableState.SYNCDONE}
+            ready = {name: replace(table, entry=TableEntry(TableState.READY, tables[name])) for name, table in synchronized.items()}
+            return with_tables(state, ready)
 
         await self._change(change)
 

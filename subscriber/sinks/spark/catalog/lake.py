@@ -26,7 +26,7 @@ from subscriber.abc import Position, TableEntry, TableName, TableState, TwoPhase
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.spark.files.documents import parse_document, write_document
+from subscriber.sinks.spark.files.documents import json_text, parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import manifest_ends
 
@@ -117,6 +117,7 @@ class Lake:
         self.position: Position | None = None
         self.dropped = False
         self.is_certain = True
+        self._texts: dict[TableName, tuple[LakeTable, str]] = {}
 
     @classmethod
     def find(cls, storage: Storage) -> Self | None:
@@ -178,11 +179,27 @@ class Lake:
         if self.is_certain and state == self.state:
             return
         try:
-            write_document(self.storage, CATALOG, _state_json(state))
+            write_document(self.storage, CATALOG, self._state_text(state))
         except BaseException:
             self.is_certain = False
             raise
         self.state, self.is_certain = state, True
+
+    def _state_text(self, state: LakeState) -> str:
+        """The JSON text of a state. Tables that did not change are not formatted again: each table changes its state several times."""
+        known, self._texts = self._texts, {}
+        for name, table in state.tables.items():
+            text = known.get(name)
+            self._texts[name] = text if text is not None and text[0] is table else (table, _table_text(name, table))
+        parts = {
+            "slot_name": json_text(state.slot_name),
+            "publications": json_text(state.publications),
+            "two_phase": json_text(state.two_phase.value),
+            "next_id": json_text(state.next_id),
+            "tables": f"[{', '.join([text for _, text in self._texts.values()])}]",
+            "removed": f"[{', '.join([_table_text(name, table) for name, table in state.removed.items()])}]",
+        }
+        return f"{{{', '.join([f'{json_text(name)}: {parts[name]}' for name in sorted(parts)])}}}"
 
     def settle(self) -> None:
         """Find out which state is stored, if the last :meth:`change` failed. Durable on return.
@@ -347,29 +364,20 @@ def _require_empty(storage: Storage, entries: Sequence[str]) -> None:
         raise TargetError(f'directory {storage.place} is not empty and is not a lake: it contains "{strange[0]}"', hint=hint)
 
 
-def _state_json(state: LakeState) -> dict[str, Any]:
-    return {
-        "slot_name": state.slot_name,
-        "publications": list(state.publications),
-        "two_phase": state.two_phase.value,
-        "next_id": state.next_id,
-        "tables": [_table_json(name, table) for name, table in state.tables.items()],
-        "removed": [_table_json(name, table) for name, table in state.removed.items()],
-    }
-
-
-def _table_json(name: TableName, table: LakeTable) -> dict[str, Any]:
-    return {
-        "name": [name.namespace, name.name],
-        "id": table.id,
-        "state": table.entry.state.value,
-        "lsn": None if table.entry.lsn is None else str(table.entry.lsn),
-        "generation": table.generation,
-        "added": str(table.added),
-        "position": None if table.position is None else _position_json(table.position),
-        "until": None if table.until is None else str(table.until),
-        "begun": table.begun,
-    }
+def _table_text(name: TableName, table: LakeTable) -> str:
+    return json_text(
+        {
+            "name": [name.namespace, name.name],
+            "id": table.id,
+            "state": table.entry.state.value,
+            "lsn": None if table.entry.lsn is None else str(table.entry.lsn),
+            "generation": table.generation,
+            "added": str(table.added),
+            "position": None if table.position is None else _position_json(table.position),
+            "until": None if table.until is None else str(table.until),
+            "begun": table.begun,
+        }
+    )
 
 
 def _identity(data: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -11,7 +11,7 @@ from subscriber.errors import ConfigurationError, TargetError
 from subscriber.sinks.spark.files.errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
-__all__ = ["parse_document", "read_document", "write_document"]
+__all__ = ["json_text", "parse_document", "read_document", "write_document"]
 
 _Parsed = TypeVar("_Parsed")
 
@@ -19,10 +19,23 @@ _Parsed = TypeVar("_Parsed")
 _FORMAT: Final = 1
 
 
-def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, durable: bool = True, private: bool = False) -> None:
-    """Store a JSON document as a whole, with its checksum. ``private``: only its owner may read it."""
-    body = json.dumps(document, ensure_ascii=True, sort_keys=True)
-    content = json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True)
+def json_text(value: object) -> str:
+    """The JSON text of a document or a part of it. It is always the same, because the checksum is of this text."""
+    return json.dumps(value, ensure_ascii=True, sort_keys=True)
+
+
+def write_document(storage: Storage, name: str, document: Mapping[str, Any] | str, *, durable: bool = True, private: bool = False) -> None:
+    """Store a JSON document as a whole, with its checksum.
+
+    Args:
+        storage: of the lake.
+        name: of the file.
+        document: the content, or its :func:`json_text`.
+        durable: whether to fsync.
+        private: only its owner may read it.
+    """
+    body = document if isinstance(document, str) else json_text(document)
+    content = f'{{"crc": {zlib.crc32(body.encode())}, "document": {body}, "format": {_FORMAT}}}'
     storage.write(name, content.encode(), durable=durable, private=private)
 
 
@@ -38,7 +51,7 @@ def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
     try:
         outer = json.loads(content)
         version, document = outer["format"], outer["document"]
-        intact = version != _FORMAT or outer["crc"] == zlib.crc32(json.dumps(document, ensure_ascii=True, sort_keys=True).encode())
+        intact = version != _FORMAT or outer["crc"] == zlib.crc32(json_text(document).encode())
     except (ValueError, KeyError, TypeError):
         raise DamagedFile(storage.what(name), name) from None
     if version != _FORMAT:

@@ -1,9 +1,11 @@
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from subscriber.abc import TableEntry, TableState
+from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog import lake as catalog
@@ -53,3 +55,52 @@ def test_a_table_whose_state_is_uncertain_begins_with_a_certain_one(tmp_path: Pa
         await opened.close()
 
     run(body())
+
+
+async def _formatted(path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> int:
+    """Copy empty tables in a group, and make them ready one by one. Return the length of all JSON that was formatted meanwhile."""
+
+    async def no_rows() -> AsyncIterator[bytes]:
+        for row in list[bytes]():
+            yield row
+
+    dumps, lengths = json.dumps, [0]
+
+    def counting(*arguments: Any, **options: Any) -> str:
+        text = dumps(*arguments, **options)
+        lengths[0] += len(text)
+        return text
+
+    tables = [
+        PublishedTable(
+            name=TableName("public", f"t{number}"), relation_id=number, kind="r", columns=("id",), key_columns=("id",),
+            replica_identity="d", row_filters=(), size=0, column_types=(23,), column_modifiers=(-1,),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    names = [table.name for table in tables]
+    opened = await begun(make(path), tables=())
+    await opened.add_tables(names, TableEntry(TableState.INIT))
+    group = opened.open_group()  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dumps", counting)
+        await group.begin(names)
+        for table in tables:
+            await group.copy(table, CopyFormat.TEXT, no_rows())
+            await group.finish(Lsn(200))
+        for name in names:
+            await opened.set_ready({name: Lsn(200)})
+        await group.close()
+    await opened.remove_table(names[0])
+    found = Lake.find(opened.lake.storage)
+    assert found is not None
+    assert found.state == opened.lake.state
+    assert {table.entry for table in found.state.tables.values()} == {TableEntry(TableState.READY, Lsn(200))}
+    await opened.close()
+    return lengths[0]
+
+
+async def test_states_of_other_tables_are_not_formatted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the work to copy tables grew with the square of their number."""
+    few, many = [await _formatted(tmp_path / str(count), monkeypatch, count) for count in (10, 40)]
+    assert many < 5 * few
