@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,9 @@ async def test_a_failed_write_of_the_catalog(
         publisher.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE t0")
     failures: list[str] = []
 
-    def write(storage: Storage, name: str, document: Mapping[str, Any], **options: Any) -> None:
-        ours = [item for item in document.get("tables", ()) if item.get("name") == ["public", tables[number // 2].name]]
+    def write(storage: Storage, name: str, document: Mapping[str, Any] | str, **options: Any) -> None:
+        content = json.loads(document) if isinstance(document, str) else document
+        ours = [item for item in content.get("tables", ()) if item.get("name") == ["public", tables[number // 2].name]]
         if failures or not ours or ours[0]["state"] != "s":
             write_document(storage, name, document, **options)
             return
