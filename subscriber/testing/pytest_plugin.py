@@ -44,11 +44,11 @@ def _subscriber_server(postgres_publisher_version: int, postgres_publisher_schem
 
 
 @pytest.fixture
-def _subscriber_started() -> Iterator[Started]:
+def _subscriber_started(request: pytest.FixtureRequest) -> Iterator[Started]:
     """What the test starts in its event loop. It ends here, or with the loop."""
     from subscriber.testing.fixtures.subscriptions import Started  # noqa: PLC0415 -- only if it is used
 
-    started = Started()
+    started = Started(request.node.addfinalizer)
     yield started
     started.end()
 

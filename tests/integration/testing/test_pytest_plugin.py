@@ -90,6 +90,23 @@ async def test_error_that_nobody_waits_for(fake_publisher, subscription, memory_
     await asyncio.wait({replica.task}, timeout=30)
 """
 
+SQLITE = """
+import asyncio
+import pytest
+
+ended = []
+
+@pytest.mark.asyncio
+async def test_sqlite(fake_publisher, subscription, tmp_path):
+    fake_publisher.create_table("accounts", {"id": "int"}, key=["id"])
+    fake_publisher.create_publication("app", "accounts")
+    replica = await subscription(fake_publisher, "app", target=f"sqlite:///{tmp_path}/copy.db")
+    replica.task.add_done_callback(lambda task: ended.append(task.cancelled()))
+
+def test_it_was_stopped_not_cancelled():
+    assert ended == [False]
+"""
+
 
 def run(pytester: pytest.Pytester, *arguments: str, **settings: str) -> pytest.RunResult:
     given = {"filterwarnings": "error", **settings}
@@ -114,6 +131,14 @@ def test_strict_mode_and_a_given_server(pytester: pytest.Pytester, publisher18: 
     with psycopg.connect(publisher18.dsn()) as connection:
         left = "SELECT datname FROM pg_database WHERE datname LIKE 'subscriber_%'"
         assert connection.execute(left).fetchall() == []
+
+
+def test_subscriptions_stop_before_the_loop_closes(pytester: pytest.Pytester) -> None:
+    # if they were cancelled with it, the driver of SQLite would print "Task was destroyed but it is pending!"
+    pytester.makepyfile(SQLITE)
+    result = run(pytester, "-s", "-p", "no:logging", asyncio_mode="strict", **ASYNCIO)
+    result.assert_outcomes(passed=2)
+    assert "destroyed" not in result.stdout.str() + result.stderr.str()
 
 
 def test_anyio(pytester: pytest.Pytester) -> None:
