@@ -576,8 +576,8 @@ async def test_a_lake_that_does_not_exist_is_not_created(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_instants_have_the_same_hash_in_all_versions(publisher_db: Database) -> None:
-    publisher_db.execute(
+def test_instants_have_the_same_hash_in_all_versions(publisher18_db: Database) -> None:
+    publisher18_db.execute(
         "CREATE TABLE t AS SELECT v::timestamptz FROM unnest(ARRAY['epoch', '4714-11-24 00:00:00+00 BC', '294276-12-31 23:59:59.999999+00',"
         " '2024-10-27 00:30:00.000001+00', 'infinity', '-infinity', NULL]) AS v"
     )
@@ -587,5 +587,5 @@ def test_instants_have_the_same_hash_in_all_versions(publisher_db: Database) -> 
     )
     assert "timestamptz_hash_extended" not in old
     for zone in ("UTC", "Europe/Berlin"):
-        publisher_db.execute(f"SET timezone = '{zone}'")
-        assert publisher_db.fetch(f"SELECT count(*), count(DISTINCT {new}) FROM t WHERE {old} = {new}") == [(7, 7)]
+        publisher18_db.execute(f"SET timezone = '{zone}'")
+        assert publisher18_db.fetch(f"SELECT count(*), count(DISTINCT {new}) FROM t WHERE {old} = {new}") == [(7, 7)]
