@@ -1,6 +1,6 @@
 """Whether the schema ``subscriber`` of a PostgreSQL database can be trusted, before this program uses it.
 
-Who owns a table decides what runs when it is used: triggers, policies, and the query of a view run with the rights of whoever uses it. A
+Who owns a table decides what runs when it is used: triggers, policies, and the query of a view run with the rights of its user. A
 role that may create schemas could make ``subscriber`` before this program does, and wait for a session with more rights.
 
 Trusted are this session's role, the roles that it is a member of, and the database's owner with its members, which all superusers are. A

@@ -194,7 +194,7 @@ async def test_a_commit_whose_answer_is_lost(
         if stored:
             await finish(self, lsn)
         connection.terminate()
-        publisher18_db.execute("INSERT INTO t2 VALUES (3, 'behind the handover'); INSERT INTO t9 VALUES (3, 'likewise')")
+        publisher18_db.execute("INSERT INTO t2 VALUES (3, 'behind the handover'); INSERT INTO t9 VALUES (3, 'after it, too')")
         await asyncio.sleep(0)
         raise TargetUnavailable("connection to the target was lost")
 

@@ -92,7 +92,7 @@ _OPTION_NAME = re.compile(
 class _TlsRequest(asyncpg.connect_utils.TLSUpgradeProto):
     """asyncpg's wait for the answer to its request for TLS.
 
-    If an attempt to connect is cancelled just before that wait, nobody asks for the error, and asyncio prints it. This class asks.
+    If an attempt to connect is cancelled just before that wait, no code retrieves the error, and asyncio prints it. This class does.
     """
 
     def connection_lost(self, exc: Exception | None) -> None:
