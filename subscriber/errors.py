@@ -189,10 +189,10 @@ class RelationError(TargetError):
     """A published table does not match the target's: it is missing, has other columns, or has no replica identity.
 
     Attributes:
-        missing: oid, on the publisher, of a table that has changes and that the target lacks, or None.
+        missing: of a table that has changes and that the target lacks, the oid on the publisher and the name; or None.
     """
 
-    missing: int | None = None
+    missing: tuple[int, str] | None = None
 
 
 class ApplyError(TargetError):

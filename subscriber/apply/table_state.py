@@ -79,7 +79,7 @@ class TableStates:
 
     Attributes:
         left_out: published tables that the subscription does not replicate, each with the reason.
-        dropped: oids of tables that the publisher has dropped and the target lacks. Their changes are left out.
+        dropped: oids and names of tables that the publisher has dropped and the target lacks. Their changes are left out.
         retries: tables whose latest synchronization failed.
     """
 
@@ -99,7 +99,7 @@ class TableStates:
         self._requested: set[TableName] = set()
         self._unknown: set[TableName] = set()
         self.left_out: dict[TableName, str] = {}
-        self.dropped: set[int] = set()
+        self.dropped: set[tuple[int, str]] = set()
         self.retries: dict[TableName, Retry] = {}
         self.changed = Watchers()
 
@@ -201,9 +201,9 @@ class TableStates:
 
     def gate(self, relation: Relation, final_lsn: Lsn) -> bool | None:
         """Whether the apply worker applies the relation's changes of a transaction (PostgreSQL: should_apply_changes_for_rel)."""
-        if relation.relation_id in self.dropped:
-            return None
         table = TableName(relation.namespace, relation.name)
+        if self.dropped and (relation.relation_id, str(table)) in self.dropped:
+            return None
         entry = self._entries.get(table)
         if entry is None:
             if table not in self.left_out and table.namespace != CATALOG_SCHEMA:
@@ -212,6 +212,11 @@ class TableStates:
         if entry.state is TableState.SYNCDONE:
             return entry.lsn is None or final_lsn >= entry.lsn
         return entry.state is TableState.READY
+
+    def note_dropped(self, relation_id: int, name: str) -> None:
+        """Leave out the changes of a table that the publisher has dropped and the target lacks."""
+        self.dropped.add((relation_id, name))
+        self._unknown = {table for table in self._unknown if str(table) != name}
 
     def tell_unknown(self, left_out: Container[str]) -> None:
         """Warn, once for each, about tables that the gate did not know and whose changes the sink left out.

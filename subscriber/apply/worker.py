@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from subscriber import crash_points
@@ -37,6 +38,7 @@ from subscriber.errors import ApplyError, NeverPrepared, RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
+from subscriber.transaction.relations import changed_relations
 
 __all__ = ["ApplyOwner", "ApplyWorker"]
 
@@ -80,6 +82,10 @@ class ApplyOwner(Protocol):
 
     async def was_rolled_back(self, xid: int) -> bool:
         """Whether the publisher rolled a transaction back; False if this is not known."""
+        ...
+
+    async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:
+        """Whether the publisher dropped a table, which at least one of these transactions has changed; False if this is not certain."""
         ...
 
 
@@ -169,12 +175,28 @@ class ApplyWorker:
                 return
             self._owner.applied.add(batch.transactions)
             crash_points.reached("apply.taken")
-            await self._parallel.guard(lambda: self._sink.apply(batch))
+            await self._call(batch.transactions, lambda: self._sink.apply(batch))
             crash_points.reached("apply.applied")
         finally:
             self._receiver.release(held)
         self._tracker.applied_to(batch.end_lsn)
         self._receiver.report()
+
+    async def _call(self, transactions: Sequence[Transaction], call: Callable[[], Awaitable[None]]) -> None:
+        """Make a call to the sink. Repeat it without a table's changes if the target lacks the table and the publisher has dropped it."""
+        while True:
+            try:
+                return await self._parallel.guard(call)
+            except RelationError as error:
+                missing = error.missing
+                if missing is None or missing in self._tables.dropped:
+                    raise
+                relations = [(transaction.xid, changed_relations(transaction)) for transaction in transactions]
+                xids = {xid for xid, changed in relations if changed is None or missing[0] in changed}
+                if not await self._owner.is_dropped(missing[0], xids):
+                    raise
+                self._tables.note_dropped(*missing)
+                _log.warning("changes of a table that the publisher has dropped since are left out: %s", error)
 
     def _alone(self, transaction: Transaction) -> bool:
         hold = self._owner.hold
@@ -191,7 +213,7 @@ class ApplyWorker:
                     if not await self._tables.hand(end_lsn, self._owner.finished, [event]):
                         return
                     if not await self._skipping.skips(event, self._sink):
-                        await self._sink.apply(Batch((event,), self._tables.gate))
+                        await self._call([event], lambda: self._sink.apply(Batch((event,), self._tables.gate)))
                         await self._skipping.passed(event, self._sink)
                 case PreparedTransaction():
                     end_lsn = event.transaction.end_lsn
@@ -230,7 +252,7 @@ class ApplyWorker:
 
     async def _prepare(self, prepared: PreparedTransaction) -> None:
         try:
-            await self._parallel.guard(lambda: self._two_phase_sink.prepare(prepared, self._tables.gate))
+            await self._call([prepared.transaction], lambda: self._two_phase_sink.prepare(prepared, self._tables.gate))
         except (ApplyError, RelationError) as error:
             xid = prepared.transaction.xid
             if not self._two_phase_sink.prepares_in_target or not await self._owner.was_rolled_back(xid):

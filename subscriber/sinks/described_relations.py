@@ -62,6 +62,8 @@ class DescribedRelations(ABC):
             ProtocolError: an invalid Relation message.
             SpoolError: the transaction's spool file cannot be read.
         """
+        if transaction.discarded:
+            return  # it was applied or skipped here before
         async for chunk in transaction.chunks():
             for record in chunk:
                 if record[:1] == _RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -276,5 +276,9 @@ class _Owner:
         return False
 
     async def was_rolled_back(self, xid: int) -> bool:
+        """There is no publisher to ask."""
+        return False
+
+    async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:
         """There is no publisher to ask."""
         return False

@@ -56,6 +56,7 @@ class Transaction:
         left_out: how many changes were left out, because the publisher rolled them back without sending the abort.
         rewritten: whether records were removed or moved for that.
         spool: the spilled records, set by the code that spilled them; None if ``spilled`` is 0.
+        discarded: whether it was applied or abandoned, so that its spilled records are deleted.
     """
 
     xid: int
@@ -73,6 +74,7 @@ class Transaction:
     left_out: int = 0
     rewritten: bool = False
     spool: SpooledRecords | None = field(default=None, init=False)
+    discarded: bool = field(default=False, init=False)
 
     @property
     def count(self) -> int:
@@ -103,6 +105,7 @@ class Transaction:
 
     async def discard(self) -> None:
         """Delete the spilled records."""
+        self.discarded = True
         if self.spool is not None:
             await self.spool.discard()
 

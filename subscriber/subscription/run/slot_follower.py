@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final
 
@@ -97,9 +97,6 @@ class SlotFollower:
                         await self._state.unless_stopped(self._open_sink())
                     await self._attempt()
             except SubscriberError as met:
-                if await self._is_of_dropped_table(met):
-                    await self._close_sink()
-                    continue
                 error = self._undecodable(met) if is_undecodable(met) else met
                 self._state.last_error = error
                 pause = self._judge(error)
@@ -299,14 +296,18 @@ class SlotFollower:
 
     async def was_rolled_back(self, xid: int) -> bool:
         """Ask the publisher whether it has rolled back a transaction. False if it does not say."""
-        return await self._asked(was_rolled_back, xid, f"whether the publisher has rolled back transaction {xid}")
+        return await self._asked(was_rolled_back, xid, what=f"whether the publisher has rolled back transaction {xid}")
 
-    async def _asked(self, question: Callable[..., Awaitable[bool]], about: int, what: str) -> bool:
+    async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:
+        """Ask the publisher whether it has dropped a table, which one of these transactions has changed. False if it does not say."""
+        return await self._asked(is_dropped, relation_id, xids, what=f"whether the publisher has dropped table {relation_id}")
+
+    async def _asked(self, question: Callable[..., Awaitable[bool]], *about: object, what: str) -> bool:
         try:
             async with asyncio.timeout(_OUTCOME_SECONDS):
                 return await question(
                     self._spec.conninfo,
-                    about,
+                    *about,
                     system_identifier=self._position.system_identifier,
                     timeline=self._position.timeline,
                     application_name=session_name(self._name, "outcome"),
@@ -315,12 +316,3 @@ class SlotFollower:
             # the target's refusal stands; the publisher is asked again if it is repeated
             _log.info("could not find out %s: %s", what, str(error) or "no answer")
             return False
-
-    async def _is_of_dropped_table(self, error: SubscriberError) -> bool:
-        """Whether the target lacks a table that the publisher has dropped, too. The next attempt leaves its changes out."""
-        oid, dropped = getattr(error, "missing", None), self._state.states.dropped
-        if oid is None or oid in dropped or not await self._asked(is_dropped, oid, f"whether the publisher has dropped table {oid}"):
-            return False
-        dropped.add(oid)
-        _log.warning('subscription "%s": changes of a table that the publisher has dropped since are left out: %s', self._name, str(error))
-        return True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from subscriber.errors import PublisherUnavailable, UndecidedTransaction
 from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
-from subscriber.walreceiver.transaction_outcome import was_rolled_back
+from subscriber.walreceiver.transaction_outcome import is_dropped, was_rolled_back
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.streams import streaming
 
@@ -115,9 +116,58 @@ async def check_every_kind(database: Database) -> None:
         database.execute(f"COMMIT PREPARED '{database.name}'")
         assert not await asked(prepared)
     assert not await asked(committed)
+    await check_dropped_tables(database, identifier)
     # of the future, or of the epoch before
     for other in (committed + 1_000_000, 2**32 - 1, 2**31 + committed):
         assert not await asked(other)
+
+
+async def check_dropped_tables(database: Database, identifier: str) -> None:
+    """A table that no query sees is not dropped if the transaction that changed it may have created it."""
+
+    async def dropped(xid: int, system_identifier: str = identifier) -> bool:
+        oid = int(database.value(f"SELECT coalesce(max(oid), {seen})::text FROM pg_class WHERE relname = 'brief'"))
+        return await is_dropped(database.dsn, oid, [xid], system_identifier=system_identifier, timeline=1, application_name="test")
+
+    with database.connect() as session:
+        for ending in ("COMMIT", "ROLLBACK"):
+            session.execute("BEGIN; CREATE TABLE brief ()")
+            row = session.execute(f"SELECT 'brief'::regclass::oid::int8, ({XID})").fetchone()
+            assert row is not None
+            seen, xid = row
+            assert not await dropped(xid)
+            session.execute(f"PREPARE TRANSACTION '{database.name}'".encode())
+            assert not await dropped(xid)
+            database.execute(f"{ending} PREPARED '{database.name}'")
+            assert await dropped(xid) == (ending == "ROLLBACK")
+            database.execute("DROP TABLE IF EXISTS brief")
+            assert await dropped(xid)
+            assert not await dropped(xid, system_identifier="1")
+            assert not await dropped(database.value(XID) + 1_000_000)
+
+
+async def test_table_whose_creation_waits_for_a_synchronous_standby(make_server: Callable[..., EmbeddedServer]) -> None:
+    """The bug was that a walsender had sent the transaction already, no query saw it yet, and the table counted as dropped."""
+    server = make_server(18, synchronous_standby_names="missing", synchronous_commit="local")
+    with fresh_database(ServerAddress(server.dsn(), 18), "pub") as database, database.connect() as session, ThreadPoolExecutor() as threads:
+        database.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        database.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        session.execute("SET synchronous_commit = on")
+        session.execute("BEGIN; CREATE TABLE late AS SELECT 1 AS id")
+        row = session.execute(f"SELECT 'late'::regclass::oid::int8, ({XID})").fetchone()
+        committing = threads.submit(session.execute, "COMMIT")
+        sent = "SELECT count(*) FROM pg_logical_slot_peek_binary_changes('s', NULL, NULL, 'proto_version', '1', 'publication_names', 'p')"
+        database.wait(f"{sent} WHERE get_byte(data, 0) = ascii('I')", 1)
+        assert row is not None
+        identifier = database.value("SELECT system_identifier::text FROM pg_control_system()")
+        arguments = {"system_identifier": identifier, "timeline": 1, "application_name": "test"}
+        assert not database.fetch("SELECT FROM pg_class WHERE relname = 'late'")
+        assert not await is_dropped(database.dsn, row[0], [row[1]], **arguments)
+        database.fetch(f"SELECT pg_cancel_backend({session.info.backend_pid})")
+        committing.result()
+        assert not await is_dropped(database.dsn, row[0], [row[1]], **arguments)
+        database.execute("DROP TABLE late")
+        assert await is_dropped(database.dsn, row[0], [row[1]], **arguments)
 
 
 async def test_publisher_that_does_not_run() -> None:

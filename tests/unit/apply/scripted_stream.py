@@ -47,6 +47,9 @@ class EndlessRun:
     async def was_rolled_back(self, _: int) -> bool:
         return False
 
+    async def is_dropped(self, _: int, __: Collection[int]) -> bool:
+        return False
+
 
 class ScriptedStream:
     """A :class:`subscriber.abc.ReplicationStream`.

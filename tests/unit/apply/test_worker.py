@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import NoReturn
 
 import pytest
@@ -65,6 +65,9 @@ class WorkerSetup:
 
     async def was_rolled_back(self, xid: int) -> bool:
         return xid in self.rolled_back
+
+    async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:
+        return False
 
     def finished(self) -> bool:
         return self.stopped

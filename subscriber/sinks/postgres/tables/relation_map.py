@@ -112,7 +112,7 @@ class RelationMap(DescribedRelations):
         try:
             oid = await require_table(self._reader, name)
         except RelationError as error:
-            error.missing = relation_id
+            error.missing = relation_id, str(name)
             raise
         rows = await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, oid)
         state, lsn = (rows[0]["state"], rows[0]["lsn"]) if rows else (None, None)

@@ -213,7 +213,7 @@ def plan_target_table(
             sqlstate="55000",
             hint=_CREATE_HINT if isinstance(relation, PublishedTable) else _STREAM_HINT,
         )
-        error.missing = relation.relation_id
+        error.missing = relation.relation_id, str(name)
         raise error
     sources = source_types(relation, published)
     names = [column for column, _ in sources]

@@ -144,8 +144,8 @@ def _working(session: Session, values: Mapping[str, str]) -> Result:
 
 def _outcome(session: Session, values: Mapping[str, str]) -> Result:
     publisher = session.publisher
-    status = publisher.transaction_status(int(values["xid"]) & _XID_BITS)
-    return result({"pg_xact_status": TEXT}, [] if status is None else [(status,)])
+    found = [publisher.transaction_status(int(xid) & _XID_BITS) for xid in values["xids"].split(",")]
+    return result({"pg_xact_status": TEXT}, [(status,) for status in found if status is not None])
 
 
 def _rolled_back(session: Session, values: Mapping[str, str]) -> Result:
@@ -241,7 +241,7 @@ QUERIES: Final = (
     ),
     known("SELECT FROM pg_catalog.pg_stat_activity WHERE pid = {pid} AND (wait_event_type IS DISTINCT FROM ...", _working),
     known(
-        """WITH snapshot AS (...), found AS (SELECT next, (next - {xid}) & 4294967295 AS age FROM snapshot)
+        """WITH snapshot AS (...), found AS (... FROM snapshot, pg_catalog.unnest('{{xids}}'::int8[]) ...)
            SELECT pg_catalog.pg_xact_status((next - age)::text::xid8) FROM found WHERE ...""",
         _outcome,
     ),
