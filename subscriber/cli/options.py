@@ -117,10 +117,10 @@ def add_passwords(args: argparse.Namespace, environment: Mapping[str, str]) -> N
         conninfo = getattr(args, name, None)
         if not password or conninfo is None or (name == "connection" and getattr(args, "stores_connection", False)):
             continue
-        from subscriber.subscription.targets import is_lake, is_plugin, uses_sqlalchemy  # noqa: PLC0415 -- not for all verbs
+        from subscriber.subscription.targets import is_plugin, is_postgres  # noqa: PLC0415 -- not for all verbs
         from subscriber.walreceiver.session import with_password  # noqa: PLC0415
 
-        if name == "connection" or not (is_lake(conninfo) or is_plugin(conninfo) or uses_sqlalchemy(conninfo)):
+        if name == "connection" or (not is_plugin(conninfo) and is_postgres(conninfo)):
             setattr(args, name, with_password(conninfo, password))
 
 

@@ -51,7 +51,7 @@ from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.schema import SchemaOptions, copy_schema
 from subscriber.subscription.management.verify import verify
 from subscriber.subscription.setup.checks import check
-from subscriber.subscription.targets import is_lake, observe_target, open_store
+from subscriber.subscription.targets import has_sequences, observe_target, open_store, target_kind
 from subscriber.walreceiver.new_publication import ensure_publication
 from subscriber.walreceiver.publication import not_replicated
 from subscriber.walreceiver.session import Session
@@ -113,8 +113,8 @@ class Migration:
         schema_progress: SchemaProgress = lambda step: None,
         copy_progress: CopyProgress | None = None,
     ) -> None:
-        if is_lake(target):
-            raise ConfigurationError("a database cannot be migrated to a lake", hint="use subscriber run")
+        if not has_sequences(target):
+            raise ConfigurationError(f"a database cannot be migrated to {target_kind(target).noun}", hint="use subscriber run")
         self._name = name
         # it is stored: passwords of this process' environment are not used, so that the stored string is known to suffice
         self._connection = StoredConninfo(connection)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from subscriber.abc import PublishedTable, RowSource
+from subscriber.abc import PublishedTable
+from subscriber.catalog.target_kind import ComparedTables
 from subscriber.verification.changed import ChangedRows
 from subscriber.verification.client_table import ClientTable
 from subscriber.verification.model import VerificationLimits
@@ -105,18 +106,6 @@ class PostgresTarget:
         return rewritten != "true"
 
 
-class OtherSnapshot(Protocol):
-    """Finds the tables of such a target."""
-
-    async def table(self, published: PublishedTable, key: Sequence[str]) -> RowSource:
-        """Find a table.
-
-        Raises:
-            RelationError: the target does not have it, or lacks a column.
-        """
-        ...
-
-
 class OtherTarget:
     """A :class:`TargetSnapshot` of a database whose rows are hashed in this process.
 
@@ -124,7 +113,7 @@ class OtherTarget:
         snapshot: reads the tables.
     """
 
-    def __init__(self, snapshot: OtherSnapshot) -> None:
+    def __init__(self, snapshot: ComparedTables) -> None:
         self._snapshot = snapshot
 
     async def plan(self, table: PublishedTable, publisher: Side, limits: VerificationLimits) -> PlannedTable | str:

@@ -10,7 +10,7 @@ import pytest
 import subscriber
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
-from subscriber.subscription.targets import open_target, uses_sqlalchemy
+from subscriber.subscription.targets import open_target, target_kind
 
 WITHOUT = """
 import sys
@@ -81,16 +81,18 @@ def test_a_postgresql_target_is_as_native(setting: str) -> None:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("postgresql://nobody@nowhere/copy", False),
-        ("POSTGRES:///copy", False),
-        ("host=nowhere dbname=sqlite://", False),
-        ("sqlite:///copy.db", True),
-        ("sqlite+aiosqlite:////tmp/copy.db", True),
-        ("mysql+asyncmy://nobody@nowhere/copy", True),
+        ("postgresql://nobody@nowhere/copy", "a PostgreSQL database"),
+        ("POSTGRES:///copy", "a PostgreSQL database"),
+        ("host=nowhere dbname=sqlite://", "a PostgreSQL database"),
+        ("sqlite:///copy.db", "a database of SQLAlchemy"),
+        ("sqlite+aiosqlite:////tmp/copy.db", "a database of SQLAlchemy"),
+        ("mysql+asyncmy://nobody@nowhere/copy", "a database of SQLAlchemy"),
+        ("spark:///tmp/lake", "a lake"),
+        ("SPARK+s3://bucket/lake", "a lake"),
     ],
 )
-def test_which_targets_are_sqlalchemys(target: str, expected: bool) -> None:
-    assert uses_sqlalchemy(target) is expected
+def test_the_kind_of_a_target(target: str, expected: str) -> None:
+    assert target_kind(target).noun == expected
 
 
 def loaded(program: str) -> set[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import threading
+from functools import partial
 
 from subscriber.cli.applier_metrics import ApplierCollector
 from subscriber.cli.metrics import served
 from subscriber.cli.notices import confirm
 from subscriber.cli.signals import clean_end
 from subscriber.config import parse_assignments
-from subscriber.subscription.targets import ApplyOptions, spark_apply
+from subscriber.sinks.required_packages import requiring
+from subscriber.sinks.spark.kind import LAKE_NEEDS
 
 __all__ = ["add_arguments"]
 
@@ -57,9 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    with requiring(*LAKE_NEEDS):
+        from subscriber.sinks.spark.pipeline.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
     given = {name: getattr(args, name) for name in ("freshness", "max_write_rate", "retain_hours", "target_rows")}
     collector = ApplierCollector()
-    options = ApplyOptions(
+    stop = threading.Event()
+    apply = partial(
+        apply_lake,
+        args.lake,
+        stop,
         engine=args.engine,
         master=args.master,
         conf=parse_assignments(args.conf, case_matters=True),
@@ -70,8 +78,7 @@ async def _execute(args: argparse.Namespace) -> int:
         register=args.register,
         once=args.once,
     )
-    stop = threading.Event()
     with served(args.metrics, collector), clean_end(stop.set) as ending:
-        await asyncio.to_thread(spark_apply, args.lake, options, stop)
+        await asyncio.to_thread(apply)
     confirm(args, "stopped" if stop.is_set() else "applied everything that was landed")
     return ending.status

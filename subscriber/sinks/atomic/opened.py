@@ -9,6 +9,8 @@ from subscriber.abc import (
     ApplyStatistics,
     Batch,
     Position,
+    PublishedTable,
+    Row,
     SubscriptionState,
     TableEntry,
     TableName,
@@ -19,29 +21,40 @@ from subscriber.abc import (
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
-from subscriber.sinks.atomic.row_changes import read_batch
+from subscriber.sinks.atomic.row_changes import DeleteRow, InsertRow, read_batch
 from subscriber.sinks.atomic.stored import Stored, SubscriptionRecord, TableRecord
 from subscriber.sinks.atomic.table_sync import AtomicTableSink
+from subscriber.sinks.request_files import RequestFiles
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["OpenedAtomicSink"]
 
 
 class OpenedAtomicSink:
-    """A :class:`subscriber.abc.OpenedSink`."""
+    """A :class:`subscriber.abc.OpenedSink` and :class:`subscriber.abc.RepairingSink`.
 
-    def __init__(self, stored: Stored, statistics: ApplyStatistics, on_durable: Callable[[Lsn], None]) -> None:
+    Attributes:
+        requests: of other processes; None: there can be none.
+    """
+
+    def __init__(
+        self, stored: Stored, statistics: ApplyStatistics, on_durable: Callable[[Lsn], None], requests: RequestFiles | None
+    ) -> None:
+        self.requests = requests
         self._stored = stored
         self._on_durable = on_durable
         self._relations: dict[int, Relation] = {}
         self.statistics = statistics
         self.state: SubscriptionState
 
-    async def open(self, name: str) -> None:
-        """Take the lock, and store the subscription if it is new."""
+    async def open(self, name: str, where: str) -> None:
+        """Take the lock, and store the subscription if it is new, with the row filters of this run."""
         await self._stored.acquire(self)
         try:
+            if self.requests is not None:
+                self.requests.serve()
             async with self._stored.changing(self) as (record, _):
+                record.where = where
                 self.state = SubscriptionState(
                     oid=record.oid,
                     name=name,
@@ -59,6 +72,8 @@ class OpenedAtomicSink:
         return AtomicTableSink(self._stored, table)
 
     async def close(self) -> None:
+        if self.requests is not None:
+            self.requests.end()
         await self._stored.release(self)
 
     # --- the stream
@@ -85,6 +100,14 @@ class OpenedAtomicSink:
         await read_batch(Batch((event,), lambda *_: False), self._relations, event.end_lsn, ApplyStatistics())
         await self.advance(event.end_lsn)
         await event.discard()
+
+    async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
+        missing = self.statistics.confl_delete_missing
+        async with self._stored.changing(self) as (_, changes):
+            changes += [DeleteRow(table.name, dict(zip(key, values, strict=True))) for values in keys]
+            changes += [InsertRow(table.name, dict(zip(table.columns, row, strict=True))) for row in rows]
+        # a row that the target lacks is no conflict here
+        self.statistics.confl_delete_missing = missing
 
     def _move(self, record: SubscriptionRecord, lsn: Lsn) -> Lsn:
         position = self._position(record)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
-from subscriber.abc import ApplyStatistics, Finding, PublishedTable
+from subscriber.abc import ApplyStatistics, Finding, PublishedTable, TableEntry, TableName
+from subscriber.catalog import Definition
+from subscriber.catalog.subscriptions import no_such_subscription
+from subscriber.config import SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.atomic.opened import OpenedAtomicSink
 from subscriber.sinks.atomic.row_changes import RowChange
-from subscriber.sinks.atomic.stored import Stored
+from subscriber.sinks.atomic.stored import Stored, SubscriptionRecord
+from subscriber.sinks.request_files import RequestFiles
 
 __all__ = ["AtomicSink"]
 
@@ -20,11 +25,18 @@ class AtomicSink(ABC):
 
     A batch of transactions, or of copied rows, is one call of :meth:`store`, and is in memory as a whole. The sink does not support
     two-phase commit and values in the binary format.
+
+    Args:
+        options: of the subscription. Its row filters are stored for ``verify``.
+        requests: a directory of this machine, for files by which ``verify`` and the process that runs the subscription communicate. None:
+            the target cannot be verified.
     """
 
     supports_two_phase = False
 
-    def __init__(self) -> None:
+    def __init__(self, options: SubscriptionOptions | None = None, *, requests: Path | None = None) -> None:
+        self.options = options
+        self._requests = requests
         self.statistics = ApplyStatistics()
         self._stored: dict[str, Stored] = {}
 
@@ -54,10 +66,44 @@ class AtomicSink(ABC):
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedAtomicSink:
         """See :meth:`subscriber.abc.Sink.open`."""
-        opened = OpenedAtomicSink(self._stored.setdefault(name, Stored(self, name)), self.statistics, on_durable)
-        await opened.open(name)
+        stored = self._stored.setdefault(name, Stored(self, name))
+        opened = OpenedAtomicSink(stored, self.statistics, on_durable, self.requests(name))
+        await opened.open(name, str((self.options or SubscriptionOptions()).where))
         return opened
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Find nothing: the target stores any table."""
         return []
+
+    async def definition(self, name: str) -> Definition:
+        """Return what is known of a subscription that a command line defines.
+
+        Raises:
+            TargetError: there is none of this name.
+        """
+        record = await self._read(name)
+        return Definition(
+            oid=record.oid,
+            name=name,
+            enabled=True,
+            conninfo=None,
+            slot_name=record.slot_name,
+            publications=record.publications,
+            options=SubscriptionOptions(where=record.where),
+            two_phase=record.two_phase,
+            position=record.position.lsn if record.position is not None else None,
+        )
+
+    def requests(self, name: str) -> RequestFiles | None:
+        """Requests of other processes to the one that runs the subscription."""
+
+        async def entries() -> Mapping[TableName, TableEntry]:
+            return {table: found.entry for table, found in (await self._read(name)).tables.items()}
+
+        return RequestFiles(self._requests, entries=entries, prefix=f"{name}.") if self._requests is not None else None
+
+    async def _read(self, name: str) -> SubscriptionRecord:
+        state = await self.load(name)
+        if state is None:
+            raise no_such_subscription(name)
+        return SubscriptionRecord.from_json(state)

@@ -46,6 +46,7 @@ class SubscriptionRecord:
     publications: tuple[str, ...] = ()
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED
     position: Position | None = None
+    where: str = ""
     tables: dict[TableName, TableRecord] = field(default_factory=dict)
     last_number: int = 16_384
 

@@ -28,10 +28,11 @@ from subscriber.errors import (
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.sinks.request_files import RequestFiles
 from subscriber.sinks.spark.catalog.definition import read_definition, write_definition
 from subscriber.sinks.spark.catalog.history import write_histories
 from subscriber.sinks.spark.catalog.lake import Lake, LakeState, with_table, with_tables, without_table
-from subscriber.sinks.spark.catalog.requests import LakeRequests, write_boundary
+from subscriber.sinks.spark.catalog.requests import lake_requests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import write_status
 from subscriber.sinks.spark.copy.table_group import SparkTableGroup
 from subscriber.sinks.spark.copy.table_sync import Copying, ExecutorTableSink, SparkTableSink
@@ -104,7 +105,7 @@ class OpenedSparkSink:
         self._counted = counted
         self._has_histories = False
         self._closed = False
-        self._requests = LakeRequests(lake.storage) if lake.storage.root is not None else None
+        self._requests = lake_requests(lake.storage) if lake.storage.root is not None else None
 
     async def _define(self, **changes: Any) -> None:
         """Change what ``subscriber create`` defined. Does nothing if the command line defines the subscription."""
@@ -255,7 +256,7 @@ class OpenedSparkSink:
         await self._define(skip_lsn=INVALID_LSN)
 
     @property
-    def requests(self) -> LakeRequests | None:
+    def requests(self) -> RequestFiles | None:
         """Requests of other processes. An object store has no locks, and so no requests."""
         return self._requests
 

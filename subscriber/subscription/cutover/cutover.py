@@ -16,7 +16,7 @@ from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.cutover.preflight import find_cutover_problems, lag, unfenced
 from subscriber.subscription.cutover.record import Record
 from subscriber.subscription.management.drop import drop_subscription
-from subscriber.subscription.targets import is_lake, observe_target, uses_sqlalchemy
+from subscriber.subscription.targets import has_sequences, is_postgres, observe_target, target_kind
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
 from subscriber.walreceiver.session import Session
@@ -108,9 +108,10 @@ def _quiet(_: str) -> None:
 
 
 async def _observed(name: str, target: str) -> Observation:
-    if is_lake(target):
+    if not has_sequences(target):
         raise ConfigurationError(
-            "an application cannot be switched to a lake", hint="use `subscriber run --until-caught-up` to let it catch up once"
+            f"an application cannot be switched to {target_kind(target).noun}",
+            hint="use `subscriber run --until-caught-up` to let it catch up once",
         )
     for each in await observe_target(target):
         if each.definition.name == name:
@@ -132,7 +133,7 @@ async def _opened(
             f'subscription "{name}" is defined by its command line, or this role may not read its definition',
             hint=f"define it in the catalog: stop its run, then `subscriber alter {name} --connection …` and `subscriber run --target …`",
         )
-    other = uses_sqlalchemy(target)
+    other = not is_postgres(target)
     definition = found.definition
     old_admin, new_admin = publisher_admin or publisher, target_admin or target
     async with opened_catalog(target) as catalog:
@@ -409,8 +410,8 @@ async def complete_cutover(
         SubscriptionInUse: `subscriber run` uses the catalog of the old database.
         SubscriberError: something could not be removed yet; repeat it.
     """
-    is_postgres, admin = not uses_sqlalchemy(target), target_admin or target
-    if is_postgres and not is_lake(target) and not await observe_target(target) and await drop_unused_catalog(target, admin, _NEW):
+    admin = target_admin or target
+    if is_postgres(target) and not await observe_target(target) and await drop_unused_catalog(target, admin, _NEW):
         # an earlier call was interrupted before this
         (tell or _quiet)(f"{_NEW} has no subscription any more; its catalog is removed")
         return None
@@ -430,7 +431,7 @@ async def complete_cutover(
         await drop_unused_catalog(found.publisher, found.old_admin, _OLD, closed=True)
     await drop_subscription(name, target=target)
     crash_points.reached("cutover.removed")
-    if is_postgres:
+    if is_postgres(target):
         try:
             await drop_unused_catalog(target, admin, _NEW)
         except SubscriptionInUse as error:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Final
 
 from subscriber.abc import TableName
-from subscriber.catalog.snapshot_requests import StoredRequests
+from subscriber.catalog.target_kind import ComparedKind
 from subscriber.errors import ConfigurationError
 from subscriber.subscription.management.snapshot_request import Asker
-from subscriber.subscription.targets import is_lake, open_store
+from subscriber.subscription.targets import required_ability, target_kind
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationReport
 
 __all__ = ["repair", "require_repairable", "why_not_repairable"]
@@ -24,14 +24,17 @@ __all__ = ["repair", "require_repairable", "why_not_repairable"]
 _ROWS: Final = 200
 
 
-def require_repairable(target: str) -> None:
-    """Check that rows of this kind of target can be repaired.
+def require_repairable(target: str) -> ComparedKind:
+    """Return the kind of a target whose rows can be repaired.
 
     Raises:
         ConfigurationError
     """
-    if is_lake(target):
-        raise ConfigurationError("the rows of a lake cannot be repaired one by one", hint="copy the tables that differ again")
+    lacks, hint = "has no rows that can be repaired one by one", "copy the tables that differ again"
+    kind = required_ability(target, ComparedKind, lacks, hint)
+    if not kind.repairs:
+        raise ConfigurationError(f"{target_kind(target).noun} {lacks}", hint=hint)
+    return kind
 
 
 async def repair(report: VerificationReport, *, target: str, progress: Progress | None = None) -> dict[TableName, int]:
@@ -49,18 +52,18 @@ async def repair(report: VerificationReport, *, target: str, progress: Progress 
         How many rows were repaired, by table. A table that is left out is not in it.
 
     Raises:
-        ConfigurationError: the target is a lake.
+        ConfigurationError: rows of this kind of target cannot be repaired.
         ApplyError, RelationError: the target rejects a row. Rows repaired before stay so.
         TargetError, PublisherError, SubscriptionInUse: as :func:`subscriber.verify`.
     """
-    require_repairable(target)
     repaired: dict[TableName, int] = {}
-    async with open_store(target, "subscriber verify") as (store, find):
-        requests = StoredRequests(store, (await find(report.subscription)).oid, report.subscription)
-        async with Asker(requests, report.subscription, progress or Quiet()) as asker:
-            for table in report.differing:
-                if why_not_repairable(table) is None:
-                    repaired[table.table] = await _repair(asker, table)
+    async with (
+        require_repairable(target).compared(target, report.subscription, 1) as found,
+        Asker(found.requests, report.subscription, progress or Quiet()) as asker,
+    ):
+        for table in report.differing:
+            if why_not_repairable(table) is None:
+                repaired[table.table] = await _repair(asker, table)
     return repaired
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from subscriber.abc.schema import SchemaProgress, Section
 from subscriber.abc.table_schema import SchemaDifference
+from subscriber.catalog.target_kind import SchemaKind
 from subscriber.errors import ConfigurationError
 from subscriber.subscription.management.publisher import find_publisher
-from subscriber.subscription.setup.schema_differences import copy_to_other, find_differences
-from subscriber.subscription.targets import is_lake, uses_sqlalchemy
+from subscriber.subscription.setup.schema_differences import NO_SCHEMA, copy_to_other, find_differences
+from subscriber.subscription.targets import is_postgres, required_ability
 from subscriber.walreceiver.session import Session
 
 __all__ = ["SchemaOptions", "copy_schema", "diff_schema"]
@@ -68,15 +69,15 @@ async def copy_schema(
         What was left out, one line each: privileges of roles that the target lacks; kinds of indexes and constraints that it lacks.
 
     Raises:
-        ConfigurationError: the publisher is not known; pg_dump is missing, or older than the publisher; the target is a lake.
+        ConfigurationError: the publisher is not known; pg_dump is missing, or older than the publisher; this kind of target has no schema.
         PublisherError: the schema cannot be read.
         TargetError: an object cannot be created.
     """
     options = options or SchemaOptions()
-    if is_lake(target):
-        raise ConfigurationError("a lake creates its tables by itself", hint="omit this step")
+    if not is_postgres(target):
+        required_ability(target, SchemaKind, *NO_SCHEMA)
     conninfo, published = await find_publisher(name, target, connection, publications)
-    if uses_sqlalchemy(target):
+    if not is_postgres(target):
         if not published:
             raise ConfigurationError("no tables are chosen", hint="give the name of a subscription, or --publication")
         async with await Session.connect(conninfo, application_name="subscriber schema") as session:
@@ -124,12 +125,12 @@ async def diff_schema(
         The differences, in an order in which their DDL can be executed.
 
     Raises:
-        ConfigurationError: the publisher is not known, nothing was chosen, or the target is a lake.
+        ConfigurationError: the publisher is not known, nothing was chosen, or this kind of target has no schema.
         PublisherError: the publisher cannot be read, or a publication does not exist.
         TargetError: the target cannot be read.
     """
-    if is_lake(target):
-        raise ConfigurationError("a lake has no keys, indexes and constraints", hint="`subscriber check` finds tables that do not fit")
+    if not is_postgres(target):
+        required_ability(target, SchemaKind, *NO_SCHEMA)
     conninfo, published = await find_publisher(name, target, connection, publications)
     if not (published or schemas or everything):
         raise ConfigurationError("no tables are chosen", hint="give the name of a subscription, --publication, --schema or --all")

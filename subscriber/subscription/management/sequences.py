@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subscriber.abc.sequences import SequenceResult, SequenceState
+from subscriber.catalog.target_kind import SequencesKind
 from subscriber.errors import ConfigurationError
 from subscriber.subscription.management.publisher import find_publisher
-from subscriber.subscription.targets import is_lake, set_sequences
+from subscriber.subscription.targets import required_ability
 from subscriber.walreceiver.sequences import read_sequences
 from subscriber.walreceiver.session import Session
 
@@ -47,8 +48,7 @@ async def sync_sequences(
         PublisherError: the publisher cannot be read, or a publication does not exist.
         TargetError: the subscription does not exist, or the target cannot be reached.
     """
-    if is_lake(target):
-        raise ConfigurationError("a lake has no sequences", hint="omit this step")
+    kind = required_ability(target, SequencesKind, "has no sequences", "omit this step")
     conninfo, published = await find_publisher(name, target, connection, publications)
     if not (published or schemas or everything):
         raise ConfigurationError("no sequences are chosen", hint="give the name of a subscription, --publication, --schema or --all")
@@ -56,5 +56,5 @@ async def sync_sequences(
         sequences, unreadable = await read_sequences(session, published, schemas=schemas, everything=everything)
     reason = "the role may not read it on the publisher: GRANT SELECT ON SEQUENCE, and USAGE on its schema"
     results = [SequenceResult(sequence=each, state=SequenceState.LEFT, reason=reason) for each in unreadable]
-    results += await set_sequences(target, sequences, force=force, dry_run=dry_run)
+    results += await kind.set_sequences(target, sequences, force=force, dry_run=dry_run)
     return sorted(results, key=lambda result: result.sequence)

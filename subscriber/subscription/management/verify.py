@@ -7,29 +7,30 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subscriber.abc import PublishedTable, TableName
+from subscriber.abc import PublishedTable, TableEntry, TableName
 from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog.model import POSITION, VERIFICATION
 from subscriber.catalog.snapshot_requests import RequestState, not_ready
 from subscriber.catalog.store import Rows, Store
+from subscriber.catalog.target_kind import ComparedKind, ComparedTarget
 from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.second_pass import FirstPass, compare_again
 from subscriber.subscription.management.snapshot_request import Asker, PublisherSide, publisher_sessions
 from subscriber.subscription.management.verification_file import VerificationFile
-from subscriber.subscription.management.verified_targets import VerifiedTarget, open_verified_target
+from subscriber.subscription.targets import required_ability
 from subscriber.verification.compare import Memory, TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
 from subscriber.verification.postgres_table import PostgresTable
 from subscriber.verification.sides import Rate, Side
 from subscriber.verification.tables import row_key, was_rewritten_query
-from subscriber.verification.targets import TargetSnapshot
+from subscriber.verification.targets import OtherTarget, PostgresTarget, TargetSnapshot
 from subscriber.walreceiver.publication import published_tables
 
 __all__ = ["verify"]
@@ -70,7 +71,8 @@ async def verify(
     """
     began = time.monotonic()
     limits = limits or VerificationLimits()
-    async with open_verified_target(name, target, limits.jobs) as found:
+    kind = required_ability(target, ComparedKind, "cannot be compared with the publisher", "compare it with queries of your own")
+    async with kind.compared(target, name, limits.jobs) as found:
         conninfo = connection or found.definition.conninfo
         if conninfo is None:
             raise ConfigurationError(f'the publisher of subscription "{name}" is not known', hint="give --connection")
@@ -97,6 +99,7 @@ class _Opened:
         lsn: of both.
         publisher: the sessions there.
         target: the snapshot there.
+        entries: the states of the tables.
         published: the tables of the publications.
         xmins: of both sides: all transactions below have ended before the snapshots.
         held_seconds: how long apply was held.
@@ -105,6 +108,7 @@ class _Opened:
     lsn: Lsn
     publisher: Side
     target: TargetSnapshot
+    entries: Mapping[TableName, TableEntry]
     published: Sequence[PublishedTable]
     xmins: tuple[int, int]
     held_seconds: float
@@ -120,7 +124,7 @@ class _Verification:
         file: remembers finished ranges; None: nothing does.
     """
 
-    def __init__(self, target: VerifiedTarget, limits: VerificationLimits, progress: Progress, file: VerificationFile | None) -> None:
+    def __init__(self, target: ComparedTarget, limits: VerificationLimits, progress: Progress, file: VerificationFile | None) -> None:
         self._target = target
         self._store = target.store
         self._definition = target.definition
@@ -139,14 +143,20 @@ class _Verification:
             asker = Asker(self._target.requests, definition.name, self._progress)
             async with asker, asker.ask({"kind": "snapshot"}) as request:
                 side = PublisherSide.of(request.answer)
-                await self._target.open(asker, request, called)
+                await self._target.begin(request.answer, called)
+                if request.state is RequestState.HELD:
+                    await asker.say(request, only_from=RequestState.HELD, to=RequestState.OPENED)
                 readers = await stack.enter_async_context(publisher_sessions(conninfo, side.name, jobs, application_name=called))
                 held = await asker.held_seconds(request.number)
                 await asker.say(request, only_from=RequestState.OPENED, to=RequestState.DONE)
+            entries = await self._target.requests.entries()
+            ready = entries.keys() - not_ready(entries, entries, side.lsn).keys()
+            found = await self._target.snapshot(side.lsn, ready, self._progress.waiting)
             yield _Opened(
                 lsn=side.lsn,
                 publisher=Side([reader.read for reader in readers]),
-                target=await self._target.snapshot(side, self._progress),
+                target=PostgresTarget(Side(found)) if isinstance(found, Sequence) else OtherTarget(found),
+                entries=entries,
                 published=[copied_rows(table, definition.options) for table in await published_tables(readers[0], definition.publications)],
                 xmins=(side.xmin, int(request.answer.get("target_xmin", 0))),
                 held_seconds=held,
@@ -156,7 +166,7 @@ class _Verification:
         """Compare the tables, several at once."""
         tables = _chosen(opened.published, wanted)
         since = await self._equal_before(self._store, tables) if changed and self._store is not None else {}
-        left_out = not_ready(await self._target.requests.entries(), [table.name for table in tables], opened.lsn)
+        left_out = not_ready(opened.entries, [table.name for table in tables], opened.lsn)
         rows = sum(table.estimated_rows or 0 for table in tables)
         self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
         # the largest first, so that all sessions end at about the same time

@@ -16,7 +16,7 @@ from subscriber.subscription.setup.row_filters import find_filter_problems
 from subscriber.subscription.setup.same_database import find_same_database
 from subscriber.subscription.setup.schema_differences import difference_findings, find_differences
 from subscriber.subscription.spec import RunSpec
-from subscriber.subscription.targets import is_lake
+from subscriber.subscription.targets import has_schema
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.copying.large_rows import find_large_rows
@@ -149,6 +149,6 @@ async def check(
         same = await find_same_database(session, spec.sink)
         publisher, found = await find_problems(session, spec, known=await _is_known(spec.sink, name))
         publisher += await find_encodings(session, spec.sink)
-        if isinstance(target, str) and not is_lake(target) and not same and not await missing_publications(session, publications):
+        if isinstance(target, str) and has_schema(target) and not same and not await missing_publications(session, publications):
             found += difference_findings(await find_differences(session, target, publications))
     return [*same, *publisher, *found]

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from subscriber.abc import Finding
 from subscriber.abc.schema import SchemaProgress, Section
 from subscriber.abc.table_schema import SchemaDifference
+from subscriber.catalog.target_kind import SchemaKind
 from subscriber.errors import PublisherError
 from subscriber.schema.differences import differences
 from subscriber.schema.inspection import SchemaScope, inspect
-from subscriber.subscription.targets import compare_with_other, create_in_other, uses_sqlalchemy
+from subscriber.subscription.targets import is_postgres, required_ability
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
 from subscriber.walreceiver.session import Session
 
-__all__ = ["copy_to_other", "difference_findings", "find_differences"]
+__all__ = ["NO_SCHEMA", "copy_to_other", "difference_findings", "find_differences"]
 
+NO_SCHEMA = ("has no keys, indexes and constraints", "omit this step; `subscriber check` finds tables that do not fit")
 _SHOWN = 3
 
 
@@ -33,8 +35,9 @@ async def find_differences(
     tables = await published_names(session, publications) if publications else {}
     scope = SchemaScope(tables=tables.keys(), schemas=schemas, everything=everything)
     publisher = await inspect(session.execute, scope)
-    if uses_sqlalchemy(target):
-        return await compare_with_other(target, await published_tables(session, publications), publisher)
+    if not is_postgres(target):
+        kind = required_ability(target, SchemaKind, *NO_SCHEMA)
+        return await kind.compare_schema(target, await published_tables(session, publications), publisher)
     from subscriber.schema.postgres import inspect_target  # noqa: PLC0415 -- its drivers come with an extra
 
     return differences(publisher, await inspect_target(target, scope))
@@ -43,7 +46,7 @@ async def find_differences(
 async def copy_to_other(
     session: Session, target: str, publications: Sequence[str], sections: Sequence[Section], progress: SchemaProgress
 ) -> list[str]:
-    """Create the published tables, and their keys and indexes, in a target of SQLAlchemy. See :func:`subscriber.copy_schema`.
+    """Create the published tables, and their keys and indexes, in a target that is not PostgreSQL. See :func:`subscriber.copy_schema`.
 
     Raises:
         PublisherError: the publisher cannot be read, or a publication does not exist.
@@ -53,7 +56,8 @@ async def copy_to_other(
         raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
     tables = await published_tables(session, publications)
     schema = await inspect(session.execute, SchemaScope(tables=[table.name for table in tables]))
-    return await create_in_other(target, tables, schema, sections, progress)
+    kind = required_ability(target, SchemaKind, *NO_SCHEMA)
+    return await kind.copy_schema(target, tables, schema, sections, progress)
 
 
 def difference_findings(found: Sequence[SchemaDifference]) -> list[Finding]:

@@ -25,8 +25,9 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.kind import LakeKind
 from subscriber.subscription.subscription import Subscription
-from subscriber.subscription.targets import is_lake, uses_sqlalchemy
+from subscriber.subscription.targets import is_postgres, target_kind
 from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison
 from subscriber.testing.demonstration.target import DatabaseFacts, DemoTarget, Example, PostgresTarget, inspect_database
 from subscriber.testing.load.mixed_load import LoadReport, MixedLoad
@@ -326,11 +327,10 @@ class Demonstration:
 
 
 def _target_of(text: str, *, keep: bool = False) -> DemoTarget:
-    lake = is_lake(text)
-    if not lake and not uses_sqlalchemy(text):
+    if is_postgres(text):
         return PostgresTarget(text, temporary=False)
     try:
-        if lake:
+        if isinstance(target_kind(text), LakeKind):
             from subscriber.testing.demonstration.lake_target import LakeTarget  # noqa: PLC0415 -- needs an extra
 
             return LakeTarget(text, keep=keep)

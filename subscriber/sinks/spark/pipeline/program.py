@@ -48,7 +48,28 @@ def apply_lake(
     register: str | None,
     once: bool,
 ) -> None:
-    """Apply a lake until ``stop`` is set, see :func:`subscriber.subscription.targets.spark_apply`."""
+    """Apply landed batches to the tables of a lake until ``stop`` is set. Blocks.
+
+    Args:
+        lake: its URL, or its directory.
+        stop: see above.
+        engine: ``local`` runs in threads, ``spark`` on executors. None: ``spark`` if an option for Spark is given, or under spark-submit,
+            else ``local``.
+        master: as for :func:`subscriber.sinks.spark.session.spark_session.spark_session`.
+        conf: as above.
+        packages: as above.
+        parameters: parameters that take precedence over those in the lake's URL: ``freshness``, ``max_write_rate``, ``retain_hours``,
+            ``target_rows``.
+        progress: a file to which an event in JSON is appended for each round.
+        watch: is given the progress of the applier before it starts, for its metrics.
+        register: ``CATALOG.SCHEMA`` of Spark in which the tables are registered. None: nowhere.
+        once: end when nothing is waiting.
+
+    Raises:
+        ConfigurationError: the URL is invalid, or a required package is not installed.
+        SubscriptionInUse: the lake already has an applier.
+        TargetError, DataLossError: the lake cannot be read or written, landed changes are lost, or with ``once`` a table is stopped.
+    """
     location = Location.of(lake).changed(parameters)
     if engine is None:
         engine = "spark" if master or conf or packages or register or is_under_spark() else "local"

@@ -15,7 +15,7 @@ from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.errors import ConfigurationError, RelationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
-from subscriber.sinks.spark.catalog.requests import LakeRequests
+from subscriber.sinks.spark.catalog.requests import lake_requests
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
 from subscriber.sinks.spark.catalog.subscriptions import defined
@@ -48,7 +48,7 @@ class ComparedLake:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self.requests = LakeRequests(storage)
+        self.requests = lake_requests(storage)
 
     @classmethod
     def open(cls, target: str) -> Self:

@@ -1,0 +1,70 @@
+"""A lake as a kind of target: see :mod:`subscriber.catalog.target_kind`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from subscriber.abc import Sink, TableName
+from subscriber.catalog import Catalog, Definition, Observation
+from subscriber.catalog.snapshot_requests import Requests
+from subscriber.catalog.store import Store
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.required_packages import requiring
+
+if TYPE_CHECKING:
+    from subscriber.sinks.spark.reading.compared_lake import ComparedLake, LakeTables
+
+__all__ = ["LAKE_NEEDS", "LakeKind"]
+
+LAKE_NEEDS: Final = ("a Spark target", "lake")
+
+
+class LakeKind:
+    """``spark:///path`` and ``spark+…://…``."""
+
+    noun = "a lake"
+    repairs = False
+
+    def sink(self, target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool) -> Sink:
+        with requiring(*LAKE_NEEDS):
+            from subscriber.sinks.spark.sink import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
+        return SparkSink(target, options=options, settings=settings, defined=defined)
+
+    async def open_catalog(self, target: str, application_name: str) -> Catalog:
+        with requiring(*LAKE_NEEDS):
+            from subscriber.sinks.spark.catalog.subscriptions import LakeCatalog  # noqa: PLC0415 -- as above
+        return await LakeCatalog.open(target)
+
+    async def observe(self, target: str) -> Sequence[Observation]:
+        with requiring(*LAKE_NEEDS):
+            from subscriber.sinks.spark.catalog.observe import observe  # noqa: PLC0415 -- as above
+        return await observe(target)
+
+    @contextlib.asynccontextmanager
+    async def compared(self, target: str, name: str, jobs: int) -> AsyncIterator[_PublishedLake]:
+        with requiring(*LAKE_NEEDS):
+            from subscriber.sinks.spark.reading.compared_lake import ComparedLake  # noqa: PLC0415 -- as above
+        lake = ComparedLake.open(target)
+        yield _PublishedLake(lake, await lake.find(name))
+
+
+class _PublishedLake:
+    """See :class:`subscriber.catalog.target_kind.ComparedTarget`. The applier publishes a snapshot of the batches up to the LSN."""
+
+    has_snapshots = True
+
+    def __init__(self, lake: ComparedLake, definition: Definition) -> None:
+        self.definition = definition
+        self.requests: Requests = lake.requests
+        self.store: Store | None = None
+        self._lake = lake
+        self._landed: Lsn
+
+    async def begin(self, answer: Mapping[str, Any], application_name: str) -> None:
+        self._landed = Lsn.parse(answer["target_snapshot"])
+
+    async def snapshot(self, lsn: Lsn, tables: Collection[TableName], waiting: Callable[[str], None]) -> LakeTables:
+        return await self._lake.published(self._landed, lsn, tables, waiting)
