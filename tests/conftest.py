@@ -8,7 +8,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import tomllib
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -32,6 +35,14 @@ pytest_plugins = [
 # the duration of an example depends on the machine: other workers and their servers run at the same time
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
+
+
+def pytest_configure() -> None:
+    # an editable installation keeps the entry points of the day when it was made
+    declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group, points in declared.items():
+        if not points.items() <= {(point.name, point.value) for point in entry_points(group=group)}:
+            pytest.exit("entry points in pyproject.toml are new here: .venv/bin/pip install --no-deps --editable .", returncode=4)
 
 
 def pytest_collection_finish() -> None:

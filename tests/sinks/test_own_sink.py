@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from subscriber import ConfigurationError, Subscription, SubscriptionOptions, check
+from subscriber import (
+    ConfigurationError,
+    Subscription,
+    SubscriptionOptions,
+    TargetError,
+    check,
+    copy_schema,
+    repair,
+    sync_sequences,
+    verify,
+)
+from subscriber.subscription.management.status import subscription_status
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.support.code_blocks import Block, blocks
+from tests.support.database import Database
 
 
 def _block(part: str) -> Block:
@@ -38,3 +54,74 @@ async def test_two_phase_is_refused_before_the_publisher_is_asked(tmp_path: Path
         await check("replica", connection="host=/nowhere", publications=["pub"], target=sink, options=options)
     with pytest.raises(ConfigurationError, match=r"^this kind of target cannot hold prepared transactions$"):
         Subscription("replica", connection="host=/nowhere", publications=["pub"], target=sink, options=options)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page's package as pip would install it. Returns the URL of a target."""
+    site = tmp_path / "site"
+    metadata = site / "json_sink-1.dist-info"
+    metadata.mkdir(parents=True)
+    (site / "json_sink.py").write_text(_block("class JsonSink(").text + _block("class JsonKind").text)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: json-sink\nVersion: 1\n")
+    ((group, points),) = tomllib.loads(_block("[project.entry-points").text)["project"]["entry-points"].items()
+    (metadata / "entry_points.txt").write_text("\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]))
+    monkeypatch.syspath_prepend(str(site))
+    (tmp_path / "copies").mkdir()
+    return f"json://{tmp_path / 'copies'}"
+
+
+@contextlib.asynccontextmanager
+async def _running(subscription: Subscription) -> Any:
+    task = asyncio.create_task(subscription.run())
+    try:
+        yield
+    finally:
+        subscription.stop()
+        await task
+
+
+async def test_its_url_has_verify_and_repair(installed: str, publisher_db: Database) -> None:
+    publisher_db.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE bag (v float8); INSERT INTO bag SELECT 0.1 FROM generate_series(1, 3);"
+        "INSERT INTO t SELECT i, repeat('x', i) FROM generate_series(1, 9) AS i; CREATE PUBLICATION pub FOR ALL TABLES"
+    )
+    options = SubscriptionOptions.parse(["where.public.t=id < 8"])
+    subscription = Subscription("replica", connection=publisher_db.dsn, publications=["pub"], target=installed, options=options)
+    with pytest.raises(TargetError, match=r'^subscription "replica" does not exist'):
+        await verify("replica", target=installed, connection=publisher_db.dsn)
+    async with _running(subscription):
+        publisher_db.execute("UPDATE t SET v = 'y' WHERE id = 3; INSERT INTO bag VALUES (NULL)")
+        await subscription.wait_for(publisher_db.current_lsn())
+        found = await verify("replica", target=installed, connection=publisher_db.dsn)
+        assert found.equal
+        counts = [(str(each.table), each.publisher_rows, each.target_rows) for each in found.tables]
+        assert counts == [("public.bag", 4, 4), ("public.t", 7, 7)]
+        file = Path(installed.removeprefix("json://")) / "replica.json"
+        document = json.loads(file.read_text())
+        rows = document["tables"]["public.t"]
+        rows[0]["v"] = "other"
+        del rows[1]
+        rows.append({"id": "70", "v": None})
+        file.write_text(json.dumps(document))
+        found = await verify("replica", target=installed, connection=publisher_db.dsn)
+        (differing,) = found.differing
+        assert sorted((each.kind.value, *each.key.values()) for each in differing.differences) == [
+            ("different", "1"),
+            ("extra", "70"),
+            ("missing", "2"),
+        ]
+        assert sum((await repair(found, target=installed)).values()) == 3
+        assert (await verify("replica", target=installed, connection=publisher_db.dsn)).equal
+    with pytest.raises(TargetError, match="is not running"):
+        await verify("replica", target=installed, connection=publisher_db.dsn)
+
+
+async def test_verbs_say_what_its_kind_lacks(installed: str) -> None:
+    lacks = "^a directory of JSON files has no "
+    with pytest.raises(ConfigurationError, match=f"{lacks}catalog of subscriptions$"):
+        await subscription_status(installed)
+    with pytest.raises(ConfigurationError, match=f"{lacks}sequences$"):
+        await sync_sequences(target=installed, connection="host=/nowhere", everything=True)
+    with pytest.raises(ConfigurationError, match=f"{lacks}keys, indexes and constraints$"):
+        await copy_schema(target=installed, connection="host=/nowhere")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import subscriber
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
-from subscriber.subscription.targets import open_target, target_kind
+from subscriber.subscription.targets import GROUP, open_target, target_kind
 
 WITHOUT = """
 import sys
@@ -93,6 +94,24 @@ def test_a_postgresql_target_is_as_native(setting: str) -> None:
 )
 def test_the_kind_of_a_target(target: str, expected: str) -> None:
     assert target_kind(target).noun == expected
+
+
+def register(directory: Path, name: str, value: str) -> None:
+    """Register a kind of target, as a package that pip has installed."""
+    metadata = directory / f"{name}-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\ntwice = {value}\n")
+
+
+def test_a_kind_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(tmp_path, "one", "one.kind:Kind")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"^targets twice:// need one\.kind:Kind: No module named 'one'$"):
+        target_kind("twice://somewhere")
+    register(tmp_path, "other", "other.kind:Kind")
+    with pytest.raises(ConfigurationError, match=r"^targets twice:// are registered by one\.kind:Kind and by other\.kind:Kind$"):
+        target_kind("twice+driver://somewhere")
 
 
 def loaded(program: str) -> set[str]:

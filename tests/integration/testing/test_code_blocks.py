@@ -402,6 +402,7 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/own-sink.md", "class JsonSink("): replicate_into_own_sink,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
     # by tests/crash_points/test_own_sink.py
+    ("docs/howto/own-sink.md", "class JsonKind"): is_run_elsewhere,
     ("docs/howto/own-sink.md", "def test_crash_points("): is_run_elsewhere,
     ("docs/howto/lake-read.md", "import snapshot"): read_a_lake,
     ("docs/howto/lake-read.md", "postgres_changes"): read_a_lake,
@@ -511,6 +512,6 @@ def test_manifest_of_kubernetes(block: Block) -> None:
 
 
 def test_every_block_is_of_a_kind_that_is_run() -> None:
-    assert {block.language for block in blocks()} <= {"python", "sh", "sql", "text", "ini", "yaml", "mermaid"}
+    assert {block.language for block in blocks()} <= {"python", "sh", "sql", "text", "ini", "yaml", "toml", "mermaid"}
     parts = {(block.page, part) for block in blocks() for page, part in PYTHON if page == block.page and part in block.text}
     assert parts == set(PYTHON), "a function in PYTHON has no block any more"
