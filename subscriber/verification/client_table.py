@@ -28,7 +28,6 @@ _NAMES: Final = {
     "varbit": "bit varying",
 }
 """The types that :func:`normalizer` treats specially, by ``pg_type.typname``."""
-_SAMPLE_BITS: Final = 16384
 _SHOWN: Final = 200
 
 Text = Callable[[object], str | None]
@@ -42,16 +41,13 @@ class ClientTable:
         source: reads the rows, with the columns in this order.
         columns: base type of each column on the publisher.
         key: the columns that identify a row.
-        sample: percentage of the keys to look at; None: all.
     """
 
-    def __init__(self, source: RowSource, columns: Mapping[str, str], key: Sequence[str], sample: float | None = None) -> None:
+    def __init__(self, source: RowSource, columns: Mapping[str, str], key: Sequence[str]) -> None:
         self._source = source
         self._texts = [_text(base) for base in columns.values()]
         names = list(columns)
         self._key_places = [names.index(name) for name in key]
-        self._sample_places = [place for place, name in enumerate(names) if name in key]
-        self._sample = None if sample is None else round(sample * _SAMPLE_BITS / 100)
 
     async def _rows(self, parts: Sequence[Part]) -> AsyncIterator[list[tuple[int, Row]]]:
         """The hash and the texts of the rows of some parts, some thousand at a time."""
@@ -59,12 +55,7 @@ class ClientTable:
             low, high = (None if bound is None else int(bound) for bound in (part.low, part.high))
             async for chunk in self._source.rows(part.column, low, high):
                 rows = [[text(value) for text, value in zip(self._texts, row, strict=True)] for row in chunk]
-                if self._sample is not None:
-                    rows = [row for row in rows if self._is_sampled(row, self._sample)]
                 yield [(_hash(row), row) for row in rows]
-
-    def _is_sampled(self, row: Row, most: int) -> bool:
-        return _hash([row[place] for place in self._sample_places]) & (_SAMPLE_BITS - 1) < most
 
     def _key(self, row: Row) -> Key:
         return tuple(row[place] for place in self._key_places)

@@ -6,35 +6,22 @@ Only rows that differ, and those whose hashes share some bits with them, are rea
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from subscriber.verification.model import Progress, RowDifference, RowKind, TableReport, VerificationLimits
 from subscriber.verification.parts import Key, Part, Sums, TableSide
 from subscriber.verification.sides import Rate, together
 from subscriber.verification.tables import Blocks, KeyRanges
 
-__all__ = ["Memory", "TableComparison", "named_rows", "read_cells"]
+__all__ = ["TableComparison", "named_rows", "read_cells"]
 
 _PART_ROWS: Final = 100
 """A range that differs is divided by some bits of the hash into parts of about so many rows."""
 _READ_ROWS: Final = 20_000
 """About so many rows are read at once to find those that differ."""
 _CELL_KEYS: Final = 200
-
-
-class Memory(Protocol):
-    """Remembers what was compared, for a verification that resumes this one."""
-
-    def known(self, parts: Sequence[Part]) -> Mapping[int, int]:
-        """The ranges that are done, by their numbers, each with its rows. Empty if these are other ranges."""
-        ...
-
-    def note(self, number: int, rows: int) -> None:
-        """A range is done, and equal."""
-        ...
 
 
 class TableComparison:
@@ -49,7 +36,6 @@ class TableComparison:
         rate: limits the rows per second.
         progress: is told about it.
         report: gets the result.
-        memory: remembers finished ranges; None: nothing does.
 
     Attributes:
         alone: of a table without a key, the hashes of rows that only one side has, with their numbers, for the publisher and the target.
@@ -66,7 +52,6 @@ class TableComparison:
         rate: Rate,
         progress: Progress,
         report: TableReport,
-        memory: Memory | None = None,
     ) -> None:
         self._sides = (publisher, target)
         self._key = key
@@ -75,7 +60,6 @@ class TableComparison:
         self._rate = rate
         self._progress = progress
         self._report = report
-        self._memory = memory
         # of rows that differ
         self._keys: dict[Key, None] = {}
         self.alone: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
@@ -103,32 +87,18 @@ class TableComparison:
 
     # --- ranges
 
-    def _chosen(self, count: int) -> Iterable[int]:
-        sample = self._limits.sample
-        if sample is None or count < 2:
-            # the rows of a single range are chosen by the sides
-            return range(count)
-        return sorted(random.sample(range(count), max(round(count * sample / 100), 1)))
-
     async def _run_ranges(self, parts: Sequence[Part]) -> None:
-        chosen = self._chosen(len(parts))
-        done = self._memory.known(parts) if self._memory is not None and self._limits.sample is None else {}
         self._report.ranges = len(parts)
-        for number in done.keys() & set(chosen):
-            self._report.resumed_ranges += 1
-            self._count(done[number], done[number])
-        numbers = iter([number for number in chosen if number not in done])
-        await together([self._take_ranges(numbers, parts) for _ in range(self._limits.jobs)])
+        waiting = iter(parts)
+        await together([self._take_ranges(waiting) for _ in range(self._limits.jobs)])
 
-    async def _take_ranges(self, numbers: Iterator[int], parts: Sequence[Part]) -> None:
-        for number in numbers:
-            here, there = await together([side.checksum(parts[number]) for side in self._sides])
+    async def _take_ranges(self, parts: Iterator[Part]) -> None:
+        for part in parts:
+            here, there = await together([side.checksum(part) for side in self._sides])
             self._count(here[0], there[0])
             if here != there:
                 self._report.differing_ranges += 1
-                await self._locate(parts[number], max(here[0], there[0]))
-            elif self._memory is not None:
-                self._memory.note(number, here[0])
+                await self._locate(part, max(here[0], there[0]))
             await self._rate.spend(max(here[0], there[0]))
 
     async def _run_blocks(self, plan: Blocks) -> None:

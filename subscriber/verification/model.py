@@ -75,7 +75,6 @@ class TableReport:
         ranges: into how many parts it was divided.
         differing_ranges: how many of them differ.
         changed_only: only rows that changed since the last verification were read.
-        resumed_ranges: how many of them were compared by the verification that this one resumes.
         differences: the rows that differ.
         more: whether there are more differences than ``differences`` has.
         left_out: why the table was not compared; None: it was.
@@ -89,7 +88,6 @@ class TableReport:
     ranges: int = 0
     differing_ranges: int = 0
     changed_only: bool = False
-    resumed_ranges: int = 0
     differences: list[RowDifference] = field(default_factory=list)
     more: bool = False
     left_out: str | None = None
@@ -113,7 +111,6 @@ class TableReport:
             "ranges": self.ranges,
             "differing_ranges": self.differing_ranges,
             "changed_only": self.changed_only,
-            "resumed_ranges": self.resumed_ranges,
             "seconds": round(self.seconds, 3),
             "differences": [each.to_json() for each in self.differences],
             "more_differences": self.more,
@@ -130,7 +127,6 @@ class VerificationReport:
         held_seconds: how long apply was held.
         tables: the results, sorted by name.
         seconds: how long all took.
-        sample: the percentage of rows that was compared; None: all.
     """
 
     subscription: str
@@ -138,7 +134,6 @@ class VerificationReport:
     held_seconds: float
     tables: Sequence[TableReport]
     seconds: float = 0.0
-    sample: float | None = None
 
     @property
     def equal(self) -> bool:
@@ -158,7 +153,6 @@ class VerificationReport:
             "equal": self.equal,
             "held_seconds": self.held_seconds,
             "seconds": round(self.seconds, 3),
-            "sample_percent": self.sample,
             "tables": [table.to_json() for table in self.tables],
         }
 
@@ -171,14 +165,12 @@ class VerificationLimits:
         jobs: sessions on each side.
         max_rate: rows per second on each side; None: no limit.
         max_differences: how many rows of a table are named.
-        sample: percentage of the rows to compare; None: all.
         show_values: whether the report has the values of differing rows.
     """
 
     jobs: int = 2
     max_rate: int | None = None
     max_differences: int = 1000
-    sample: float | None = None
     show_values: bool = False
 
 

@@ -11,8 +11,6 @@ from subscriber.verification.sides import Side, together
 
 __all__ = ["PostgresTable"]
 
-_SAMPLE_BITS = 16384
-
 
 class PostgresTable:
     """See :class:`subscriber.verification.parts.TableSide`.
@@ -20,25 +18,19 @@ class PostgresTable:
     Args:
         sql: of the table.
         side: the sessions.
-        sample: percentage of the keys to look at; None: all.
     """
 
-    def __init__(self, sql: TableSql, side: Side, sample: float | None = None) -> None:
+    def __init__(self, sql: TableSql, side: Side) -> None:
         self._sql = sql
         self._side = side
-        chosen = f"({sql.key_hash} & {_SAMPLE_BITS - 1}) < {round((sample or 0) * _SAMPLE_BITS / 100)}"
-        self._sample = "" if sample is None else chosen
 
     def on(self, side: Side) -> PostgresTable:
-        """The same table in another snapshot. All rows: a sample was chosen before."""
+        """The same table in another snapshot."""
         return PostgresTable(self._sql, side)
-
-    def _condition(self, part: Part) -> str:
-        return " AND ".join(each for each in (part.sql, self._sample) if each)
 
     async def checksum(self, part: Part) -> tuple[int, int]:
         """Count the rows of a part, and add their hashes."""
-        ((count, total),) = await self._side.run(self._sql.checksum(self._condition(part)))
+        ((count, total),) = await self._side.run(self._sql.checksum(part.sql))
         return int(count or 0), int(total or 0)
 
     async def checksums(self, parts: Sequence[Part], mask: int, read: Callable[[int], Awaitable[None]]) -> Sums:
@@ -48,7 +40,7 @@ class PostgresTable:
         async def take(own: Iterator[Part]) -> None:
             for part in own:
                 rows = 0
-                for bucket, count, total in await self._side.run(self._sql.checksums(self._condition(part), mask)):
+                for bucket, count, total in await self._side.run(self._sql.checksums(part.sql, mask)):
                     before = sums.get(int(bucket or 0), (0, 0))
                     sums[int(bucket or 0)] = before[0] + int(count or 0), before[1] + int(total or 0)
                     rows += int(count or 0)
@@ -62,7 +54,7 @@ class PostgresTable:
         """Read hash and key of the rows in some buckets."""
         found: Counter[tuple[int, Key]] = Counter()
         for part in parts:
-            for row in await self._side.run(self._sql.hashes(self._condition(part), mask, buckets)):
+            for row in await self._side.run(self._sql.hashes(part.sql, mask, buckets)):
                 found[int(row[0] or 0), tuple(row[1:])] += 1
         return found
 

@@ -83,17 +83,13 @@ class PostgresTarget:
         if isinstance(planned, str):
             return planned
         key = planned.publisher.key
-        sample = limits.sample if key else None
         plan = await divide(publisher.run, planned, limits.jobs)
-        if isinstance(plan, KeyRanges) and len(plan.parts) > 1:
-            # some of the ranges are left out
-            sample = None
         newer = (
             ChangedRows((planned.publisher, planned.target), (publisher, self._side)) if key and here.is_heap and there.is_heap else None
         )
         return PlannedTable(
-            publisher=PostgresTable(planned.publisher, publisher, sample),
-            target=PostgresTable(planned.target, self._side, sample),
+            publisher=PostgresTable(planned.publisher, publisher),
+            target=PostgresTable(planned.target, self._side),
             key=key,
             columns=table.columns,
             plan=plan,
@@ -132,10 +128,9 @@ class OtherTarget:
         rows = table.estimated_rows or 0
         ordered = bool(key) and source.is_integer(table.columns.index(key[0])) and bases[key[0]] in {"int2", "int4", "int8"}
         plan = await key_ranges(publisher.run, table.name, key[0] if ordered else None, rows)
-        sample = limits.sample if key and (plan is None or len(plan.parts) == 1) else None
         return PlannedTable(
-            publisher=PostgresTable(sql, publisher, sample),
-            target=ClientTable(source, bases, key, sample),
+            publisher=PostgresTable(sql, publisher),
+            target=ClientTable(source, bases, key),
             key=key,
             columns=table.columns,
             plan=plan or Blocks(block_ranges(here, limits.jobs), (WHOLE,), bucket_mask(rows)),

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 from subscriber.abc import TableName
@@ -44,14 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jobs", type=_positive, default=2, metavar="N", help="sessions on each side; default: %(default)s")
     parser.add_argument("--max-rate", type=_positive, metavar="ROWS", help="read at most so many rows per second on each side")
-    parser.add_argument("--sample", type=_percent, metavar="PERCENT", help="compare only about so many of the rows, chosen at random")
     parser.add_argument(
         "--max-differences", type=_positive, default=1000, metavar="N", help="name at most so many rows of a table; default: %(default)s"
     )
     parser.add_argument("--show-values", action="store_true", help="show the values of differing rows, not only their keys and columns")
-    parser.add_argument(
-        "--resume", type=Path, metavar="FILE", help="remember finished parts of large tables here, and skip those that it has"
-    )
     parser.add_argument("--changed", action="store_true", help="read only rows that changed since a table was last found equal")
     parser.add_argument("--repair", action="store_true", help="make the differing rows of the target equal to those of the publisher")
     parser.add_argument("--dry-run", action="store_true", help="with --repair: only show which rows would be changed")
@@ -70,16 +65,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f'"{text}" is not a whole number above 0')
     return int(text)
-
-
-def _percent(text: str) -> float:
-    try:
-        found = float(text.removesuffix("%"))
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= 100:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a percentage')
-    return found
 
 
 class _Told:
@@ -112,8 +97,6 @@ class _Told:
 async def _execute(args: argparse.Namespace) -> int:
     if args.dry_run and not args.repair:
         raise ConfigurationError("--dry-run belongs to --repair", hint="verify changes nothing without --repair")
-    if args.repair and args.sample is not None:
-        raise ConfigurationError("--repair does not work with --sample", hint="omit one of them")
     if args.repair:
         require_repairable(args.target)
     quiet = args.quiet or not sys.stderr.isatty()
@@ -121,7 +104,6 @@ async def _execute(args: argparse.Namespace) -> int:
         jobs=args.jobs,
         max_rate=args.max_rate,
         max_differences=args.max_differences,
-        sample=args.sample,
         show_values=args.show_values,
     )
     report = await verify(
@@ -131,7 +113,6 @@ async def _execute(args: argparse.Namespace) -> int:
         tables=args.table,
         limits=limits,
         progress=None if quiet else _Told(),
-        resume=args.resume,
         changed=args.changed,
     )
     if not args.json:
@@ -163,7 +144,7 @@ def _show(report: VerificationReport, *, quiet: bool, would: bool) -> None:
     differing = len(report.differing)
     when = "in two passes" if report.lsn is None else f"as of {report.lsn}"
     if not quiet or differing:
-        found = f"{differing} of them differ" if differing else "all equal" if report.sample is None else "no difference in the sample"
+        found = f"{differing} of them differ" if differing else "all equal"
         say(f"{len(compared)} tables with {rows:,} rows compared {when} in {report.seconds:.1f} s: {found}")
 
 

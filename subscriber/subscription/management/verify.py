@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from subscriber.abc import PublishedTable, TableEntry, TableName
@@ -23,9 +22,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.second_pass import FirstPass, compare_again
 from subscriber.subscription.management.snapshot_request import Asker, PublisherSide, publisher_sessions
-from subscriber.subscription.management.verification_file import VerificationFile
 from subscriber.subscription.targets import required_ability
-from subscriber.verification.compare import Memory, TableComparison
+from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
 from subscriber.verification.postgres_table import PostgresTable
 from subscriber.verification.sides import Rate, Side
@@ -44,7 +42,6 @@ async def verify(
     tables: Sequence[TableName] = (),
     limits: VerificationLimits | None = None,
     progress: Progress | None = None,
-    resume: Path | None = None,
     changed: bool = False,
 ) -> VerificationReport:
     """Compare the tables of a running subscription with the publisher's, both as of one LSN.
@@ -56,7 +53,6 @@ async def verify(
         tables: only these. Empty: all tables of the subscription.
         limits: how much to do.
         progress: is told about the progress.
-        resume: file that remembers finished ranges, so that an interrupted verification can continue.
         changed: read only what changed since the last verification that found the table equal, where that is possible. The result is as
             sure as that of a whole comparison.
 
@@ -76,19 +72,13 @@ async def verify(
         conninfo = connection or found.definition.conninfo
         if conninfo is None:
             raise ConfigurationError(f'the publisher of subscription "{name}" is not known', hint="give --connection")
-        file = VerificationFile(resume, [name, str(found.definition.oid)]) if resume is not None else None
-        run = _Verification(found, limits, progress or Quiet(), file)
+        run = _Verification(found, limits, progress or Quiet())
         async with run.snapshots(conninfo) as opened:
             reports = await run.compare(opened, tables, changed=changed)
         if not found.has_snapshots:
             await run.compare_again(conninfo)
-        if file is not None:
-            file.remove()
-        if limits.sample is None:
-            await run.remember(opened, reports)
-    return VerificationReport(
-        name, opened.lsn if found.has_snapshots else None, opened.held_seconds, reports, time.monotonic() - began, limits.sample
-    )
+        await run.remember(opened, reports)
+    return VerificationReport(name, opened.lsn if found.has_snapshots else None, opened.held_seconds, reports, time.monotonic() - began)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +111,14 @@ class _Verification:
         target: what is compared with the publisher.
         limits: what to do at most.
         progress: is told about it.
-        file: remembers finished ranges; None: nothing does.
     """
 
-    def __init__(self, target: ComparedTarget, limits: VerificationLimits, progress: Progress, file: VerificationFile | None) -> None:
+    def __init__(self, target: ComparedTarget, limits: VerificationLimits, progress: Progress) -> None:
         self._target = target
         self._store = target.store
         self._definition = target.definition
         self._limits = limits
         self._progress = progress
-        self._file = file
         self._rate = Rate(limits.max_rate)
         self._first: list[FirstPass] = []
 
@@ -188,8 +176,6 @@ class _Verification:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._file is not None:
-                self._file.save()
         return sorted(reports, key=lambda report: report.table)
 
     async def _compare(self, opened: _Opened, table: PublishedTable, report: TableReport, since: tuple[int, int] | None) -> None:
@@ -210,7 +196,7 @@ class _Verification:
             return planned
         report.key = tuple(planned.key)
 
-        def comparing(publisher: PostgresTable, report: TableReport, memory: Memory | None = None) -> TableComparison:
+        def comparing(publisher: PostgresTable, report: TableReport) -> TableComparison:
             return TableComparison(
                 publisher,
                 planned.target,
@@ -220,10 +206,9 @@ class _Verification:
                 rate=self._rate,
                 progress=self._progress,
                 report=report,
-                memory=memory,
             )
 
-        comparison = comparing(planned.publisher, report, self._file.table(table.name) if self._file is not None else None)
+        comparison = comparing(planned.publisher, report)
         found = await planned.changed.differing(since) if since is not None and planned.changed is not None else None
         if found is not None:
             keys, (report.publisher_rows, report.target_rows) = found
@@ -280,7 +265,7 @@ class _Verification:
         async with store.transaction() as rows:
             values |= await self._systems(rows)
             for report in reports:
-                if report.left_out is not None or report.resumed_ranges:
+                if report.left_out is not None:
                     continue
                 key = {"subid": self._definition.oid, "nspname": report.table.namespace, "relname": report.table.name}
                 await rows.delete(VERIFICATION, key)
