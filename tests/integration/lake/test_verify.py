@@ -108,7 +108,7 @@ async def test_names_rows_that_differ_in_a_lake(publisher18_db: Database, tmp_pa
         (different,) = (each for each in table.differences if each.columns)
         assert different.target is not None
         assert (different.target["v"], different.target["f"]) == ("v10", "{3.3333333}")
-        with pytest.raises(ConfigurationError, match="the rows of a lake cannot be repaired"):
+        with pytest.raises(ConfigurationError, match="a lake has no rows that can be repaired one by one"):
             await repair(await verified(publisher18_db, lake), target=f"spark://{lake}")
 
 
