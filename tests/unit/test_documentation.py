@@ -114,7 +114,7 @@ def test_code_is_in_fences_with_a_language(page: Path) -> None:
     for number, (before, line) in enumerate(itertools.pairwise(["", *page.read_text().splitlines()]), start=1):
         if line.startswith("```"):
             fenced = not fenced
-            assert re.fullmatch("```(python|sh|sql|text|mermaid|yaml|ini)" if fenced else "```", line), f"{page.name}:{number}"
+            assert re.fullmatch("```(python|sh|sql|text|mermaid|yaml|toml|ini)" if fenced else "```", line), f"{page.name}:{number}"
         assert fenced or before or not line.startswith("    "), f"{page.name}:{number} is an indented block"
 
 
