@@ -15,7 +15,7 @@ No read is repeated to check it, and a claimed count or length never causes an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import Final
@@ -24,7 +24,7 @@ from subscriber import _cython as cython
 from subscriber.protocol.errors import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "places_by_relation", "read_alike", "read_rows", "read_tuple", "relation_id"]
+__all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "places_by_relation", "read_rows", "read_tuple", "relation_id"]
 
 TEXT_FIELD: Final = ord("T")
 BINARY_FIELD: Final = ord("B")
@@ -35,7 +35,6 @@ _UPDATE: Final = ord("U")
 _DELETE: Final = ord("D")
 _INT16: Final = Struct(">h").unpack_from
 _UINT32: Final = Struct(">I").unpack_from
-_NO_VALUE: Final = (ValueError, ArithmeticError, LookupError, StructError)
 
 
 def read_tuple(payload: bytes, offset: int) -> tuple[TupleData, int]:
@@ -89,89 +88,13 @@ def read_tuple(payload: bytes, offset: int) -> tuple[TupleData, int]:
     return TupleData(bytes(kinds), values), position
 
 
-def read_alike(
-    records: Sequence[bytes],
-    places: range,
-    *,
-    tag: int,
-    offset: int,
-    header: bytes,
-    kind: int,
-    binds: Sequence[Callable[[bytes], object]],
-) -> list[tuple[object, ...]]:
-    """Read raw messages that differ only in their values, up to the first message that differs in something else.
-
-    Args:
-        records: messages.
-        places: which of them to read, consecutive.
-        tag: the tag that each must have.
-        offset: the offset after tag and xid.
-        header: the bytes that each must have there: relation, tuple marker, the tuple's number of columns.
-        kind: the kind of every value that is not NULL: TEXT or BINARY.
-        binds: convert a value, one function per column.
-
-    Returns:
-        The converted rows, with None for NULL. Reading ends at the first message that is not of this form: it has a value of the other
-        kind or an unchanged one, or its ``bind`` refused a value. The caller reads that message and reports its error, if it has one.
-    """
-    compiled = cython.compiled
-    length_at = _UINT32
-    rows: list[tuple[object, ...]] = []
-    add_row = rows.append
-    first: cython.Py_ssize_t = offset + len(header)
-    position: cython.Py_ssize_t
-    start: cython.Py_ssize_t
-    end: cython.Py_ssize_t
-    length: cython.Py_ssize_t
-    found: cython.Py_ssize_t
-    record: bytes
-    text: cython.p_char
-    try:
-        for place in places:
-            record = records[place]
-            if record[offset:first] != header or record[0] != tag:
-                break
-            position = first
-            end = len(record)
-            text = record
-            row: list[object] = []
-            for bind in binds:
-                found = record[position]
-                if found == kind:
-                    start = position + 5
-                    if compiled:
-                        if start > end:
-                            return rows
-                        length = record[position + 1]
-                        length = length << 8 | record[position + 2]
-                        length = length << 8 | record[position + 3]
-                        position = start + (length << 8 | record[position + 4])
-                        # a slice of a C string is not limited by its end
-                        if position > end:
-                            return rows
-                    else:
-                        position = start + length_at(record, position + 1)[0]
-                    row.append(bind(text[start:position]))
-                elif found == NULL:
-                    position += 1
-                    row.append(None)
-                else:
-                    return rows
-            if position != end:
-                break
-            # the garbage collector does not track a tuple of plain values: this saves much time
-            add_row(tuple(row))
-    except _NO_VALUE:
-        pass
-    return rows
-
-
 def read_rows(
     records: Sequence[bytes], places: range, *, tag: int, offset: int, parts: Sequence[tuple[bytes, bytes]], size: int
 ) -> list[tuple[bytes | None, ...]]:
-    """Read raw messages that differ only in their values, as :func:`read_alike` does, but keep the values as bytes.
+    """Read raw messages that differ only in their values, up to the first message that differs in something else.
 
-    Both are hot loops: converting the rows of this function afterwards would take half as long again as :func:`read_alike`.
+    The values of a row are a tuple of bytes, which the garbage collector does not track. Columns are made of many rows at once: appending
+    each value to its column would take three times as long for a single row, and no less for many.
 
     Args:
         records: messages.
@@ -184,7 +107,8 @@ def read_rows(
         size: end after the message that brings the total to this many bytes, and before a larger message that is not the first one.
 
     Returns:
-        The values of all parts, with None for NULL and for unchanged ones.
+        For each message the values of all parts, with None for NULL and for unchanged ones. The caller reads the message at which reading
+        ended, and reports its error, if it has one.
     """
     compiled = cython.compiled
     length_at = _UINT32

@@ -121,8 +121,6 @@ def test_both_forms_read_the_same() -> None:
                 rows = python.read_rows(records, range(place, len(records)), **arguments)
                 assert c.read_rows(records, range(place, len(records)), **arguments) == rows
                 read += len(rows)
-        arguments = {"tag": int(Tag.INSERT), "offset": 1, "header": _HEADER, "kind": TEXT, "binds": (bytes, len, bytes, int)}
-        assert c.read_alike(records, range(20), **arguments) == python.read_alike(records, range(20), **arguments)
         for place in range(len(records)):
             assert c.places_by_relation(records, place, 1) == python.places_by_relation(records, place, 1)
     assert read > _PAYLOADS // 20

@@ -9,6 +9,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from typing import IO, ClassVar, Final
 
+from subscriber.sinks.postgres.catalog.target_identity import TARGET
 from subscriber.testing.binaries import find_binaries
 from tests.benchmark.postgres.processes import peak_memory, tree_cpu
 from tests.benchmark.postgres.servers import CLIENTS_VERSION, END, Bed
@@ -187,6 +188,11 @@ class Ours(_Process):
 
     name = "subscriber"
     slot = "bench_ours"
+
+    def prepare(self) -> None:
+        if not self.tables:
+            # the target is a copy of the database in which the subscription was defined
+            self.bed.target.execute(f"UPDATE subscriber.pg_subscription SET subtarget = ({TARGET})")
 
     def command(self) -> list[str]:
         return self.arguments(self.bed.target.dsn)

@@ -88,6 +88,9 @@ class LakeBed(Bed):
 class Landing(Ours):
     """``subscriber run`` into a lake."""
 
+    def prepare(self) -> None:
+        """A copied lake is the same lake."""
+
     def command(self) -> list[str]:
         assert isinstance(self.bed, LakeBed)
         return self.arguments(f"spark://{self.bed.lake}")

@@ -15,7 +15,7 @@ from subscriber.abc import TableName
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Delete, Message
-from subscriber.sinks.postgres.apply import runs
+from subscriber.sinks.postgres.apply import set_sender
 from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.apply.error_reports import SetContext
 from subscriber.sinks.postgres.session.pipeline import Pipeline
@@ -85,7 +85,7 @@ def other_target_db(servers: Servers, target_version: int) -> Iterator[Database]
 def shortest(rows: int) -> Iterator[None]:
     """The number of changes from which on a run is sent as a set."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "_LEAST", rows)
+        patch.setattr(set_sender, "_LEAST", rows)
         yield
 
 

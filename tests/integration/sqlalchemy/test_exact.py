@@ -12,7 +12,7 @@ from subscriber.abc import TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, RelationError
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.sqlalchemy.apply.batching import Batching, Group
+from subscriber.sinks.runs import Run, Runs
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan
 from subscriber.sinks.sqlalchemy.apply.statements import delete_row
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
@@ -190,14 +190,14 @@ async def test_upserts_of_exact_keys_are_gathered(sqlite_target: SqliteTarget, m
     sqlite_target._execute("CREATE TABLE u (a text NOT NULL, b int NOT NULL, v text, PRIMARY KEY (a, b))")
     table = Table("u", "*a", "*b int4", "v")
     groups: list[int] = []
-    take = Batching.take
+    take = Runs.take
 
-    def noted(self: Batching) -> list[Group]:
-        found = take(self)
-        groups.append(len(found))
+    def noted(self: Runs[Any]) -> list[list[Run[Any]]]:
+        found = list(take(self))
+        groups.append(sum(map(len, found)))
         return found
 
-    monkeypatch.setattr(Batching, "take", noted)
+    monkeypatch.setattr(Runs, "take", noted)
     feed = await fed(sqlite_target, table, settings=Settings(insert_conflict="upsert"))
     changes = [change for key in range(9) for change in (table.insert("a", key, "old"), table.update("a", key, "new"))]
     await feed.apply(table.relation, *changes)

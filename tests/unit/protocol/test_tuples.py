@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from subscriber.errors import ProtocolError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import (
-    BINARY,
-    TEXT,
     Delete,
     Insert,
     Relation,
@@ -21,7 +19,7 @@ from subscriber.protocol.messages import (
     TruncateOption,
     TupleData,
 )
-from subscriber.protocol.tuples import peek_xid, places_by_relation, read_alike, read_rows, read_tuple, relation_id
+from subscriber.protocol.tuples import peek_xid, places_by_relation, read_rows, read_tuple, relation_id
 from tests.unit.protocol.strategies import tuples, uint32
 
 HEADER = 6  # tag, relation id, 'N'
@@ -79,46 +77,6 @@ def test_ids_of_short_payloads_are_protocol_errors() -> None:
 
 def test_a_tuple_does_not_show_its_values() -> None:
     assert "secret" not in repr(Insert(1, TupleData(b"t", [b"secret"])))
-
-
-def _alike(records: list[bytes], kind: int = TEXT, offset: int = 1, start: int = 0) -> list[tuple[object, ...]]:
-    header = bytes.fromhex("00000007 4e 0002")
-    places = range(start, len(records))
-    return read_alike(records, places, tag=Tag.INSERT, offset=offset, header=header, kind=kind, binds=[int, bytes.decode])
-
-
-def test_uniform_messages_are_read_together() -> None:
-    records = [encode(Insert(7, TupleData(b"tt", [b"%d" % number, b"x" * number]))) for number in range(5)]
-    records[3] = encode(Insert(7, TupleData(b"tn", [b"3", None])))
-    assert _alike(records) == [(0, ""), (1, "x"), (2, "xx"), (3, None), (4, "xxxx")]
-    assert _alike(records, start=3) == [(3, None), (4, "xxxx")]
-    assert _alike([encode(Insert(7, TupleData(b"tt", [b"1", b"x"]), xid)) for xid in (8, 9)], offset=5) == [(1, "x")] * 2
-    assert _alike([encode(Insert(7, TupleData(b"bb", [b"1", b"x"])))], kind=BINARY) == [(1, "x")]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        encode(Insert(8, TupleData(b"tt", [b"1", b"x"]))),
-        encode(Insert(7, TupleData(b"ttt", [b"1", b"x", b"y"]))),
-        encode(Insert(7, TupleData(b"tu", [b"1", None]))),
-        encode(Insert(7, TupleData(b"tb", [b"1", b"x"]))),
-        encode(Insert(7, TupleData(b"tt", [b"one", b"x"]))),
-        encode(Insert(7, TupleData(b"tt", [b"1", b"\xff"]))),
-        b"U" + encode(Insert(7, TupleData(b"tt", [b"1", b"x"])))[1:],
-        encode(Insert(7, TupleData(b"tt", [b"1", b"x"]))) + b"!",
-    ],
-)
-def test_reading_ends_at_a_different_message(other: bytes) -> None:
-    one = encode(Insert(7, TupleData(b"tt", [b"1", b"x"])))
-    assert _alike([one, other, one]) == [(1, "x")]
-    assert _alike([other]) == []
-
-
-def test_reading_ends_at_a_truncated_message() -> None:
-    one = encode(Insert(7, TupleData(b"tt", [b"1", b"longer"])))
-    for length in range(len(one)):
-        assert _alike([one, one[:length]]) == [(1, "longer")]
 
 
 def _rows(records: list[bytes], kinds: bytes = b"tt", offset: int = 1, size: int = 10**6) -> list[tuple[bytes | None, ...]]:

@@ -1,40 +1,36 @@
-"""The form of a change: what all changes of a run have in common. It tells how to read them, and how to send them.
+"""The forms of changes for PostgreSQL: which statement makes one change, and which one makes a set of changes.
 
-The form of a change is made from its decoded message. The following changes are read with it, without decoding them, as long as they differ
-only in their values.
-
-These changes have a form: INSERT, UPDATE that does not change the key, and DELETE, if the target's key finds the row. An UPDATE of a table
-with a column that is GENERATED ALWAYS AS IDENTITY has none.
+Two kinds of forms exist. Changes of a *plain* form are read as runs and may be sent as sets: INSERT, UPDATE that does not change the key,
+and DELETE, if the target's key finds the row. All other changes are decoded one by one: an UPDATE of the key, changes of a table without a
+key (NULLs in the old row need another statement), and UPDATEs of a table with a column that is GENERATED ALWAYS AS IDENTITY.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import itemgetter
-from struct import Struct
 from typing import Final
 
-from subscriber.errors import ProtocolError
-from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
-from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD, read_rows
+from subscriber.protocol.messages import BINARY, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
+from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD
+from subscriber.sinks import runs
 from subscriber.sinks.postgres.apply.arrays import CONVERTED, converted_array, field_array, text_array
 from subscriber.sinks.postgres.apply.change_sql import delete, insert, update
 from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, insert_set, update_set
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn
+from subscriber.sinks.runs import Part, Row, old_and_new, parts_of
 
-__all__ = ["MOST_BYTES", "Form", "Forms", "Row", "require_width"]
+__all__ = ["MOST_BYTES", "Form", "Forms"]
 
-_HEADER: Final = Struct(">IcH").pack
 MOST_BYTES: Final = 512 * 1024
 """The largest size of a set of rows. A larger row is read and sent alone."""
 
 # a pattern is the key of a statement: rows with different patterns need different statements
 _UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
-
-Row = tuple[bytes | None, ...]
-_Parts = tuple[tuple[bytes, bytes], ...]
+_NULLS: Final = bytes(code if code in b"nu" else ord(".") for code in range(256))
 
 _FIELDS: Final = (TEXT_FIELD, BINARY_FIELD)
 
@@ -65,69 +61,60 @@ _MOST_OMITTED: Final = 1500
 """The largest row that can be omitted: it fits into a page and into an index."""
 
 
-@dataclass(slots=True, eq=False)
-class Form:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Form(runs.Form):
     """See the module's docstring.
 
     Attributes:
         mapping: the relation and its target.
-        tag: the tag of the messages.
-        parts: how to read them, see :func:`read_rows`. After a whole old row, the new row has the same key.
-        fields: as ``parts``, but what is an element of a binary array is read with its length. This is for changes of at most MOST_BYTES.
-        kinds: the kind of each column's values: those of the last of ``fields``.
-        picked: the indexes of the values that the statements need; None: all of them.
-        formats: the format of each of these values; None: all are texts.
         single: makes one change.
+        formats: the format of each parameter of ``single``; None: all are texts.
+        picked: the indexes of a row's values that are these parameters; None: all of them.
+        kinds: the kind of each value of a row. What is an element of a binary array is read with its length.
         together: makes the changes of a set; None: they are made one by one.
         arrays: the indexes of the columns whose arrays ``together`` needs.
-        key: returns the key that finds the row; None: no row is searched.
-        ordered: the change must be made after all earlier changes, and before all later ones.
-        row_key: returns the only key that the change touches, see :func:`_row_key`; None: the change must keep its place in its table.
-        key_kinds: the kinds of the values of ``row_key``.
+        find: returns the key that finds the row; None: no row is searched.
         not_null: for an UPDATE that need not be made if a later change overwrites it: the columns that reject NULL. See :meth:`accepts`.
+        large: the form of such changes of more than MOST_BYTES; None: it is the same.
     """
 
     mapping: RelationMapping
-    tag: int
-    parts: _Parts
-    fields: _Parts
-    kinds: bytes
-    picked: tuple[int, ...] | None
-    formats: list[int] | None
     single: Statement
-    together: Statement | None
-    arrays: tuple[int, ...]
-    key: Callable[[Row], object] | None
-    ordered: bool
-    row_key: Callable[[Row], object] | None
-    key_kinds: bytes
-    not_null: tuple[int, ...] | None
-    _starts: list[int] = field(init=False)
+    formats: tuple[int, ...] | None
+    picked: tuple[int, ...] | None = None
+    kinds: bytes = b""
+    together: Statement | None = None
+    arrays: tuple[int, ...] = ()
+    find: Callable[[Row], object] | None = None
+    not_null: tuple[int, ...] | None = None
+    large: Form | None = None
+    _starts: list[int] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        indexes = range(len(self.kinds)) if self.picked is None else self.picked
-        self._starts = [4 if self.kinds[index] in _FIELDS else 0 for index in indexes]
+        kinds = self.kinds if self.picked is None else [self.kinds[index] for index in self.picked]
+        self._starts = [4 if kind in _FIELDS else 0 for kind in kinds] if any(kind in _FIELDS for kind in kinds) else None
 
-    def read(self, records: Sequence[bytes], places: range, offset: int) -> list[Row]:
-        """Read the records from the first one on that have this form. ``offset``: where a record continues after tag and xid."""
-        # a large value is not copied: it would be in memory once more
-        parts = self.parts if len(records[places.start]) > MOST_BYTES else self.fields
-        rows = read_rows(records, places, tag=self.tag, offset=offset, parts=parts, size=MOST_BYTES)
-        if len(parts) == 1 or self.key is None:
-            return rows
+    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[Form, list[Row]]:
+        """Read the records from the first one on that have this form; return the form by which they were read, and their values."""
+        if self.large is not None and len(records[places.start]) > MOST_BYTES:
+            return self.large.read(records, places, offset)
+        _, rows = runs.Form.read(self, records, places, offset)
+        if len(self.parts) == 1 or self.find is None:
+            return self, rows
+        # an UPDATE with the whole old row: the old row is not needed while the key stays the same
         width = len(self.kinds)
         same: list[Row] = []
         for row in rows:
             new = row[width:]
-            if self.key(row) != self.key(new):
+            if self.find(row) != self.find(new):
                 break
             same.append(new)
-        return same
+        return self, same
 
-    def values(self, row: Row, *, large: bool) -> Sequence[bytes | None]:
-        """The parameters of ``single``. ``large``: the change has more than MOST_BYTES."""
+    def parameters(self, row: Row) -> Sequence[bytes | None]:
+        """The parameters of ``single``."""
         values = row if self.picked is None else [row[index] for index in self.picked]
-        if large:
+        if self._starts is None:
             return values
         return [None if value is None else value[start:] for value, start in zip(values, self._starts, strict=True)]
 
@@ -139,7 +126,7 @@ class Form:
         """Whether it is known without the target that an UPDATE with this row succeeds if it finds its row."""
         if self.not_null is None or any(row[index] is None for index in self.not_null):
             return False
-        values = [value for value in self.values(row, large=False) if value is not None]
+        values = [value for value in self.parameters(row) if value is not None]
         joined = b"\0".join(values)
         # a publisher with the encoding SQL_ASCII sends any bytes
         return len(joined) <= _MOST_OMITTED and (joined.isascii() or _is_text(joined)) and joined.count(0) < len(values)
@@ -158,7 +145,7 @@ class Form:
                 array = converted_array(values, column.type_oid)
             formats.append(int(array is not None))
             arrays.append(text_array(values, column.delimiter.encode()) if array is None else array)
-        if self.key is not None:
+        if self.find is not None:
             arrays.append(b"%d" % len(rows))
             formats.append(0)
         return arrays, formats
@@ -169,61 +156,127 @@ class Forms:
 
     def __init__(self, origin: int | None) -> None:
         self._origin = origin
-        self._forms: dict[tuple[RelationMapping, int, _Parts], Form] = {}
+        self._forms: dict[object, Form] = {}
 
-    def of(self, message: Insert | Update | Delete, mapping: RelationMapping) -> Form | None:
-        """The form of a change; None: it has none.
+    def of(self, message: Insert | Update | Delete, mapping: RelationMapping) -> tuple[Form, Row | None]:
+        """The form of a change. If it is not plain, also the values of the change.
 
         Raises:
-            ProtocolError: the row has another number of columns than the relation.
+            ProtocolError: a row has another number of columns than the relation, or a DELETE has no old row.
         """
-        marker = b"N"
-        old_kinds = b""
-        picked = None
-        match message:
-            case Insert(new=row):
-                tag = Tag.INSERT
-            case Update(new=row, key=None, old=None) if mapping.key is not None and mapping.identity is None:
-                tag = Tag.UPDATE
-            case Update(new=row, key=None, old=TupleData() as old) if mapping.key is not None and mapping.identity is None:
-                tag, marker = Tag.UPDATE, b"O"
-                require_width(mapping, old)
-                require_width(mapping, row)
-                if UNCHANGED in old.kinds or any(old.values[i] != row.values[i] or old.kinds[i] != row.kinds[i] for i, _ in mapping.key):
-                    return None
-                old_kinds = old.kinds
-            case Delete(key=key, old=old) if (found := key or old) is not None and mapping.key is not None:
-                row = found
-                tag, marker = Tag.DELETE, b"K" if key is not None else b"O"
-                picked = tuple(index for index, _ in mapping.key)
-            case _:
-                return None
-        require_width(mapping, row)
-        usual = BINARY if BINARY in row.kinds else TEXT
-        kinds, old_kinds = (each.replace(bytes([NULL]), bytes([usual])) for each in (row.kinds, old_kinds))
-        header = _HEADER(message.relation_id, marker, len(kinds))
-        parts = ((header, old_kinds), (b"N" + header[5:], kinds)) if old_kinds else ((header, kinds),)
-        form = self._forms.get((mapping, tag, parts))
+        old, new = old_and_new(message, len(mapping.columns), mapping.table.name)
+        if _is_plain(message, mapping):
+            parts = parts_of(message)
+            form = self._forms.get((mapping, type(message), parts))
+            if form is None:
+                form = self._forms[mapping, type(message), parts] = self._plain(message, mapping, parts)
+            return form, None
+        values: Row = ()
+        kinds = b""
+        if new is not None:
+            values, kinds = tuple(new.values), new.kinds
+        if old is not None:
+            searched = _searched(mapping, old)
+            values += tuple(old.values[index] for index in searched)
+            kinds += bytes(old.kinds[index] for index in searched)
+        single = self._single(message, mapping, old)
+        formats = _formats(kinds)
+        form = self._forms.get((single, formats))
         if form is None:
-            form = self._forms[mapping, tag, parts] = self._new(mapping, tag, parts, picked)
-        return form
+            tag, table = Tag[single.message_type], mapping.table
+            form = Form(tag=tag, parts=(), table=table.tree, ordered=table.watched, mapping=mapping, single=single, formats=formats)
+            self._forms[single, formats] = form
+        return form, values
 
-    def _new(self, mapping: RelationMapping, tag: int, parts: _Parts, picked: tuple[int, ...] | None) -> Form:
+    def _single(self, message: Insert | Update | Delete, mapping: RelationMapping, old: TupleData | None) -> Statement:
+        """The statement that makes one change. ``old``: the row that finds the target's row; None: the new row finds it."""
+        origin = self._origin
+        match message:
+            case Insert():
+                return mapping.statement("INSERT", lambda: insert(mapping))
+            case Update(new=new):
+                unchanged = new.kinds.translate(_UNCHANGED)
+                nulls = b"" if mapping.key is not None else (old or new).kinds.translate(_NULLS)
+                own, replace = old is not None, old is not None and _identity_changes(message, mapping)
+                return mapping.statement(
+                    ("UPDATE", unchanged, nulls, own, replace),
+                    lambda: update(mapping, unchanged, nulls, old=own, replace=replace, origin=origin),
+                )
+            case Delete():
+                gone = b"" if mapping.key is not None or old is None else old.kinds.translate(_NULLS)
+                return mapping.statement(("DELETE", gone), lambda: delete(mapping, gone, origin=origin))
+
+    def _plain(self, message: Insert | Update | Delete, mapping: RelationMapping, parts: tuple[Part, ...]) -> Form:
+        table = mapping.table
         kinds = parts[-1][1]
-        formats = [int(kinds[index] == BINARY) for index in picked or range(len(kinds))] if BINARY in kinds else None
-        single = _single(mapping, tag, kinds, self._origin)
+        tag = {Insert: Tag.INSERT, Update: Tag.UPDATE, Delete: Tag.DELETE}[type(message)]
+        keyed = tuple(index for index, _ in mapping.key or ())
+        # a DELETE needs the key only
+        picked = keyed if tag == Tag.DELETE else None
         arrays = tuple(index for index, kind in enumerate(kinds) if kind != UNCHANGED) if picked is None else picked
         together = _together(mapping, tag, kinds, arrays, self._origin)
-        key = itemgetter(*(index for index, _ in mapping.key)) if mapping.key and tag != Tag.INSERT else None
-        key_kinds = bytes(kinds[index] for index, _ in mapping.key or ())
-        row_key = _row_key(mapping, key_kinds)
-        ordered = mapping.table.watched
         fields = tuple((header, _read_kinds(mapping, each)) for header, each in parts)
-        not_null = _not_null(mapping, arrays) if tag == Tag.UPDATE and formats is None and together is not None else None
-        kinds = fields[-1][1]
-        return Form(
-            mapping, tag, parts, fields, kinds, picked, formats, single, together, arrays, key, ordered, row_key, key_kinds, not_null
+        exact = _is_exact(mapping, bytes(kinds[index] for index in keyed))
+        form = Form(
+            tag=tag,
+            parts=fields,
+            most=MOST_BYTES,
+            table=table.tree,
+            keys=partial(map, itemgetter(*keyed)) if exact else None,
+            key_space=(mapping, bytes(kinds[index] for index in keyed)),
+            ordered=table.watched,
+            mapping=mapping,
+            single=self._single(message, mapping, message.key or message.old if isinstance(message, Delete) else None),
+            formats=_formats(kinds if picked is None else bytes(kinds[index] for index in picked)),
+            picked=picked,
+            kinds=fields[-1][1],
+            together=together,
+            arrays=arrays,
+            find=itemgetter(*keyed) if keyed and tag != Tag.INSERT else None,
+            not_null=_not_null(mapping, arrays) if tag == Tag.UPDATE and BINARY not in kinds and together is not None else None,
         )
+        # a large value is not copied to remove its length: it would be in memory once more
+        form.large = replace(form, parts=parts, kinds=kinds, together=None, keys=None, not_null=None)
+        return form
+
+
+def _is_plain(message: Insert | Update | Delete, mapping: RelationMapping) -> bool:
+    match message:
+        case Insert():
+            return True
+        case Update(key=None, old=None):
+            return mapping.key is not None and mapping.identity is None
+        case Update(new=new, key=None, old=TupleData() as old) if mapping.key is not None and mapping.identity is None:
+            return UNCHANGED not in old.kinds and all(
+                old.values[index] == new.values[index] and old.kinds[index] == new.kinds[index] for index, _ in mapping.key
+            )
+        case Delete():
+            return mapping.key is not None
+    return False
+
+
+def _formats(kinds: bytes) -> tuple[int, ...] | None:
+    """Format codes of libpq: 1 for binary; None if all values are texts."""
+    return tuple(int(kind == BINARY) for kind in kinds) if BINARY in kinds else None
+
+
+def _searched(mapping: RelationMapping, old: TupleData) -> list[int]:
+    """The indexes of the old row's values that the predicate needs, in the order of its parameters."""
+    if mapping.key is not None:
+        return [index for index, _ in mapping.key]
+    return [index for index, value in enumerate(old.values) if value is not None]
+
+
+def _identity_changes(message: Update, mapping: RelationMapping) -> bool:
+    """Whether the UPDATE may give a GENERATED ALWAYS AS IDENTITY column another value. Unknown counts as yes."""
+    index = mapping.identity
+    if index is None or message.new.values[index] is None:
+        return False
+    flagged = mapping.remote.columns[index].key
+    old = message.old or (message.key if flagged else None)
+    if old is None:
+        return not (flagged and message.key is None)
+    return old.values[index] != message.new.values[index] or old.kinds[index] != message.new.kinds[index]
 
 
 def _read_kinds(mapping: RelationMapping, kinds: bytes) -> bytes:
@@ -237,18 +290,18 @@ def _read_kind(column: TargetColumn, kind: int) -> int:
     return TEXT_FIELD if kind == TEXT and (column.type_oid in _TEXTS or column.array == _TEXT_ARRAY) else kind
 
 
-def _row_key(mapping: RelationMapping, kinds: bytes) -> Callable[[Row], object] | None:
-    """A function for the key of a row, if rows with different bytes in the key are different rows, and only the key makes rows unique."""
+def _is_exact(mapping: RelationMapping, kinds: bytes) -> bool:
+    """Whether rows with different bytes in the key are different rows, and only the key makes rows unique. ``kinds``: of the key."""
     table = mapping.table
     if not mapping.key or UNCHANGED in kinds or not table.key_unique or table.other_unique:
-        return None
+        return False
     for index, equals in mapping.key:
         remote, column = mapping.remote.columns[index], mapping.columns[index]
         if not column.deterministic or equals != _EQUALS:
-            return None
+            return False
         if remote.type_oid != column.type_oid or _EXACT.get(column.type_oid) != column.type_name:
-            return None
-    return itemgetter(*(index for index, _ in mapping.key))
+            return False
+    return True
 
 
 def _not_null(mapping: RelationMapping, arrays: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -271,21 +324,6 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def _single(mapping: RelationMapping, tag: int, kinds: bytes, origin: int | None) -> Statement:
-    statements = mapping.statements
-    unchanged = kinds.translate(_UNCHANGED) if tag == Tag.UPDATE else b""
-    statement = statements.get((tag, unchanged))
-    if statement is None:
-        if tag == Tag.INSERT:
-            statement = insert(mapping)
-        elif tag == Tag.DELETE:
-            statement = delete(mapping, b"", origin=origin)
-        else:
-            statement = update(mapping, unchanged, b"", old=False, replace=False, origin=origin)
-        statements[tag, unchanged] = statement
-    return statement
-
-
 def _together(mapping: RelationMapping, tag: int, kinds: bytes, arrays: tuple[int, ...], origin: int | None) -> Statement | None:
     table = mapping.table
     if table.watched or not arrays or not all(can_be_element(mapping.columns[index], kinds[index]) for index in arrays):
@@ -300,20 +338,4 @@ def _together(mapping: RelationMapping, tag: int, kinds: bytes, arrays: tuple[in
         return None
     else:
         make = update_set
-    statement = mapping.statements.get((make, arrays))
-    if statement is None:
-        statement = mapping.statements[make, arrays] = make(mapping, arrays)
-    return statement
-
-
-def require_width(mapping: RelationMapping, row: TupleData) -> None:
-    """Check that a row has the columns of its relation.
-
-    Raises:
-        ProtocolError: it has not.
-    """
-    if len(row.kinds) != len(mapping.columns):
-        name = f"{mapping.remote.namespace}.{mapping.remote.name}"
-        raise ProtocolError(
-            f'a row of relation "{name}" has {len(row.kinds)} columns where its Relation message has {len(mapping.columns)}'
-        )
+    return mapping.statement((make, arrays), lambda: make(mapping, arrays))

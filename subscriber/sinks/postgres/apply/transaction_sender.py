@@ -9,17 +9,18 @@ from typing import Final
 from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, RelationError, SubscriberError
 from subscriber.protocol.decoder import decode
-from subscriber.protocol.messages import BINARY, Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, TupleData, Update
+from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.protocol.tuples import places_by_relation
 from subscriber.sinks.apply_counters import ChangeContext, describe
-from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, restart_sequences, truncate, update
-from subscriber.sinks.postgres.apply.forms import Form, Forms, require_width
+from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
+from subscriber.sinks.postgres.apply.forms import Form, Forms
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
-from subscriber.sinks.postgres.apply.runs import MOST_ROWS, Runs
+from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
+from subscriber.sinks.runs import LatestForms, Row
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionSender"]
@@ -27,10 +28,6 @@ __all__ = ["TransactionSender"]
 _ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
 _IGNORED: Final = frozenset({Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN})
 _NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
-
-# a pattern is the key of a statement: rows with different patterns need different statements
-_UNCHANGED: Final = bytes(code if code == ord("u") else ord(".") for code in range(256))
-_NULLS: Final = bytes(code if code in b"nu" else ord(".") for code in range(256))
 
 
 class TransactionSender:
@@ -65,13 +62,11 @@ class TransactionSender:
         self._gate = gate
         self._origin = origin
         self._skipped = skipped
-        self._differs = differs
         self.targets: set[Fingerprint] = set()
         self._forms = Forms(differs)
         self._settings = LocalSettings(pipeline)
-        self._runs = Runs(pipeline, self._settings, apart)
-        # the form of the latest change of a relation with a tag, by the bytes of both
-        self._latest: dict[bytes, Form] = {}
+        self._sets = SetSender(pipeline, self._settings, apart)
+        self._latest: LatestForms[Form] = LatestForms()
         self._resolved: dict[int, RelationMapping] = {}
         # the transaction that a relation is left out of: it may be ready at the next one, and then it stays so
         self._left_out: dict[int, ChangeContext] = {}
@@ -104,7 +99,7 @@ class TransactionSender:
             await self._send(records, contexts, prefixed=False)
         except SubscriberError:
             # the server may reject an earlier change, and that error comes first
-            self._runs.flush()
+            self._sets.flush()
             raise
 
     async def _send(self, records: Sequence[bytes], contexts: Sequence[ChangeContext], *, prefixed: bool) -> None:
@@ -122,8 +117,8 @@ class TransactionSender:
             place = stop
 
     async def _any_order(self, groups: Mapping[bytes, Sequence[int]], records: Sequence[bytes], contexts: Sequence[ChangeContext]) -> bool:
-        """Whether the changes of these relations may be sent in any order, see :class:`Runs`. ``groups``: the places of each one's."""
-        if not self._runs.has_sets:
+        """Whether the changes of these relations may be sent relation by relation. ``groups``: the places of each one's."""
+        if self._sets.keeps_order:
             return False
         trees: set[int] = set()
         for relation_id, places in groups.items():
@@ -142,35 +137,30 @@ class TransactionSender:
     ) -> None:
         """Send the records from ``place`` to ``count``: each one with those after it that have the same form."""
         offset = 5 if prefixed else 1
-        latest, runs, pipeline = self._latest, self._runs, self._pipeline
+        latest, pipeline = self._latest, self._pipeline
         while place < count:
-            record = records[place]
             places = range(place, min(place + MOST_ROWS, count))
-            relation = record[:1] + record[5:9] if prefixed else record[:5]
-            form = latest.get(relation)
-            rows = form.read(records, places, offset) if form is not None else None
-            if not rows:
-                form = await self._new_form(record, contexts[place], prefixed=prefixed)
-                if form is not None:
-                    latest[relation] = form
-                    rows = form.read(records, places, offset)
-            if form is None or rows is None:
+            found = latest.read(records, places, offset) or await self._decoded(records, places, contexts[place], prefixed=prefixed)
+            if found is None:
                 place += 1
             else:
+                form, rows = found
                 stop = place + len(rows)
-                sizes = list(map(len, records[place:stop]))
-                runs.add(form, rows, contexts[place:stop], sum(sizes), sizes[-1])
+                self._sets.add(form, rows, contexts[place:stop], sum(map(len, records[place:stop])))
                 place = stop
             if pipeline.full:
                 await pipeline.throttle()
 
     def finish(self) -> None:
         """Send what is left, and return to the session's own settings, to write the catalog."""
-        self._runs.flush()
+        self._sets.flush()
         self._settings.reset()
 
-    async def _new_form(self, record: bytes, context: ChangeContext, *, prefixed: bool) -> Form | None:
-        """The form of a change. None: it has none, or it is no change of a row; everything is done for it."""
+    async def _decoded(
+        self, records: Sequence[bytes], places: range, context: ChangeContext, *, prefixed: bool
+    ) -> tuple[Form, Sequence[Row]] | None:
+        """Decode a record. Returns its form, and the values of the records that have it. None: it is no change of a row, or is left out."""
+        record = records[places.start]
         tag = record[0] if record else 0
         start = 5 if prefixed else 1
         if tag not in _ROWS or len(record) < start + 4:
@@ -184,16 +174,12 @@ class TransactionSender:
             with _naming(mapping.remote, tag, context):
                 mapping.require_updatable()
         message = decode(record, in_stream=prefixed)
-        if not isinstance(message, Insert | Update | Delete):
-            raise ProtocolError("a message that is no change of a row")
-        form = self._forms.of(message, mapping)
-        if form is None:
-            if mapping.table.watched:
-                self._runs.flush()
-            else:
-                self._runs.flush_table(mapping)
-            self._row(message, context, mapping, len(record))
-        return form
+        assert isinstance(message, Insert | Update | Delete)
+        form, row = self._forms.of(message, mapping)
+        if row is not None:
+            return form, [row]
+        self._latest.add(form)
+        return form.read(records, places, start)
 
     async def _other(self, message: Message, context: ChangeContext) -> None:
         match message:
@@ -203,7 +189,7 @@ class TransactionSender:
                     self._left_out.pop(message.relation_id, None)
                     self._latest.clear()
             case Truncate():
-                self._runs.flush()
+                self._sets.flush()
                 await self._truncate(message, context)
             case _:
                 raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
@@ -223,43 +209,6 @@ class TransactionSender:
             mapping = self._resolved[relation_id] = await self._relations.mapping(relation)
         self.targets.add(mapping.table.fingerprint)
         return mapping
-
-    def _row(self, message: Insert | Update | Delete, context: ChangeContext, mapping: RelationMapping, size: int) -> None:
-        """Send a change that has no form."""
-        self._settings.change(mapping.table)
-        match message:
-            case Update():
-                self._update(message, mapping, context, size)
-            case Delete() if (old := message.key or message.old) is not None:
-                require_width(mapping, old)
-                nulls = b"" if mapping.key is not None else old.kinds.translate(_NULLS)
-                pattern = ("DELETE", nulls)
-                statement = mapping.statements.get(pattern)
-                if statement is None:
-                    statement = mapping.statements[pattern] = delete(mapping, nulls, origin=self._differs)
-                values, kinds = _search_values(mapping, old)
-                self._pipeline.send(statement, context, values, _formats(kinds), size)
-            case _:
-                raise ProtocolError("a Delete message without an old row")
-
-    def _update(self, message: Update, mapping: RelationMapping, context: ChangeContext, size: int) -> None:
-        new, old = message.new, message.key or message.old
-        require_width(mapping, new)
-        unchanged = new.kinds.translate(_UNCHANGED)
-        nulls = b"" if mapping.key is not None else (old or new).kinds.translate(_NULLS)
-        replace = _identity_changes(message, mapping)
-        pattern = (unchanged, nulls, old is not None, replace)
-        statement = mapping.statements.get(pattern)
-        if statement is None:
-            statement = mapping.statements[pattern] = update(
-                mapping, unchanged, nulls, old=old is not None, replace=replace, origin=self._differs
-            )
-        values, kinds = new.values, new.kinds
-        if old is not None:
-            require_width(mapping, old)
-            more, more_kinds = _search_values(mapping, old)
-            values, kinds = values + more, kinds + more_kinds
-        self._pipeline.send(statement, context, values, _formats(kinds), size)
 
     async def _truncate(self, message: Truncate, context: ChangeContext) -> None:
         mappings: list[RelationMapping] = []
@@ -296,29 +245,3 @@ def _naming(relation: Relation, tag: int, context: ChangeContext) -> Iterator[No
     except RelationError as error:
         error.add_note(describe(context, _NAMES[Tag(tag)], TableName(relation.namespace, relation.name)))
         raise
-
-
-def _formats(kinds: bytes) -> list[int] | None:
-    """Format codes of libpq: 1 for binary; None if all values are texts."""
-    return [int(kind == BINARY) for kind in kinds] if BINARY in kinds else None
-
-
-def _search_values(mapping: RelationMapping, old: TupleData) -> tuple[list[bytes | None], bytes]:
-    """The parameters of the predicate, in the order of the statement."""
-    if mapping.key is not None:
-        indexes = [index for index, _ in mapping.key]
-    else:
-        indexes = [index for index, value in enumerate(old.values) if value is not None]
-    return [old.values[index] for index in indexes], bytes(old.kinds[index] for index in indexes)
-
-
-def _identity_changes(message: Update, mapping: RelationMapping) -> bool:
-    """Whether the UPDATE may give a GENERATED ALWAYS AS IDENTITY column another value. Unknown counts as yes."""
-    index = mapping.identity
-    if index is None or message.new.values[index] is None:
-        return False
-    flagged = mapping.remote.columns[index].key
-    old = message.old or (message.key if flagged else None)
-    if old is None:
-        return not (flagged and message.key is None)
-    return old.values[index] != message.new.values[index] or old.kinds[index] != message.new.kinds[index]

@@ -7,7 +7,7 @@ The texts of errors are those of PostgreSQL's ``relation.c`` and ``worker.c``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -166,7 +166,6 @@ class RelationMapping:
         key: indexes of the remote columns that find the row, with the operators of the key; None: the whole old row is compared.
         problem: why UPDATE and DELETE are impossible, or None.
         identity: index of the column that is GENERATED ALWAYS AS IDENTITY, if it is replicated.
-        statements: cache of statements by pattern.
     """
 
     remote: Relation
@@ -175,7 +174,14 @@ class RelationMapping:
     key: tuple[tuple[int, str | None], ...] | None
     problem: RelationError | None
     identity: int | None
-    statements: dict[object, Statement] = field(default_factory=dict)
+    _statements: dict[Hashable, Statement] = field(default_factory=dict)
+
+    def statement(self, pattern: Hashable, make: Callable[[], Statement]) -> Statement:
+        """The statement for changes with a pattern. It is made once."""
+        found = self._statements.get(pattern)
+        if found is None:
+            found = self._statements[pattern] = make()
+        return found
 
     def require_updatable(self) -> None:
         """Reject UPDATE and DELETE if the row cannot be identified.

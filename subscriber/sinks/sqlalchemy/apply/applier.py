@@ -19,9 +19,9 @@ database then has the transaction on disk.
 *The position is updated only from its known value* (``WHERE remote_lsn = …``). This is a second safeguard: if a batch came a second time
 all the same, the UPDATE would find no row, and the batch would be rolled back.
 
-*Two paths.* The fast path groups changes (:mod:`subscriber.sinks.sqlalchemy.apply.batching`). If the target rejects anything, the batch is
-rolled back. Then the target's tables are read again, and the transactions are applied one by one, change by change. The transactions before
-the bad one become durable, and the error names the right change.
+*Two paths.* The fast path makes changes in runs (:mod:`subscriber.sinks.runs`). If the target rejects anything, the batch is rolled back.
+Then the target's tables are read again, and the transactions are applied one by one, change by change. The transactions before the bad one
+become durable, and the error names the right change.
 
 *DDL before data.* If a table lacks columns that are to be added, the batch is rolled back. The columns are added in a separate transaction
 (some databases commit DDL implicitly), and the batch is retried. After a crash in between, the next attempt finds the columns in place.

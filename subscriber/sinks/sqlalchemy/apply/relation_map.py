@@ -62,10 +62,6 @@ class RelationMap(DescribedRelations):
     def _forget_target(self, relation_id: int) -> None:
         self._plans.pop(relation_id, None)
 
-    def planned(self, relation_id: int) -> RelationPlan | None:
-        """Return the relation's plan, if it exists already."""
-        return self._plans.get(relation_id)
-
     async def plan(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
         """Return the relation's plan. Read the target's table if there is no plan yet.
 

@@ -1,172 +1,92 @@
-"""A relation of the publisher and its table in the target. Converts rows to vectors of parameters, and changes to statements.
+"""A relation of the publisher and its table in the target. Makes the forms of its changes, with their statements.
 
-Changes of one kind need different statements if their *patterns* differ. A pattern says which values were not sent, whether the key may
-have changed, and, for a table without a key, which values are NULL.
+Changes of a *plain* form are read as runs: INSERT, UPDATE that does not change the key, and DELETE, if the target's key finds the row. All
+other changes are decoded one by one: an UPDATE of the key, and changes of a table without a key, because NULLs in the old row need another
+statement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from sqlalchemy import Dialect
 
 from subscriber.abc import TableName
 from subscriber.config import InsertConflict
-from subscriber.errors import ApplyError, ProtocolError, RelationError
-from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Relation, TupleData, Update
+from subscriber.errors import RelationError
+from subscriber.protocol.messages import NULL, UNCHANGED, Delete, Insert, Relation, Tag, TupleData, Update
+from subscriber.sinks import runs
+from subscriber.sinks.runs import Part, Row, old_and_new, parts_of
+from subscriber.sinks.sqlalchemy.apply.binding import Bind, bind_columns, binds_of
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_row, insert_row, update_row
 from subscriber.sinks.sqlalchemy.schema.target_table import ColumnPlan, TargetTable
-from subscriber.types import ValueRefused
-from subscriber.types.codec import READ_ERRORS
 
-__all__ = ["Operation", "RelationPlan", "RowBinder"]
+__all__ = ["Form", "RelationPlan"]
 
-_STATEMENTS: Final = 256
-"""How many statements of one relation are cached."""
-_APPLY_HINT: Final = "make the column text in the target, or compare its type with the publisher's"
+_FORMS: Final = 256
+"""How many forms of one relation are cached."""
+_PIECE: Final = 1000
+"""The number of rows that are bound at once."""
 
-# translations from the kinds of a row's values to parts of a pattern
-_ONLY_UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
 _ONLY_NULL: Final = bytes(NULL if code in {NULL, UNCHANGED} else ord(".") for code in range(256))
 
-
-Bind = Callable[[bytes], object]
-
-
-def _nothing(_value: bytes) -> None:
-    """The parameter for a column that the target lacks: None."""
+Vector = list[Sequence[Any]]
 
 
-class UnfitValue(ApplyError):
-    """A value that the target's column cannot hold.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Form(runs.Form):
+    """What the changes of a run have in common, and the statement that makes them.
 
     Attributes:
-        column: the name of the column.
+        plan: the relation and its table.
+        statement: makes one change.
+        binds: bind the values of a row.
+        columns: the columns of these values.
     """
 
-    def __init__(self, message: str, *, hint: str | None, column: str) -> None:
-        super().__init__(message, sqlstate="22000", hint=hint)
-        self.column = column
+    plan: RelationPlan
+    statement: Statement
+    binds: Sequence[Bind]
+    columns: Sequence[ColumnPlan]
 
+    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[Form, list[Row]]:
+        """See :meth:`subscriber.sinks.runs.Form.read`."""
+        _, rows = runs.Form.read(self, records, places, offset)
+        if len(self.parts) == 1:
+            return self, rows
+        # an UPDATE with the whole old row: the old row is not needed while the key stays the same
+        width, key = self.plan.width, self.plan.target.key or ()
+        changed = (place for place, row in enumerate(rows) if any(row[number] != row[width + number] for number in key))
+        return self, [row[width:] for row in rows[: next(changed, len(rows))]]
 
-class RowBinder:
-    """Converts the fields of a row to parameters for the driver."""
-
-    __slots__ = ("_binary", "_columns", "_seen", "_text", "width")
-
-    def __init__(self, columns: Sequence[ColumnPlan]) -> None:
-        self._columns = columns
-        self._text: list[Bind] = [_nothing if plan.column is None else plan.text for plan in columns]
-        self._binary: list[Bind] = [_nothing if plan.column is None else plan.binary for plan in columns]
-        self._seen = TEXT
-        self.width = len(columns)
-
-    @property
-    def reading(self) -> tuple[int, list[Bind]]:
-        """The format of the last row, TEXT or BINARY, and the function of each column that binds a value in that format."""
-        return self._seen, self._binary if self._seen == BINARY else self._text
-
-    def columns(self, rows: int, columns: Sequence[Sequence[bytes | None]], *, binary: bool) -> list[tuple[object, ...]]:
-        """Bind the columns of rows whose values all have one format; return the rows.
-
-        Raises:
-            ApplyError: as in :meth:`fields`, for the first row that has such a value.
-        """
-        if not columns:
-            return [()] * rows
-        binds = self._binary if binary else self._text
-        try:
-            bound = list(map(_bound, binds, columns))
-        except READ_ERRORS:
-            return [self.fields(row, binary=binary) for row in zip(*columns, strict=True)]
-        return list(zip(*bound, strict=True))
-
-    def fields(self, values: Sequence[bytes | None], *, binary: bool) -> tuple[object, ...]:
-        """Bind a row whose values all have one format.
+    def bound(self, rows: Sequence[Row]) -> Vector:
+        """Bind rows; return their columns in the order of a vector, see :mod:`subscriber.sinks.sqlalchemy.apply.statements`.
 
         Raises:
             ApplyError: a value is not valid for its column's type, or does not fit into the target's column.
         """
-        binds = self._binary if binary else self._text
-        try:
-            return tuple([None if value is None else bind(value) for bind, value in zip(binds, values, strict=True)])
-        except READ_ERRORS:
-            raise self._refused(binds, values) from None
+        found = bind_columns(self.binds, self.columns, list(zip(*rows, strict=True)))
+        if self.tag == Tag.DELETE:
+            return [[None] * len(rows)] * self.plan.width + found
+        return found + found if self.tag == Tag.UPDATE and len(found) == self.plan.width else found
 
-    def row(self, data: TupleData) -> tuple[object, ...]:
-        """Bind a row of the stream. A value that was not sent becomes None.
-
-        Raises:
-            ApplyError: as in :meth:`fields`.
-        """
-        kinds = data.kinds
-        if BINARY not in kinds:
-            self._seen = TEXT
-            return self.fields(data.values, binary=False)
-        if TEXT not in kinds:
-            self._seen = BINARY
-            return self.fields(data.values, binary=True)
-        binds = [self._binary[number] if kind == BINARY else self._text[number] for number, kind in enumerate(kinds)]
-        try:
-            return tuple([None if value is None else bind(value) for bind, value in zip(binds, data.values, strict=True)])
-        except READ_ERRORS:
-            raise self._refused(binds, data.values) from None
-
-    def some(self, data: TupleData, wanted: Sequence[int]) -> tuple[object, ...]:
-        """Bind some columns. The others are None.
+    def parameters(self, rows: Sequence[Row], pick: Callable[[Vector], Any]) -> list[Any]:
+        """Bind rows, and pick the parameters of a statement for each.
 
         Raises:
-            ApplyError: as in :meth:`fields`.
+            ApplyError: as in :meth:`bound`.
         """
-        found: list[object] = [None] * self.width
-        for number in wanted:
-            value = data.values[number]
-            if value is not None:
-                bind = self._binary[number] if data.kinds[number] == BINARY else self._text[number]
-                try:
-                    found[number] = bind(value)
-                except READ_ERRORS as error:
-                    raise _value_error(error, self._columns[number].name) from None
-        return tuple(found)
-
-    def _refused(self, binds: Sequence[Bind], values: Sequence[bytes | None]) -> ApplyError:
-        for plan, bind, value in zip(self._columns, binds, values, strict=True):
-            try:
-                if value is not None:
-                    bind(value)
-            except READ_ERRORS as error:
-                return _value_error(error, plan.name)
-        return ApplyError("a value was rejected", sqlstate="22000", hint=_APPLY_HINT)
-
-
-def _bound(bind: Bind, values: Sequence[bytes | None]) -> list[object]:
-    if None in values:
-        return [None if value is None else bind(value) for value in values]
-    return list(map(bind, values))  # type: ignore[arg-type]
-
-
-def _value_error(error: BaseException, column: str) -> ApplyError:
-    if isinstance(error, ValueRefused):
-        # its text never shows the value
-        return UnfitValue(str(error), hint=error.hint or _APPLY_HINT, column=column)
-    return UnfitValue("a value is not of its column's type", hint=_APPLY_HINT, column=column)
-
-
-@dataclass(slots=True)
-class Operation:
-    """One change, with its bound values.
-
-    Attributes:
-        statement: the statement that makes it.
-        vector: the values from which the statement's parameters are picked.
-        keys: the keys of the rows that it touches; empty: they are not known.
-    """
-
-    statement: Statement
-    vector: tuple[object, ...]
-    keys: tuple[object, ...] = ()
+        found: list[Any] = []
+        for start in range(0, len(rows), _PIECE):
+            piece = rows[start : start + _PIECE]
+            picked = pick(self.bound(piece))
+            columns = list(picked.values()) if isinstance(picked, dict) else picked
+            tuples = zip(*columns, strict=True) if columns else [()] * len(piece)
+            found += [dict(zip(picked, values, strict=True)) for values in tuples] if isinstance(picked, dict) else tuples
+        return found
 
 
 class RelationPlan:
@@ -180,9 +100,6 @@ class RelationPlan:
         keyed: only the key makes rows of the table unique: changes of different keys may be reordered.
         ordered: triggers of the target see every change: changes are made one by one, in order.
         problem: why UPDATE and DELETE are impossible, or None.
-
-    Attributes:
-        key: the columns (indexes) of the key, if changes of different keys may be reordered; None: they may not.
     """
 
     def __init__(
@@ -199,78 +116,17 @@ class RelationPlan:
         self.remote = remote
         self.target = target
         self.ordered = ordered
+        self.width = len(target.columns)
         self._problem = problem
         self._dialect = dialect
         self._conflict: InsertConflict = conflict
-        self.key = target.key if keyed else None
-        self._binder = RowBinder(target.columns)
-        self._present = [number for number, plan in enumerate(target.columns) if plan.column is not None]
-        self._insert: Statement | None = None
-        self._statements: dict[object, Statement] = {}
+        self._keyed = keyed
+        self._forms: dict[object, Form] = {}
 
     @property
     def name(self) -> TableName:
         """The name of the publisher's table."""
         return self.target.name
-
-    @property
-    def width(self) -> int:
-        """How many columns are published."""
-        return self._binder.width
-
-    @property
-    def reading(self) -> tuple[int, Sequence[Bind]]:
-        """See :attr:`RowBinder.reading`."""
-        return self._binder.reading
-
-    @property
-    def by_key(self) -> bool:
-        """Whether UPDATE and DELETE are possible, and find rows by their key."""
-        return self._problem is None and self.target.key is not None
-
-    def insert_statement(self) -> Statement:
-        """Return the statement for an INSERT.
-
-        Raises:
-            RelationError: ``insert_conflict`` is upsert, and that is not possible for this table.
-        """
-        statement = self._insert
-        if statement is None:
-            statement = self._insert = insert_row(self.target, self._dialect, self._conflict)
-        return statement
-
-    def update_statement(self, kinds: bytes | None = None, nulls: bytes = b"", *, key_kept: bool = True) -> Statement:
-        """Return the statement for an UPDATE.
-
-        Args:
-            kinds: the kinds of the new row's values; None: all values are sent.
-            nulls: the pattern of the old row's NULLs, for a table without a key.
-            key_kept: the old row was not sent, so the key did not change.
-
-        Raises:
-            RelationError: there is no key, and the database cannot change only one of equal rows.
-        """
-        pattern = (kinds.translate(_ONLY_UNCHANGED) if kinds is not None else b"." * self.width, nulls, key_kept)
-        statement = self._statements.get(pattern)
-        if statement is None:
-            sent = [number for number in self._present if pattern[0][number] != UNCHANGED]
-            kept = self.target.key if key_kept else None
-            changed = [number for number in sent if kept is None or number not in kept] or sent
-            statement = self._kept(pattern, update_row(self.target, self._dialect, changed, _numbers(nulls)))
-        return statement
-
-    def delete_statement(self, nulls: bytes = b"") -> Statement:
-        """Return the statement for a DELETE. ``nulls`` and errors as in :meth:`update_statement`."""
-        statement = self._statements.get(nulls)
-        if statement is None:
-            statement = self._kept(nulls, delete_row(self.target, self._dialect, _numbers(nulls)))
-        return statement
-
-    def _require_width(self, data: TupleData) -> None:
-        if len(data.kinds) != self._binder.width:
-            raise ProtocolError(
-                f"a row of {len(data.kinds)} columns for relation {self.name}, which was described with {self._binder.width}"
-            )
 
     def require_updatable(self) -> None:
         """Check that UPDATE and DELETE can identify a row.
@@ -281,68 +137,88 @@ class RelationPlan:
         if self._problem is not None:
             raise RelationError(str(self._problem), sqlstate=self._problem.sqlstate, hint=self._problem.hint)
 
-    def insert(self, data: TupleData) -> Operation:
-        """Bind an INSERT.
+    def form(self, message: Insert | Update | Delete) -> tuple[Form, Row | None]:
+        """The form of a change. If it is not plain, also the values of the change.
 
         Raises:
-            ApplyError, RelationError, ProtocolError
+            ProtocolError: a row has another number of columns than the relation, or a DELETE has no old row.
+            RelationError: the target has no statement for such a change.
         """
-        self._require_width(data)
-        statement = self.insert_statement()
-        vector = self._binder.row(data)
-        key = self.key
-        return Operation(statement, vector, (self._of(key, vector),) if key is not None else ())
+        old, new = old_and_new(message, self.width, self.name)
+        plain = self._is_plain(message)
+        parts = parts_of(message)
+        # without a key, a NULL in the row that is searched needs another statement
+        nulls = b"" if plain else _nulls(self.target, old or new)
+        pattern = type(message), parts, nulls, plain
+        form = self._forms.get(pattern)
+        if form is None:
+            if len(self._forms) >= _FORMS:
+                # without a key there may be one for each set of NULL columns
+                self._forms.clear()
+            form = self._forms[pattern] = self._made(message, parts, nulls, plain=plain)
+        if plain:
+            return form, None
+        return form, (*(new.values if new is not None else ()), *(old.values if old is not None else ()))
 
-    def update(self, message: Update) -> Operation:
-        """Bind an UPDATE.
+    def _is_plain(self, message: Insert | Update | Delete) -> bool:
+        key = self.target.key
+        match message:
+            case Insert():
+                return True
+            case Update(key=None, old=None):
+                return key is not None
+            case Update(new=new, key=None, old=TupleData() as old) if key is not None:
+                return UNCHANGED not in old.kinds and all(old.values[n] == new.values[n] and old.kinds[n] == new.kinds[n] for n in key)
+            case Delete():
+                return key is not None
+        return False
 
-        Raises:
-            ApplyError, RelationError, ProtocolError
-        """
-        new, old = message.new, message.key or message.old
-        self._require_width(new)
-        search = new if old is None else old
-        self._require_width(search)
-        nulls = b"" if self.target.key is not None else search.kinds.translate(_ONLY_NULL)
-        statement = self.update_statement(new.kinds, nulls, key_kept=old is None)
-        vector = self._binder.row(new)
-        found = vector if old is None else self._search(old)
-        keys: tuple[object, ...] = ()
-        if self.key is not None:
-            before = self._of(self.key, found)
-            after = before if old is None else self._of(self.key, vector)
-            keys = (before,) if before == after else (before, after)
-        return Operation(statement, vector + found, keys)
+    def _made(self, message: Insert | Update | Delete, parts: tuple[Part, ...], nulls: bytes, *, plain: bool) -> Form:
+        target, dialect = self.target, self._dialect
+        kinds = parts[-1][1]
+        searched = b"" if isinstance(message, Insert) else parts[0][1]
+        if target.key is not None:
+            # of an old row, only the key is needed
+            searched = bytes(kind if number in target.key else NULL for number, kind in enumerate(searched))
+        if isinstance(message, Insert):
+            tag, statement = Tag.INSERT, insert_row(target, dialect, self._conflict)
+        elif isinstance(message, Delete):
+            tag, kinds, statement = Tag.DELETE, searched, delete_row(target, dialect, _numbers(nulls))
+        else:
+            tag = Tag.UPDATE
+            sent = [number for number, plan in enumerate(target.columns) if plan.column is not None and kinds[number] != UNCHANGED]
+            kept = target.key if plain and target.key is not None else ()
+            changed = [number for number in sent if number not in kept] or sent
+            statement = update_row(target, dialect, changed, _numbers(nulls))
+            if not plain and len(parts) > 1:
+                kinds += searched
+        columns = [*target.columns, *target.columns][: len(kinds)]
+        binds = binds_of(columns, kinds)
+        movable = plain and self._keyed and target.key is not None and all(kinds[number] != UNCHANGED for number in target.key)
+        return Form(
+            tag=tag,
+            parts=parts if plain else (),
+            table=self.name,
+            keys=partial(self._keys, binds) if movable else None,
+            key_space=self,
+            ordered=self.ordered,
+            plan=self,
+            statement=statement,
+            binds=binds,
+            columns=columns,
+        )
 
-    def _kept(self, pattern: object, statement: Statement) -> Statement:
-        # without a key there may be one statement for each set of NULL columns
-        if len(self._statements) >= _STATEMENTS:
-            self._statements.clear()
-        self._statements[pattern] = statement
-        return statement
+    def _keys(self, binds: Sequence[Bind], rows: Sequence[Row]) -> Sequence[object]:
+        """The keys of rows: values that are equal in Python if they are equal in the database."""
+        key, columns = self.target.key or (), self.target.columns
+        found = bind_columns(
+            [binds[number] for number in key], [columns[number] for number in key], [[row[number] for row in rows] for number in key]
+        )
+        return found[0] if len(found) == 1 else list(zip(*found, strict=True))
 
-    def _search(self, old: TupleData) -> tuple[object, ...]:
-        """Bind the values that find the row: its old key, or all its columns."""
-        return self._binder.row(old) if self.target.key is None else self._binder.some(old, self.target.key)
 
-    def delete(self, message: Delete) -> Operation:
-        """Bind a DELETE.
-
-        Raises:
-            ApplyError, RelationError, ProtocolError
-        """
-        old = message.key or message.old
-        if old is None:
-            raise ProtocolError("a Delete message without an old row")
-        self._require_width(old)
-        nulls = b"" if self.target.key is not None else old.kinds.translate(_ONLY_NULL)
-        statement = self.delete_statement(nulls)
-        found = self._search(old)
-        return Operation(statement, (None,) * self._binder.width + found, (self._of(self.key, found),) if self.key is not None else ())
-
-    @staticmethod
-    def _of(key: Sequence[int], vector: Sequence[object]) -> object:
-        return vector[key[0]] if len(key) == 1 else tuple(vector[number] for number in key)
+def _nulls(target: TargetTable, row: TupleData | None) -> bytes:
+    return b"" if target.key is not None or row is None else row.kinds.translate(_ONLY_NULL)
 
 
 def _numbers(nulls: bytes) -> frozenset[int]:

@@ -1,7 +1,8 @@
 """Statements for the changes of one table. SQLAlchemy compiles each once; they are executed directly, with parameters for the driver.
 
 The parameters of a statement are picked from one vector: the values of the new row, followed by the values that find the row (those of the
-old row, or again those of the new row). So the values of a change are bound in the same way for every statement.
+old row, or again those of the new row). So the values of a change are bound in the same way for every statement. The same functions pick
+columns from a vector of columns.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Statement:
         pick: picks the parameters from a vector.
         bulk: the statements for many UPDATEs or DELETEs, if they are used instead of ``executemany``.
         many: the statement for many INSERTs, if it is used instead of ``executemany``.
-        order: picks the key of the row from the vector of an UPDATE or DELETE, if Python can sort such keys; else None.
+        sortable: it is an UPDATE or DELETE of a row that is found by a key, and Python can sort such keys.
         search: finds out whether the row of an UPDATE or DELETE exists.
         whole: the parameters of an INSERT are the vector itself.
     """
@@ -88,7 +89,7 @@ class Statement:
     pick: Callable[[Sequence[object]], Any]
     bulk: Bulk | None = None
     many: MultiRow | None = None
-    order: Callable[[Sequence[object]], Any] | None = None
+    sortable: bool = False
     search: RowSearch | None = None
     whole: bool = False
 
@@ -115,15 +116,14 @@ def _text(statement: Executable, width: int, dialect: Dialect) -> tuple[str, lis
 
 def _keyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -> Statement:
     """Complete a statement whose row is found by its key."""
-    width, key = len(target.columns), target.key or ()
-    # exact columns hold only integers, or only texts, so Python can sort them
-    ordered = all(target.columns[number].exact for number in key)
+    key = target.key or ()
     predicate = _key(target)
     return replace(
         _compiled(statement.where(predicate), kind, target, dialect, RowSearch(target, dialect, predicate)),
         identity=tuple(target.columns[number].name for number in key),
         bulk=bulk_of(target, dialect, changed),
-        order=itemgetter(*(width + number for number in key)) if ordered else None,
+        # exact columns hold only integers, or only texts
+        sortable=all(target.columns[number].exact for number in key),
     )
 
 

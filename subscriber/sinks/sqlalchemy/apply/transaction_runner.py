@@ -1,11 +1,16 @@
-"""Executes the records of transactions as changes of the target, in one target transaction: one by one, or in groups."""
+"""Executes the records of transactions as changes of the target, in one target transaction: in runs, or one by one.
+
+In which order, :mod:`subscriber.sinks.runs` says. Two keys may differ in Python and be equal in the database (a collation, trailing
+blanks). They can only collide with an error, because rows are found by comparisons that match only the identical value
+(:meth:`ColumnPlan.matches`). With ``insert_conflict = upsert`` they would collide without an error: the changes of a table whose key has
+such a column have no key then.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from struct import Struct
 from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,13 +20,12 @@ from subscriber.errors import ProtocolError, TargetError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.sinks.apply_counters import ChangeContext, Counted, describe
-from subscriber.sinks.sqlalchemy.apply.batching import Batching, Group
+from subscriber.sinks.runs import LatestForms, Row, Run, Runs
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables, Uncounted
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind, has_triggers
-from subscriber.sinks.sqlalchemy.apply.relation_plan import Operation, RelationPlan
-from subscriber.sinks.sqlalchemy.apply.runs import RunReader
-from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_all
+from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan
+from subscriber.sinks.sqlalchemy.apply.statements import delete_all
 from subscriber.sinks.sqlalchemy.session.errors import UNIQUE_VIOLATION, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.transaction.model import Transaction
@@ -30,9 +34,10 @@ __all__ = ["TransactionRunner"]
 
 _ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
 _SILENT: Final = frozenset({Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN})
-_RELATION_ID: Final = Struct(">I").unpack_from
 _NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
 
+_MOST_ROWS: Final = 500
+"""The largest number of changes that are read together, so that their size is checked in between."""
 _FLUSH_CHANGES: Final = 50_000
 _FLUSH_BYTES: Final = 8 * 1024**2
 
@@ -46,7 +51,7 @@ class TransactionRunner:
         gate: tells which relations' changes to apply.
         origin: the name that the replication origin would have in PostgreSQL, for messages.
         counted: receives the counts.
-        bulk_tables: the session's, to make changes in groups; None: one by one, so that every error names its change.
+        bulk_tables: the session's, to make changes in runs; None: one by one, so that every error names its change.
     """
 
     def __init__(
@@ -64,15 +69,18 @@ class TransactionRunner:
         self._gate = gate
         self._origin = origin
         self._counted = counted
-        self._batching = None if bulk_tables is None else Batching()
+        self._exact = bulk_tables is None
         self._bulk_tables = bulk_tables or BulkTables()
         self._counts_many = connection.dialect.supports_sane_multi_rowcount
-        self._bytes = self._largest = 0
-        self._open: dict[int, RelationPlan | None] = {}
-        self._readers: dict[RelationPlan, RunReader] = {}
+        self._runs: Runs[Form] = Runs()
+        self._latest: LatestForms[Form] = LatestForms()
+        self._largest = 0
+        self._plans: dict[int, RelationPlan] = {}
+        # the transaction that a relation is left out of: it may be ready at the next one, and then it stays so
+        self._left_out: dict[int, ChangeContext] = {}
 
     async def run(self, transaction: Transaction) -> None:
-        """Make all changes of one transaction that the gate allows. Some may remain in groups: :meth:`flush` makes them.
+        """Make all changes of one transaction that the gate allows. Some may remain in runs: :meth:`flush` makes them.
 
         Raises:
             ApplyError, RelationError: the target rejected a change, or its table does not fit.
@@ -80,134 +88,143 @@ class TransactionRunner:
             TargetUnavailable, SpoolError, SchemaBehind
         """
         context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
-        self._open = {}
         offset = 5 if transaction.prefixed else 1
+        most = 1 if self._exact else _MOST_ROWS
         async for chunk in transaction.chunks():
             place, stop = 0, len(chunk)
             while place < stop:
-                record = chunk[place]
-                tag = record[0] if record else 0
-                if tag in _ROWS and len(record) >= offset + 4:
-                    relation_id = _RELATION_ID(record, offset)[0]
-                    plan = self._open.get(relation_id)
-                    if plan is None and relation_id not in self._open:
-                        plan = await self._plan(relation_id, tag, transaction, context)
-                    if plan is None:
-                        pass
-                    elif self._batching is None or plan.ordered:
-                        await self._row(record, tag, plan, transaction, context)
-                    else:
-                        run = self._runs(plan).read(chunk, place, stop, tag, offset)
-                        if run is not None:
-                            self._batching.extend(run)
-                            sizes = list(map(len, chunk[place : place + len(run.vectors)]))
-                            self._bytes += sum(sizes)
-                            self._largest = max(self._largest, *sizes)
-                            place += len(run.vectors) - 1
-                            del run
-                        else:
-                            self._batching.add(_operation(record, plan, prefixed=transaction.prefixed))
-                            self._bytes += len(record)
-                            self._largest = max(self._largest, len(record))
-                        if self._batching.count >= _FLUSH_CHANGES or self._bytes >= _FLUSH_BYTES:
-                            del record
-                            if chunk is not transaction.records and isinstance(chunk, list):
-                                # read from the spool for us alone: a large record is not kept beside its values
-                                chunk[: place + 1] = [b""] * (place + 1)
-                            await self.flush()
-                elif tag not in _SILENT:
-                    await self._other(record, transaction, context)
-                place += 1
+                places = range(place, min(place + most, stop))
+                found = self._latest.read(chunk, places, offset) or await self._decoded(chunk, places, transaction, context)
+                if found is None:
+                    place += 1
+                    continue
+                form, rows = found
+                sizes = list(map(len, chunk[place : place + len(rows)]))
+                place += len(rows)
+                in_order = self._exact or form.ordered
+                if in_order:
+                    await self.flush()
+                self._runs.add(form, rows, [context] * len(rows), sum(sizes))
+                self._largest = max(self._largest, *sizes)
+                del found, rows
+                if in_order or self._runs.count >= _FLUSH_CHANGES or self._runs.size >= _FLUSH_BYTES:
+                    if chunk is not transaction.records and isinstance(chunk, list):
+                        # read from the spool for us alone: a large record is not kept beside its values
+                        chunk[:place] = [b""] * place
+                    await self.flush()
         self._counted.statistics.transactions += 1
+
+    async def _decoded(
+        self, records: Sequence[bytes], places: range, transaction: Transaction, context: ChangeContext
+    ) -> tuple[Form, Sequence[Row]] | None:
+        """Decode a record. Returns its form, and the values of the records that have it. None: it is no change of a row, or is left out."""
+        record, prefixed = records[places.start], transaction.prefixed
+        tag = record[0] if record else 0
+        offset = 5 if prefixed else 1
+        if tag not in _ROWS or len(record) < offset + 4:
+            if tag not in _SILENT:
+                await self._other(record, transaction, context)
+            return None
+        plan = await self._plan(int.from_bytes(record[offset : offset + 4]), tag, context)
+        if plan is None:
+            return None
+        with _naming(plan.name, tag, context):
+            if tag != Tag.INSERT:
+                plan.require_updatable()
+            message = decode(record, in_stream=prefixed)
+            assert isinstance(message, Insert | Update | Delete)
+            form, row = plan.form(message)
+        if row is not None:
+            return form, [row]
+        self._latest.add(form)
+        return form.read(records, places, offset)
 
     async def _other(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
         message = decode(record, in_stream=transaction.prefixed)
         match message:
             case Relation():
                 if self._relations.define(message):
-                    # the grouped changes belong to the earlier description
+                    # the waiting changes belong to the earlier description
                     await self.flush()
-                    self._open.pop(message.relation_id, None)
+                    self._plans.pop(message.relation_id, None)
+                    self._left_out.pop(message.relation_id, None)
+                    self._latest.clear()
             case Truncate():
                 await self.flush()
-                await self._truncate(message, transaction, context)
+                await self._truncate(message, context)
             case _:
                 raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
 
-    async def _plan(self, relation_id: int, tag: int, transaction: Transaction, context: ChangeContext) -> RelationPlan | None:
+    async def _plan(self, relation_id: int, tag: int, context: ChangeContext) -> RelationPlan | None:
+        """The relation with its table; None: its changes are left out."""
+        plan = self._plans.get(relation_id)
+        if plan is not None or self._left_out.get(relation_id) is context:
+            return plan
         relation = self._relations.remote(relation_id)
-        if not self._gate(relation, transaction.final_lsn):
+        if not self._gate(relation, context.final_lsn):
             self._counted.statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
-            self._open[relation_id] = None
+            self._left_out[relation_id] = context
             return None
-        plan = self._relations.planned(relation_id)
-        if plan is None:
-            with _naming(TableName(relation.namespace, relation.name), tag, context):
-                plan = await self._relations.plan(self._connection, relation)
-        self._open[relation_id] = plan
+        with _naming(TableName(relation.namespace, relation.name), tag, context):
+            plan = self._plans[relation_id] = await self._relations.plan(self._connection, relation)
         return plan
 
-    def _runs(self, plan: RelationPlan) -> RunReader:
-        found = self._readers.get(plan)
-        if found is None:
-            found = self._readers[plan] = RunReader(plan)
-        return found
-
-    async def _row(self, record: bytes, tag: int, plan: RelationPlan, transaction: Transaction, context: ChangeContext) -> None:
-        """Make one change of a row at once."""
-        with _naming(plan.name, tag, context, count=self._counted if self._batching is None else None):
-            await self.flush()
-            operation = _operation(record, plan, prefixed=transaction.prefixed)
-            await self._execute(operation.statement, operation)
-
-    async def _execute(self, statement: Statement, operation: Operation) -> None:
-        with translated(), passing_values():
-            row = statement.pick(operation.vector)
-            limit_of(self._connection).require(statement.sql, row)
-            result = await self._connection.exec_driver_sql(statement.sql, row)
-            found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
-            if not found and statement.search is not None:
-                # a trigger may have skipped an existing row: that is no conflict
-                query, pick = statement.search.query
-                if (await self._connection.exec_driver_sql(query, pick(operation.vector))).first() is not None:
-                    found = 1
-        self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
-
     async def flush(self) -> None:
-        """Make the grouped changes.
+        """Make the changes that wait.
 
         Raises:
             ApplyError, RelationError, TargetUnavailable
         """
-        if self._batching is None or not self._batching.count:
+        if not self._runs.count:
             return
-        groups = self._batching.take()
-        self._bytes = 0
-        with translated(), passing_values():
-            for group in groups:
-                found = await self._execute_many(group)
-                statement = group.statement
-                missing = statement.search if found < len(group.vectors) else None
-                if missing is not None and await self._connection.run_sync(has_triggers, missing.table):
-                    # the trigger was created after the plan read the table
-                    raise Uncounted("a trigger may have passed over rows that exist")
-                self._counted.changes(statement.kind, statement.table, statement.identity, len(group.vectors), found)
+        for runs in self._runs.take():
+            for run in runs:
+                if self._exact or run.form.ordered:
+                    await self._make_each(run)
+                else:
+                    await self._make_together(run)
         self._largest = 0
 
-    async def _execute_many(self, group: Group) -> int:
-        """Execute a group; return how many of its changes found their row."""
-        statement, vectors, largest = group.statement, group.vectors, self._largest * BINARY_GROWS
-        if group.bulky and statement.order is not None:
-            vectors = _by_key(vectors, statement.order)
-        how = statement.bulk
-        if how is not None and group.bulky and self._bulk_tables.takes(how, len(vectors)):
-            found = await self._bulk_tables.execute(
-                self._connection, how, [how.pick(vector) for vector in vectors], deletes=statement.kind == "DELETE", largest=largest
-            )
+    async def _make_each(self, run: Run[Form]) -> None:
+        """Make changes one by one."""
+        form, statement = run.form, run.form.statement
+        for row, context in zip(run.rows, run.contexts, strict=True):
+            with _naming(statement.table, form.tag, context, count=self._counted if self._exact else None), translated(), passing_values():
+                (parameters,) = form.parameters([row], statement.pick)
+                limit_of(self._connection).require(statement.sql, parameters)
+                result = await self._connection.exec_driver_sql(statement.sql, parameters)
+                found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
+                if not found and statement.search is not None:
+                    # a trigger may have skipped an existing row: that is no conflict
+                    query, pick = statement.search.query
+                    (parameters,) = form.parameters([row], pick)
+                    found = int((await self._connection.exec_driver_sql(query, parameters)).first() is not None)
+            self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
+
+    async def _make_together(self, run: Run[Form]) -> None:
+        """Make changes by ``executemany``, or by bulk statements."""
+        statement, sent = run.form.statement, len(run.rows)
+        with translated(), passing_values():
+            found = await self._execute_many(run.form, run.rows)
+            missing = statement.search if found < sent else None
+            if missing is not None and await self._connection.run_sync(has_triggers, missing.table):
+                # the trigger was created after the plan read the table
+                raise Uncounted("a trigger may have passed over rows that exist")
+        self._counted.changes(statement.kind, statement.table, statement.identity, sent, found)
+
+    async def _execute_many(self, form: Form, rows: Sequence[Row]) -> int:
+        """Make changes of one form; return how many of them found their row."""
+        statement, largest = form.statement, self._largest * BINARY_GROWS
+        if form.keys is not None and statement.sortable:
+            rows = _by_key(rows, list(form.keys(rows)))
+        how = statement.bulk if form.keys is not None else None
+        if how is not None and self._bulk_tables.takes(how, len(rows)):
+            staged = form.parameters(rows, how.pick)
+            found = await self._bulk_tables.execute(self._connection, how, staged, deletes=statement.kind == "DELETE", largest=largest)
             if found is not None:
                 return found
-        rows = statement.picked(vectors)
-        pieces = limit_of(self._connection).pieces(statement.sql, rows, largest)
+        parameters = form.parameters(rows, statement.pick)
+        pieces = limit_of(self._connection).pieces(statement.sql, parameters, largest)
         if statement.kind == "INSERT":
             for piece in pieces:
                 await insert_rows(self._connection, statement.sql, statement.many, piece)
@@ -216,18 +233,15 @@ class TransactionRunner:
             # each row is sent on its own: this only checks their sizes
             pass
         if self._counts_many:
-            return _found((await self._connection.exec_driver_sql(statement.sql, rows)).rowcount, len(rows))
+            return _found((await self._connection.exec_driver_sql(statement.sql, parameters)).rowcount, len(rows))
         # the driver does not report how many rows an executemany found
-        return sum([_found((await self._connection.exec_driver_sql(statement.sql, row)).rowcount) for row in rows])
+        return sum([_found((await self._connection.exec_driver_sql(statement.sql, row)).rowcount) for row in parameters])
 
-    async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
+    async def _truncate(self, message: Truncate, context: ChangeContext) -> None:
         restart = TruncateOption.RESTART_IDENTITY in message.options
         truncated: TableName | None = None
         for relation_id in message.relation_ids:
-            if relation_id in self._open:
-                plan = self._open[relation_id]
-            else:
-                plan = await self._plan(relation_id, Tag.TRUNCATE, transaction, context)
+            plan = await self._plan(relation_id, Tag.TRUNCATE, context)
             if plan is None:
                 continue
             with _naming(plan.name, Tag.TRUNCATE, context), translated():
@@ -243,29 +257,14 @@ def _found(rowcount: int, sent: int = 1) -> int:
     return sent if rowcount < 0 else min(rowcount, sent)
 
 
-def _by_key(vectors: list[tuple[object, ...]], order: Callable[[Sequence[object]], Any]) -> list[tuple[object, ...]]:
+def _by_key(rows: Sequence[Row], keys: Sequence[Any]) -> Sequence[Row]:
     """Sort changes by the keys of their rows, so that the database finds and writes adjacent rows together.
 
     Changes of the same row keep their order. If a key has a NULL, the changes are not sorted: a NULL cannot be compared, and no row has
     such a key.
     """
-    keys = list(map(order, vectors))
     parts: Iterable[object] = chain.from_iterable(keys) if isinstance(keys[0], tuple) else keys
-    return vectors if None in parts else sorted(vectors, key=order)
-
-
-def _operation(record: bytes, plan: RelationPlan, *, prefixed: bool) -> Operation:
-    message = decode(record, in_stream=prefixed)
-    match message:
-        case Insert():
-            return plan.insert(message.new)
-        case Update():
-            plan.require_updatable()
-            return plan.update(message)
-        case Delete():
-            plan.require_updatable()
-            return plan.delete(message)
-    raise ProtocolError(f"a {type(message).__name__} message where a row was expected")
+    return rows if None in parts else [rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)]
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, Ta
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.apply.binding import bind_rows
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
-from subscriber.sinks.sqlalchemy.apply.relation_plan import RowBinder
 from subscriber.sinks.sqlalchemy.apply.statements import insert_row
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable, reflect_all
@@ -95,13 +95,12 @@ class SqlAlchemyTableGroup:
         target.require_complete()
         copied = _Copied(target)
         binary = copy_format is CopyFormat.BINARY
-        binder = RowBinder(target.columns)
         decoder = copy_decoder(len(table.columns), binary=binary)
         async for chunk in data:
             copied.size += len(chunk)
             if copied.size > _MOST_BYTES:
                 raise TargetError(f'table "{table.name}" is too large to be copied with others')
-            copied.rows += binder.columns(*decoder.columns(chunk), binary=binary)
+            copied.rows += bind_rows(target.columns, *decoder.columns(chunk), binary=binary)
         decoder.finish()
         copied.size *= BINARY_GROWS if binary else 1
         self._copied = copied

@@ -46,9 +46,9 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
+from subscriber.sinks.sqlalchemy.apply.binding import bind_rows
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, schema_change
-from subscriber.sinks.sqlalchemy.apply.relation_plan import RowBinder
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
@@ -238,7 +238,6 @@ class SqlAlchemyTableSink:
             target = await self._target(connection, described)
             into = self._staging.like(target) if row.row["srcopy"] == _STAGED else None
             statement = insert_row(target, connection.dialect, into=into)
-        binder = RowBinder(target.columns)
         decoder = copy_decoder(len(described.columns), binary=binary)
         waiting: list[tuple[object, ...]] = []
         size = 0
@@ -248,7 +247,7 @@ class SqlAlchemyTableSink:
                 size += len(chunk)
                 count, columns = decoder.columns(chunk)
                 del chunk  # not kept while its rows are stored
-                waiting += binder.columns(count, columns, binary=binary)
+                waiting += bind_rows(target.columns, count, columns, binary=binary)
                 del columns
                 if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
                     if storing is not None:
