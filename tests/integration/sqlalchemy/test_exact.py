@@ -241,6 +241,6 @@ async def test_statements_are_not_kept_without_bound(sqlite_target: SqliteTarget
     await feed.apply(*(table.delete(*row[:9], "new") for row in rows[1:]))
     await feed.expect(table, (*rows[0][:9], "new"))
     assert plans
-    assert max(len(plan._statements) for plan in plans) <= 256
+    assert max(len(plan._forms) for plan in plans) <= 256
     assert feed.sink.statistics.confl_delete_missing == 0
     await feed.close()

@@ -29,7 +29,7 @@ class _Described(DescribedRelations):
 
 
 @pytest.mark.parametrize("make", [_Described, row_encoder.DescribedRelations])
-def test_only_another_description_is_new(make: Callable[[], DescribedRelations | row_encoder.DescribedRelations]) -> None:
+def test_only_another_description_is_new(make: Callable[[], DescribedRelations]) -> None:
     described = make()
     assert described.define(ROOT)
     assert not described.define(replace(ROOT))

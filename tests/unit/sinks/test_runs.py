@@ -94,7 +94,7 @@ def test_runs_of_one_table_are_taken() -> None:
 
 @pytest.mark.parametrize("xid", [None, 9])
 def test_changes_after_one_of_their_form_are_read_together(xid: int | None) -> None:
-    changes = [
+    changes: list[Insert | Update | Delete] = [
         Insert(7, TupleData(b"tt", [b"1", b"x"]), xid),
         Insert(7, TupleData(b"tn", [b"2", None]), xid),
         Update(7, None, TupleData(b"tt", [b"2", b"o"]), TupleData(b"tu", [b"2", None]), xid),

@@ -1,4 +1,4 @@
-"""Collects rows of one table until they become Arrow columns: raw values, and runs of rows with the same operation and transaction."""
+"""Collects rows of one table until they become Arrow columns: raw values, and what consecutive rows have in common."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Stamp(NamedTuple):
         return cls(transaction.end_lsn, transaction.final_lsn, transaction.xid, kept_in_years(transaction.commit_time))
 
 
-_Run = tuple[int, int, int, Stamp, str, bool, list[str] | None]
-"""Rows that differ only in their values: the number of the buffer's rows up to its end, their size, the difference between their numbers in
-the transaction and in the buffer; and what all of them have: transaction, operation, whether moved, unchanged columns."""
+_Span = tuple[int, int, int, Stamp, str, bool, list[str] | None]
+"""Consecutive rows that differ only in their values: the number of the buffer's rows up to their end, their size, the difference between
+their numbers in the transaction and in the buffer; and what all have: transaction, operation, whether moved, unchanged columns."""
 
 
 class RowBuffer:
@@ -51,7 +51,7 @@ class RowBuffer:
         size: approximate size of their values in bytes.
     """
 
-    __slots__ = ("_rows", "_runs", "schema", "size", "table_id")
+    __slots__ = ("_rows", "_spans", "schema", "size", "table_id")
 
     def __init__(self, table_id: int, schema: TableSchema) -> None:
         self.table_id = table_id
@@ -61,14 +61,14 @@ class RowBuffer:
     def clear(self) -> None:
         self.size = 0
         self._rows: list[Row] = []
-        self._runs: list[_Run] = []
+        self._spans: list[_Span] = []
 
     def remove(self, stamp: Stamp) -> None:
         """Remove the rows of the latest transaction, if it is this one."""
-        runs = self._runs
-        while runs and runs[-1][3] is stamp:
-            self.size -= runs.pop()[1]
-        del self._rows[runs[-1][0] if runs else 0 :]
+        spans = self._spans
+        while spans and spans[-1][3] is stamp:
+            self.size -= spans.pop()[1]
+        del self._rows[spans[-1][0] if spans else 0 :]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -82,7 +82,7 @@ class RowBuffer:
         """
         before = len(self._rows)
         self._rows += rows
-        self._runs.append((len(self._rows), size, seq - before, stamp, op, moved, unchanged))
+        self._spans.append((len(self._rows), size, seq - before, stamp, op, moved, unchanged))
         self.size += size
 
     def to_arrow(self) -> pa.RecordBatch:
@@ -91,7 +91,7 @@ class RowBuffer:
         Raises:
             ApplyError: a text is not UTF-8. The error names the transaction.
         """
-        ends, _, shifts, stamps, ops, moved, unchanged = (_column(self._runs, place) for place in range(7))
+        ends, _, shifts, stamps, ops, moved, unchanged = (_column(self._spans, place) for place in range(7))
         lsns, _, xids, times = (_column(stamps, place) for place in range(4))
         numbers = pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), pa.array(range(len(ends)), pa.int32()))
         run = pc.run_end_decode(numbers)

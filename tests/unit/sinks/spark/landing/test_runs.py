@@ -15,7 +15,7 @@ from subscriber.errors import SubscriberError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, TupleData, Update
-from subscriber.sinks.spark.landing import row_encoder
+from subscriber.sinks import runs
 from subscriber.transaction.model import Transaction
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, landed, make, row, run, transaction
 
@@ -101,7 +101,7 @@ def test_runs_are_landed_as_single_changes(drawn: list[tuple[list[Message], bool
     transactions = [_transaction(number, changes, prefixed=prefixed, cut=cut) for number, (changes, prefixed, cut) in enumerate(drawn)]
     found = run(_landed(transactions))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_encoder, "read_rows", lambda *_, **__: [])
+        patch.setattr(runs, "read_rows", lambda *_, **__: [])
         assert run(_landed(transactions)) == found
 
 
