@@ -27,15 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from struct import Struct
 from typing import Final, Generic, Self, TypeVar
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol.messages import BINARY, NULL, TEXT, Delete, Insert, TupleData, Update
+from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, TupleData, Update
 from subscriber.protocol.tuples import read_rows
 from subscriber.sinks.apply_counters import ChangeContext
 
-__all__ = ["Form", "LatestForms", "Part", "Row", "Run", "Runs", "old_and_new", "parts_of"]
+__all__ = ["Form", "LatestForms", "Part", "Row", "Run", "Runs", "is_plain", "old_and_new", "parts_of"]
 
 _HEADER: Final = Struct(">IcH").pack
 _HEADER_SIZE: Final = 7
@@ -71,6 +72,23 @@ def old_and_new(message: Insert | Update | Delete, width: int, table: object) ->
     return old, new
 
 
+def is_plain(message: Insert | Update | Delete, key: Sequence[int] | None) -> bool:
+    """Whether changes of this kind are read as runs: an INSERT, and a change that finds its row by the key and does not change the key.
+
+    Args:
+        message: the change.
+        key: the columns of the key that finds rows; None: there is none.
+    """
+    match message:
+        case Insert():
+            return True
+        case Delete() | Update(key=None, old=None):
+            return key is not None
+        case Update(new=new, key=None, old=TupleData() as old) if key is not None:
+            return UNCHANGED not in old.kinds and all(old.values[n] == new.values[n] and old.kinds[n] == new.kinds[n] for n in key)
+    return False
+
+
 def parts_of(message: Insert | Update | Delete) -> tuple[Part, ...]:
     """How to read a change, and those that differ from it only in their values."""
     tuples: list[tuple[bytes, TupleData | None]] = [] if isinstance(message, Insert) else [(b"K", message.key), (b"O", message.old)]
@@ -92,6 +110,7 @@ class Form:
     Attributes:
         tag: the tag of the messages.
         parts: how to read them; empty: only one by one, from the decoded messages.
+        same: after a whole old row, the columns whose values the new row must have too. Then only the new row is kept.
         most: the largest size of the messages that are read together, in bytes.
         table: identifies the table: changes of different tables cannot touch the same row.
         keys: returns the key of each row; None: the changes keep their place in their table. See the module.
@@ -101,6 +120,7 @@ class Form:
 
     tag: int
     parts: tuple[Part, ...]
+    same: Sequence[int] = ()
     most: int = _NO_LIMIT
     table: Hashable = None
     keys: Callable[[Sequence[Row]], Iterable[object]] | None = None
@@ -118,7 +138,14 @@ class Form:
         Returns:
             The form of the rows, and their values.
         """
-        return self, read_rows(records, places, tag=self.tag, offset=offset, parts=self.parts, size=self.most)
+        rows = read_rows(records, places, tag=self.tag, offset=offset, parts=self.parts, size=self.most)
+        if rows and len(self.parts) > 1 and self.same:
+            width = len(self.parts[0][1])
+            old, new = list(map(itemgetter(*self.same), rows)), list(map(itemgetter(*(width + index for index in self.same)), rows))
+            if old != new:
+                del rows[next(place for place in range(len(rows)) if old[place] != new[place]) :]
+            rows = [row[width:] for row in rows]
+        return self, rows
 
 
 class LatestForms(Generic[F]):

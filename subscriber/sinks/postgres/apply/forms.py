@@ -21,7 +21,7 @@ from subscriber.sinks.postgres.apply.change_sql import delete, insert, update
 from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, insert_set, update_set
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn
-from subscriber.sinks.runs import Part, Row, old_and_new, parts_of
+from subscriber.sinks.runs import Part, Row, is_plain, old_and_new, parts_of
 
 __all__ = ["MOST_BYTES", "Form", "Forms"]
 
@@ -98,18 +98,7 @@ class Form(runs.Form):
         """Read the records from the first one on that have this form; return the form by which they were read, and their values."""
         if self.large is not None and len(records[places.start]) > MOST_BYTES:
             return self.large.read(records, places, offset)
-        _, rows = runs.Form.read(self, records, places, offset)
-        if len(self.parts) == 1 or self.find is None:
-            return self, rows
-        # an UPDATE with the whole old row: the old row is not needed while the key stays the same
-        width = len(self.kinds)
-        same: list[Row] = []
-        for row in rows:
-            new = row[width:]
-            if self.find(row) != self.find(new):
-                break
-            same.append(new)
-        return self, same
+        return runs.Form.read(self, records, places, offset)
 
     def parameters(self, row: Row) -> Sequence[bytes | None]:
         """The parameters of ``single``."""
@@ -165,20 +154,16 @@ class Forms:
             ProtocolError: a row has another number of columns than the relation, or a DELETE has no old row.
         """
         old, new = old_and_new(message, len(mapping.columns), mapping.table.name)
-        if _is_plain(message, mapping):
+        key = None if mapping.key is None else [index for index, _ in mapping.key]
+        if is_plain(message, key) and (mapping.identity is None or not isinstance(message, Update)):
             parts = parts_of(message)
             form = self._forms.get((mapping, type(message), parts))
             if form is None:
                 form = self._forms[mapping, type(message), parts] = self._plain(message, mapping, parts)
             return form, None
-        values: Row = ()
-        kinds = b""
-        if new is not None:
-            values, kinds = tuple(new.values), new.kinds
-        if old is not None:
-            searched = _searched(mapping, old)
-            values += tuple(old.values[index] for index in searched)
-            kinds += bytes(old.kinds[index] for index in searched)
+        searched = TupleData(b"", []) if old is None else _searched(mapping, old)
+        values = (*(() if new is None else new.values), *searched.values)
+        kinds = (b"" if new is None else new.kinds) + searched.kinds
         single = self._single(message, mapping, old)
         formats = _formats(kinds)
         form = self._forms.get((single, formats))
@@ -197,7 +182,7 @@ class Forms:
             case Update(new=new):
                 unchanged = new.kinds.translate(_UNCHANGED)
                 nulls = b"" if mapping.key is not None else (old or new).kinds.translate(_NULLS)
-                own, replace = old is not None, old is not None and _identity_changes(message, mapping)
+                own, replace = old is not None, _identity_changes(message, mapping)
                 return mapping.statement(
                     ("UPDATE", unchanged, nulls, own, replace),
                     lambda: update(mapping, unchanged, nulls, old=own, replace=replace, origin=origin),
@@ -220,6 +205,7 @@ class Forms:
         form = Form(
             tag=tag,
             parts=fields,
+            same=keyed,
             most=MOST_BYTES,
             table=table.tree,
             keys=partial(map, itemgetter(*keyed)) if exact else None,
@@ -240,31 +226,18 @@ class Forms:
         return form
 
 
-def _is_plain(message: Insert | Update | Delete, mapping: RelationMapping) -> bool:
-    match message:
-        case Insert():
-            return True
-        case Update(key=None, old=None):
-            return mapping.key is not None and mapping.identity is None
-        case Update(new=new, key=None, old=TupleData() as old) if mapping.key is not None and mapping.identity is None:
-            return UNCHANGED not in old.kinds and all(
-                old.values[index] == new.values[index] and old.kinds[index] == new.kinds[index] for index, _ in mapping.key
-            )
-        case Delete():
-            return mapping.key is not None
-    return False
-
-
 def _formats(kinds: bytes) -> tuple[int, ...] | None:
     """Format codes of libpq: 1 for binary; None if all values are texts."""
     return tuple(int(kind == BINARY) for kind in kinds) if BINARY in kinds else None
 
 
-def _searched(mapping: RelationMapping, old: TupleData) -> list[int]:
-    """The indexes of the old row's values that the predicate needs, in the order of its parameters."""
+def _searched(mapping: RelationMapping, old: TupleData) -> TupleData:
+    """The values of the old row that the predicate needs, in the order of its parameters."""
     if mapping.key is not None:
-        return [index for index, _ in mapping.key]
-    return [index for index, value in enumerate(old.values) if value is not None]
+        indexes = [index for index, _ in mapping.key]
+    else:
+        indexes = [index for index, value in enumerate(old.values) if value is not None]
+    return TupleData(bytes(old.kinds[index] for index in indexes), [old.values[index] for index in indexes])
 
 
 def _identity_changes(message: Update, mapping: RelationMapping) -> bool:

@@ -19,7 +19,7 @@ from subscriber.config import InsertConflict
 from subscriber.errors import RelationError
 from subscriber.protocol.messages import NULL, UNCHANGED, Delete, Insert, Relation, Tag, TupleData, Update
 from subscriber.sinks import runs
-from subscriber.sinks.runs import Part, Row, old_and_new, parts_of
+from subscriber.sinks.runs import Part, Row, is_plain, old_and_new, parts_of
 from subscriber.sinks.sqlalchemy.apply.binding import Bind, bind_columns, binds_of
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_row, insert_row, update_row
 from subscriber.sinks.sqlalchemy.schema.target_table import ColumnPlan, TargetTable
@@ -51,16 +51,6 @@ class Form(runs.Form):
     statement: Statement
     binds: Sequence[Bind]
     columns: Sequence[ColumnPlan]
-
-    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[Form, list[Row]]:
-        """See :meth:`subscriber.sinks.runs.Form.read`."""
-        _, rows = runs.Form.read(self, records, places, offset)
-        if len(self.parts) == 1:
-            return self, rows
-        # an UPDATE with the whole old row: the old row is not needed while the key stays the same
-        width, key = self.plan.width, self.plan.target.key or ()
-        changed = (place for place, row in enumerate(rows) if any(row[number] != row[width + number] for number in key))
-        return self, [row[width:] for row in rows[: next(changed, len(rows))]]
 
     def bound(self, rows: Sequence[Row]) -> Vector:
         """Bind rows; return their columns in the order of a vector, see :mod:`subscriber.sinks.sqlalchemy.apply.statements`.
@@ -145,7 +135,7 @@ class RelationPlan:
             RelationError: the target has no statement for such a change.
         """
         old, new = old_and_new(message, self.width, self.name)
-        plain = self._is_plain(message)
+        plain = is_plain(message, self.target.key)
         parts = parts_of(message)
         # without a key, a NULL in the row that is searched needs another statement
         nulls = b"" if plain else _nulls(self.target, old or new)
@@ -159,19 +149,6 @@ class RelationPlan:
         if plain:
             return form, None
         return form, (*(new.values if new is not None else ()), *(old.values if old is not None else ()))
-
-    def _is_plain(self, message: Insert | Update | Delete) -> bool:
-        key = self.target.key
-        match message:
-            case Insert():
-                return True
-            case Update(key=None, old=None):
-                return key is not None
-            case Update(new=new, key=None, old=TupleData() as old) if key is not None:
-                return UNCHANGED not in old.kinds and all(old.values[n] == new.values[n] and old.kinds[n] == new.kinds[n] for n in key)
-            case Delete():
-                return key is not None
-        return False
 
     def _made(self, message: Insert | Update | Delete, parts: tuple[Part, ...], nulls: bytes, *, plain: bool) -> Form:
         target, dialect = self.target, self._dialect
@@ -198,6 +175,7 @@ class RelationPlan:
         return Form(
             tag=tag,
             parts=parts if plain else (),
+            same=target.key or (),
             table=self.name,
             keys=partial(self._keys, binds) if movable else None,
             key_space=self,
