@@ -11,7 +11,7 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Tag, TupleData, Update
 from subscriber.sinks.apply_counters import ChangeContext
-from subscriber.sinks.runs import Form, LatestForms, Row, Run, Runs, old_and_new, parts_of
+from subscriber.sinks.runs import Form, LatestForms, Row, Run, Runs, is_plain, old_and_new, parts_of
 
 CONTEXT = ChangeContext("pg_1", 7, Lsn(1))
 
@@ -126,6 +126,23 @@ def test_changes_after_one_of_their_form_are_read_together(xid: int | None) -> N
     latest.clear()
     assert latest.read(records, range(1), offset) is None
     assert latest.read([b""], range(1), 1) is None
+
+
+def test_updates_with_whole_old_rows_are_read_while_the_key_stays() -> None:
+    def update(old: bytes, new: bytes) -> Update:
+        return Update(7, None, TupleData(b"ttn", [b"1", old, None]), TupleData(b"ttt", [b"1", new, b"v"]))
+
+    changes = [update(b"a", b"a"), update(b"b", b"b"), update(b"c", b"d"), update(b"e", b"e")]
+    records = list(map(encode, changes))
+    form = Form(tag=Tag.UPDATE, parts=parts_of(changes[0]), same=(0, 1))
+    assert form.read(records, range(4), 1) == (form, [(b"1", b"a", b"v"), (b"1", b"b", b"v")])
+    assert form.read(records, range(2, 4), 1) == (form, [])
+    assert [is_plain(change, (0, 1)) for change in changes] == [True, True, False, True]
+    assert [is_plain(change, (0,)) for change in changes] == [True] * 4
+    row, key = TupleData(b"tt", [b"1", b"x"]), TupleData(b"tn", [b"1", None])
+    others: list[Insert | Update | Delete] = [Insert(7, row), Update(7, None, None, row), Delete(7, key, None), Update(7, key, None, row)]
+    assert [is_plain(change, (0,)) for change in others] == [True, True, True, False]
+    assert [is_plain(change, None) for change in others] == [True, False, False, False]
 
 
 def test_rows_have_the_columns_of_their_relation() -> None:
