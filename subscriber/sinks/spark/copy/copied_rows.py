@@ -11,13 +11,14 @@ import pyarrow as pa
 from subscriber import crash_points
 from subscriber.abc import CopyFormat
 from subscriber.errors import ConfigurationError, TargetError
-from subscriber.sinks.spark.copy.text_format import CopyReader
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile
-from subscriber.sinks.spark.landing.row_buffer import special_column, typed_columns
+from subscriber.sinks.spark.landing.row_buffer import cast_columns, special_column
 from subscriber.sinks.spark.landing.zone import ParquetFile
+from subscriber.sinks.spark.schema.arrow_values import to_arrow
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.threads import run_in_thread
+from subscriber.types import CopyDecoder, copy_decoder
 
 __all__ = ["store_copy"]
 
@@ -51,7 +52,7 @@ async def store_copy(
         raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
     schema = replace(schema, columns=tuple(by_name[name] for name in columns))
     file = await run_in_thread(lambda: ParquetFile(storage, path, schema.landing))
-    reader = CopyReader(len(schema.columns))
+    decoder = copy_decoder(len(schema.columns), binary=False)
     pieces: list[bytes] = []
     gathered = 0
     try:
@@ -59,10 +60,10 @@ async def store_copy(
             pieces.append(piece)
             gathered += len(piece)
             if gathered >= _BYTES or len(pieces) >= _ROWS:
-                await run_in_thread(lambda some=pieces: _write(file, reader, schema, some))  # type: ignore[misc]
+                await run_in_thread(lambda some=pieces: _write(file, decoder, schema, some))  # type: ignore[misc]
                 pieces, gathered = [], 0
-        await run_in_thread(lambda: _write(file, reader, schema, pieces))
-        reader.finish()
+        await run_in_thread(lambda: _write(file, decoder, schema, pieces))
+        decoder.finish()
         size = await run_in_thread(file.commit)
     except BaseException:
         file.discard()
@@ -71,15 +72,14 @@ async def store_copy(
     return LandedFile(table_id=table_id, path=path, rows=file.rows, size=size, schema=schema)
 
 
-def _write(file: ParquetFile, reader: CopyReader, schema: TableSchema, pieces: Sequence[bytes]) -> None:
-    rows = reader.feed(b"".join(pieces))
-    if rows:
-        file.write(_copied(schema, rows))
+def _write(file: ParquetFile, decoder: CopyDecoder, schema: TableSchema, pieces: Sequence[bytes]) -> None:
+    count, columns = decoder.columns(b"".join(pieces))
+    if count:
+        file.write(_copied(schema, count, columns))
 
 
-def _copied(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -> pa.RecordBatch:
-    count = len(rows)
-    columns, specials = typed_columns(schema, rows)
+def _copied(schema: TableSchema, count: int, values: Sequence[Sequence[bytes | None]]) -> pa.RecordBatch:
+    columns, specials = cast_columns(schema, lambda number, column: to_arrow(values[number], column.type))
     zeros = pa.array([0], pa.int64()).take(pa.array([0] * count, pa.int64()))
     meta = [
         pa.array(["c"] * count, pa.string()),

@@ -18,7 +18,7 @@ from subscriber.sinks.spark.schema.arrow_values import NotText, Specials, to_arr
 from subscriber.sinks.spark.schema.table_schema import META, LakeColumn, TableSchema
 from subscriber.transaction.model import Transaction
 
-__all__ = ["Row", "RowBuffer", "Stamp", "cast_columns", "special_column", "typed_columns"]
+__all__ = ["Row", "RowBuffer", "Stamp", "cast_columns", "special_column"]
 
 
 Row = Sequence[bytes | None]
@@ -100,17 +100,12 @@ class RowBuffer:
         arrays = [pa.array(values, field.type).take(run) for values, field in zip(meta, META, strict=False)]
         arrays[2] = pc.add(arrays[2], pa.array(range(len(self)), pa.int64()))
         try:
-            columns, specials = typed_columns(self.schema, self._rows)
+            columns, specials = cast_columns(self.schema, lambda number, column: to_arrow(_column(self._rows, number), column.type))
         except ApplyError as error:
             row = next(row for row, values in enumerate(self._rows) if not all(map(_is_text, values)))
             stamp = stamps[bisect_right(ends, row)]
             raise ApplyError(f"{error} in transaction {stamp.xid}, finished at {stamp.final_lsn}", hint=error.hint) from None
         return pa.RecordBatch.from_arrays([*arrays, special_column(specials, len(self)), *columns], schema=self.schema.landing)
-
-
-def typed_columns(schema: TableSchema, rows: Sequence[Row]) -> tuple[list[pa.Array], dict[int, dict[str, str]]]:
-    """Cast the columns of rows, see :func:`cast_columns`."""
-    return cast_columns(schema, lambda number, column: to_arrow(_column(rows, number), column.type))
 
 
 def cast_columns(
