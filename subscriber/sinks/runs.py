@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from struct import Struct
 from typing import Final, Generic, Self, TypeVar
 
@@ -39,8 +38,8 @@ from subscriber.sinks.apply_counters import ChangeContext
 __all__ = ["Form", "LatestForms", "Part", "Row", "Run", "Runs", "is_plain", "old_and_new", "parts_of"]
 
 _HEADER: Final = Struct(">IcH").pack
-_HEADER_SIZE: Final = 7
-"""The bytes between xid and first value: relation, marker of the tuple, number of columns."""
+_HEADED: Final = 8
+"""The bytes before the first value, without the xid: tag, relation, marker of the tuple, number of columns."""
 _LOOK_BACK: Final = 8
 """How many runs of its table a change may be moved past."""
 _NO_LIMIT: Final = 2**62
@@ -112,6 +111,7 @@ class Form:
         parts: how to read them; empty: only one by one, from the decoded messages.
         same: after a whole old row, the columns whose values the new row must have too. Then only the new row is kept.
         most: the largest size of the messages that are read together, in bytes.
+        large: the form of a larger message; None: the same.
         table: identifies the table: changes of different tables cannot touch the same row.
         keys: returns the key of each row; None: the changes keep their place in their table. See the module.
         key_space: only keys of forms with an equal ``key_space`` can be compared.
@@ -122,6 +122,7 @@ class Form:
     parts: tuple[Part, ...]
     same: Sequence[int] = ()
     most: int = _NO_LIMIT
+    large: Self | None = None
     table: Hashable = None
     keys: Callable[[Sequence[Row]], Iterable[object]] | None = None
     key_space: object = None
@@ -138,14 +139,23 @@ class Form:
         Returns:
             The form of the rows, and their values.
         """
+        if self.large is not None and len(records[places.start]) > self.most:
+            return self.large.read(records, places, offset)
         rows = read_rows(records, places, tag=self.tag, offset=offset, parts=self.parts, size=self.most)
-        if rows and len(self.parts) > 1 and self.same:
-            width = len(self.parts[0][1])
-            old, new = list(map(itemgetter(*self.same), rows)), list(map(itemgetter(*(width + index for index in self.same)), rows))
-            if old != new:
-                del rows[next(place for place in range(len(rows)) if old[place] != new[place]) :]
-            rows = [row[width:] for row in rows]
+        if self.same and len(self.parts) > 1:
+            return self, _new_rows(rows, len(self.parts[0][1]), self.same)
         return self, rows
+
+
+def _new_rows(rows: list[Row], width: int, same: Sequence[int]) -> list[Row]:
+    """The new rows of UPDATEs with whole old rows, up to the first in which one of these columns changes."""
+    found: list[Row] = []
+    for row in rows:
+        for index in same:
+            if row[index] != row[width + index]:
+                return found
+        found.append(row[width:])
+    return found
 
 
 class LatestForms(Generic[F]):
@@ -157,11 +167,11 @@ class LatestForms(Generic[F]):
     def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[F, list[Row]] | None:
         """Read the run that begins with a record; None: its form is not known here."""
         record = records[places.start]
-        form = self._forms.get(record[:1] + record[offset : offset + _HEADER_SIZE])
+        form = self._forms.get(record[:_HEADED] if offset == 1 else record[:1] + record[offset : offset + _HEADED - 1])
         if form is None:
             return None
-        form, rows = form.read(records, places, offset)
-        return (form, rows) if rows else None
+        found = form.read(records, places, offset)
+        return found if found[1] else None
 
     def add(self, form: F) -> None:
         """Use this form from now on."""

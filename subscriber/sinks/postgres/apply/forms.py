@@ -75,7 +75,6 @@ class Form(runs.Form):
         arrays: the indexes of the columns whose arrays ``together`` needs.
         find: returns the key that finds the row; None: no row is searched.
         not_null: for an UPDATE that need not be made if a later change overwrites it: the columns that reject NULL. See :meth:`accepts`.
-        large: the form of such changes of more than MOST_BYTES; None: it is the same.
     """
 
     mapping: RelationMapping
@@ -87,18 +86,11 @@ class Form(runs.Form):
     arrays: tuple[int, ...] = ()
     find: Callable[[Row], object] | None = None
     not_null: tuple[int, ...] | None = None
-    large: Form | None = None
     _starts: list[int] | None = field(init=False)
 
     def __post_init__(self) -> None:
         kinds = self.kinds if self.picked is None else [self.kinds[index] for index in self.picked]
         self._starts = [4 if kind in _FIELDS else 0 for kind in kinds] if any(kind in _FIELDS for kind in kinds) else None
-
-    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[Form, list[Row]]:
-        """Read the records from the first one on that have this form; return the form by which they were read, and their values."""
-        if self.large is not None and len(records[places.start]) > MOST_BYTES:
-            return self.large.read(records, places, offset)
-        return runs.Form.read(self, records, places, offset)
 
     def parameters(self, row: Row) -> Sequence[bytes | None]:
         """The parameters of ``single``."""
@@ -221,7 +213,7 @@ class Forms:
             find=itemgetter(*keyed) if keyed and tag != Tag.INSERT else None,
             not_null=_not_null(mapping, arrays) if tag == Tag.UPDATE and BINARY not in kinds and together is not None else None,
         )
-        # a large value is not copied to remove its length: it would be in memory once more
+        # its values are not copied to remove their lengths: they would be in memory once more
         form.large = replace(form, parts=parts, kinds=kinds, together=None, keys=None, not_null=None)
         return form
 
