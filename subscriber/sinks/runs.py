@@ -208,6 +208,15 @@ class Run(Generic[F]):
         self.rows = [self.rows[place] for place in places]
         self.contexts = [self.contexts[place] for place in places]
 
+    def add(self, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int, keys: Collection[object] | None) -> None:
+        """Add changes. ``keys``: their keys, if they are known."""
+        if keys is not None and self._keyed == len(self.rows):
+            self._keys.update(keys)
+            self._keyed += len(rows)
+        self.rows += rows
+        self.contexts += contexts
+        self.size += size
+
     def is_apart_from(self, form: Form, keys: Collection[object]) -> bool:
         """Whether no change of the run is of a row with one of these keys of another form."""
         mine = self.form
@@ -241,13 +250,17 @@ class Runs(Generic[F]):
             size: of their messages, in bytes.
         """
         runs = self._tables.setdefault(form.table, [])
-        run = _joined(runs, form, rows)
+        run: Run[F] | None = None
+        keys: Collection[object] | None = None
+        if runs and runs[-1].form is form:
+            run = runs[-1]
+        elif form.keys is not None and any(earlier.form is form for earlier in runs[-_LOOK_BACK:]):
+            keys = set(form.keys(rows))
+            run = _joined(runs, form, keys)
         if run is None:
             run = Run(form)
             runs.append(run)
-        run.rows += rows
-        run.contexts += contexts
-        run.size += size
+        run.add(rows, contexts, size, keys)
         self.count += len(rows)
         self.size += size
         return run
@@ -266,13 +279,8 @@ class Runs(Generic[F]):
         return runs
 
 
-def _joined(runs: Sequence[Run[F]], form: F, rows: Sequence[Row]) -> Run[F] | None:
-    """The run that changes may join."""
-    if not runs or runs[-1].form is form:
-        return runs[-1] if runs else None
-    if form.keys is None or all(run.form is not form for run in runs[-_LOOK_BACK:]):
-        return None
-    keys = set(form.keys(rows))
+def _joined(runs: Sequence[Run[F]], form: F, keys: Collection[object]) -> Run[F] | None:
+    """The latest run of a form, if changes with these keys may join it."""
     for run in reversed(runs):
         if run.form is form:
             return run

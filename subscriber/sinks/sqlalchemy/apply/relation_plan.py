@@ -7,7 +7,8 @@ statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -23,8 +24,9 @@ from subscriber.sinks.runs import Part, Row, is_plain, old_and_new, parts_of
 from subscriber.sinks.sqlalchemy.apply.binding import Bind, bind_columns, binds_of
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_row, insert_row, update_row
 from subscriber.sinks.sqlalchemy.schema.target_table import ColumnPlan, TargetTable
+from subscriber.types.codec import READ_ERRORS
 
-__all__ = ["Form", "RelationPlan"]
+__all__ = ["Form", "RelationPlan", "picked"]
 
 _FORMS: Final = 256
 """How many forms of one relation are cached."""
@@ -63,20 +65,31 @@ class Form(runs.Form):
             return [[None] * len(rows)] * self.plan.width + found
         return found + found if self.tag == Tag.UPDATE and len(found) == self.plan.width else found
 
-    def parameters(self, rows: Sequence[Row], pick: Callable[[Vector], Any]) -> list[Any]:
+    def parameters(self, rows: list[Row], pick: Callable[[Vector], Any]) -> list[Any]:
         """Bind rows, and pick the parameters of a statement for each.
+
+        Args:
+            rows: the rows. The list is emptied, so that no large value is in memory twice.
+            pick: picks the parameters from a vector.
 
         Raises:
             ApplyError: as in :meth:`bound`.
         """
         found: list[Any] = []
-        for start in range(0, len(rows), _PIECE):
-            piece = rows[start : start + _PIECE]
-            picked = pick(self.bound(piece))
-            columns = list(picked.values()) if isinstance(picked, dict) else picked
-            tuples = zip(*columns, strict=True) if columns else [()] * len(piece)
-            found += [dict(zip(picked, values, strict=True)) for values in tuples] if isinstance(picked, dict) else tuples
+        while rows:
+            vector = self.bound(rows[:_PIECE])
+            count = min(len(rows), _PIECE)
+            del rows[:_PIECE]
+            found += picked(vector, pick, count)
         return found
+
+
+def picked(vector: Vector, pick: Callable[[Vector], Any], count: int) -> Iterable[Any]:
+    """Pick the parameters of a statement from columns, for each of their rows. ``count``: the number of rows."""
+    columns = pick(vector)
+    if isinstance(columns, dict):
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] if columns else [{}] * count
+    return zip(*columns, strict=True) if columns else [()] * count
 
 
 class RelationPlan:
@@ -189,6 +202,10 @@ class RelationPlan:
     def _keys(self, binds: Sequence[Bind], rows: Sequence[Row]) -> Sequence[object]:
         """The keys of rows: values that are equal in Python if they are equal in the database."""
         key, columns = self.target.key or (), self.target.columns
+        if len(key) == 1:
+            number, bind = key[0], binds[key[0]]
+            with contextlib.suppress(*READ_ERRORS):
+                return [None if row[number] is None else bind(row[number]) for row in rows]  # type: ignore[arg-type]
         found = bind_columns(
             [binds[number] for number in key], [columns[number] for number in key], [[row[number] for row in rows] for number in key]
         )

@@ -24,7 +24,7 @@ from subscriber.sinks.runs import LatestForms, Row, Run, Runs
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables, Uncounted
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind, has_triggers
-from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan
+from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan, picked
 from subscriber.sinks.sqlalchemy.apply.statements import delete_all
 from subscriber.sinks.sqlalchemy.session.errors import UNIQUE_VIOLATION, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
@@ -188,16 +188,19 @@ class TransactionRunner:
     async def _make_each(self, run: Run[Form]) -> None:
         """Make changes one by one."""
         form, statement = run.form, run.form.statement
-        for row, context in zip(run.rows, run.contexts, strict=True):
+        rows, run.rows = run.rows[::-1], []
+        for context in run.contexts:
             with _naming(statement.table, form.tag, context, count=self._counted if self._exact else None), translated(), passing_values():
-                (parameters,) = form.parameters([row], statement.pick)
+                # a large value is not kept beside its parameter
+                vector = form.bound([rows.pop()])
+                (parameters,) = picked(vector, statement.pick, 1)
                 limit_of(self._connection).require(statement.sql, parameters)
                 result = await self._connection.exec_driver_sql(statement.sql, parameters)
                 found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
                 if not found and statement.search is not None:
                     # a trigger may have skipped an existing row: that is no conflict
                     query, pick = statement.search.query
-                    (parameters,) = form.parameters([row], pick)
+                    (parameters,) = picked(vector, pick, 1)
                     found = int((await self._connection.exec_driver_sql(query, parameters)).first() is not None)
             self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
 
@@ -212,14 +215,14 @@ class TransactionRunner:
                 raise Uncounted("a trigger may have passed over rows that exist")
         self._counted.changes(statement.kind, statement.table, statement.identity, sent, found)
 
-    async def _execute_many(self, form: Form, rows: Sequence[Row]) -> int:
-        """Make changes of one form; return how many of them found their row."""
-        statement, largest = form.statement, self._largest * BINARY_GROWS
+    async def _execute_many(self, form: Form, rows: list[Row]) -> int:
+        """Make changes of one form; return how many of them found their row. The list is emptied."""
+        statement, sent, largest = form.statement, len(rows), self._largest * BINARY_GROWS
         if form.keys is not None and statement.sortable:
-            rows = _by_key(rows, list(form.keys(rows)))
+            _sort_by_key(rows, list(form.keys(rows)))
         how = statement.bulk if form.keys is not None else None
-        if how is not None and self._bulk_tables.takes(how, len(rows)):
-            staged = form.parameters(rows, how.pick)
+        if how is not None and self._bulk_tables.takes(how, sent):
+            staged = form.parameters(rows.copy(), how.pick)
             found = await self._bulk_tables.execute(self._connection, how, staged, deletes=statement.kind == "DELETE", largest=largest)
             if found is not None:
                 return found
@@ -228,12 +231,12 @@ class TransactionRunner:
         if statement.kind == "INSERT":
             for piece in pieces:
                 await insert_rows(self._connection, statement.sql, statement.many, piece)
-            return len(rows)
+            return sent
         for _ in pieces:
             # each row is sent on its own: this only checks their sizes
             pass
         if self._counts_many:
-            return _found((await self._connection.exec_driver_sql(statement.sql, parameters)).rowcount, len(rows))
+            return _found((await self._connection.exec_driver_sql(statement.sql, parameters)).rowcount, sent)
         # the driver does not report how many rows an executemany found
         return sum([_found((await self._connection.exec_driver_sql(statement.sql, row)).rowcount) for row in parameters])
 
@@ -257,14 +260,15 @@ def _found(rowcount: int, sent: int = 1) -> int:
     return sent if rowcount < 0 else min(rowcount, sent)
 
 
-def _by_key(rows: Sequence[Row], keys: Sequence[Any]) -> Sequence[Row]:
+def _sort_by_key(rows: list[Row], keys: Sequence[Any]) -> None:
     """Sort changes by the keys of their rows, so that the database finds and writes adjacent rows together.
 
     Changes of the same row keep their order. If a key has a NULL, the changes are not sorted: a NULL cannot be compared, and no row has
     such a key.
     """
     parts: Iterable[object] = chain.from_iterable(keys) if isinstance(keys[0], tuple) else keys
-    return rows if None in parts else [rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)]
+    if None not in parts:
+        rows[:] = [rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)]
 
 
 @contextlib.contextmanager
