@@ -8,8 +8,8 @@ The position is updated only from its known value (``WHERE remote_lsn = …``). 
 knows nothing, the UPDATE finds no row, and the batch is rolled back. A statement after COMMIT may be rejected too. The batch is committed
 then, and is not applied again: both cases are a :class:`TargetUnavailable`, and the caller opens the sink again and reads the position.
 
-Long runs of similar changes are sent as sets (:mod:`subscriber.sinks.postgres.apply.runs`). If a set does not find all its rows, the batch
-is rolled back and applied again, change by change: then the missing rows are counted as conflicts.
+Long runs of similar changes are sent as sets (:mod:`subscriber.sinks.postgres.apply.set_sender`). If a set does not find all its rows, the
+batch is rolled back and applied again, change by change: then the missing rows are counted as conflicts.
 
 If the server rejects a statement, the batch is rolled back and its transactions are applied again one by one, and change by change. Then
 the transactions before the failing one become durable, and the error names the right transaction and change. The target's tables are read
