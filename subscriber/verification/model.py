@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -97,6 +98,14 @@ class TableReport:
     def equal(self) -> bool:
         """Whether it was compared and no difference was found."""
         return self.left_out is None and not self.differing_ranges
+
+    @property
+    def summary(self) -> str:
+        """How many rows differ, by kind, for example "1 missing, 2 different"."""
+        counts = Counter[RowKind]()
+        for row in self.differences:
+            counts[row.kind] += row.count
+        return ("at least " if self.more else "") + ", ".join(f"{counts[kind]:,} {kind.value}" for kind in RowKind if counts[kind])
 
     def to_json(self) -> dict[str, Any]:
         """The table as an object of the JSON report."""

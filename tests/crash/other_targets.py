@@ -12,10 +12,9 @@ import pymysql
 
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
-from subscriber.testing.comparison.checksums import published_tables
-from subscriber.testing.comparison.rows import compare_rows
+from subscriber.testing.comparison import compare
 from subscriber.testing.load.mixed_load import MixedLoad
-from subscriber.testing.load.tables import SPECIMEN_NAMES, create_tables
+from subscriber.testing.load.tables import SPECIMEN_NAMES, create_tables, table_names
 from tests.crash.process import QUICK, RunProcess
 from tests.crash.scenario import ROWS
 from tests.support.database import Database
@@ -122,15 +121,14 @@ async def make_specimens_of_text(target_url: str) -> None:
 async def assert_same(process: OtherProcess) -> None:
     """The rows of all tables value by value, what is prepared, and that nothing temporary is left."""
     publisher = process.publisher
-    tables = await published_tables(publisher.dsn, ["pub"])
+    found = await compare(publisher.dsn, process.target_url, table_names("load"))
     inspection = TargetInspection(process.target_url)
     try:
-        found = await compare_rows(publisher.dsn, inspection, tables)
         prepared = await inspection.prepared_transactions()
     finally:
         await inspection.close()
     assert [table for table in found if not table.equal] == [], process.log()
-    assert min(table.publisher.rows for table in found if table.publisher and table.table.name in {"accounts", "history"}) > 0
+    assert min(table.publisher_rows for table in found if table.table.name in {"accounts", "history"}) > 0
     expected = publisher.fetch("SELECT transaction::text::int8 FROM pg_prepared_xacts WHERE database = current_database()")
     assert prepared == {xid for (xid,) in expected}
     assert publisher.fetch("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == [(process.name,)]

@@ -22,7 +22,7 @@ from subscriber import (
     create_subscription,
     drop_subscription,
 )
-from subscriber.testing.comparison.checksums import compare, compare_prepared
+from subscriber.testing.comparison import compare, compare_prepared
 from subscriber.testing.load.mixed_load import Kind
 from subscriber.testing.load.tables import table_names
 from subscriber.testing.server import EmbeddedServer
@@ -180,7 +180,7 @@ class LauncherScenario:
 
     async def assert_same(self) -> None:
         names = [*table_names("load"), *(TableName("public", f"extra_{number}") for number in range(self.extra))]
-        found = await compare(self.publisher.dsn, self.target.dsn, names, samples=5)
+        found = await compare(self.publisher.dsn, self.target.dsn, names)
         assert [table for table in found if not table.equal] == [], self.log()
         prepared = await compare_prepared(self.publisher.dsn, self.target.dsn)
         assert prepared.equal, prepared

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from subscriber.abc import TableName
-from subscriber.testing.comparison.checksums import compare, compare_prepared, published_tables
+from subscriber.testing.comparison import compare, compare_prepared, published_tables
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import create_tables, table_names
 from subscriber.testing.ports import free_port

@@ -17,7 +17,7 @@ from typing import Any
 
 from subscriber import Settings, SubscriberError, TableName
 from subscriber.protocol.quoting import quote_identifier
-from subscriber.testing.comparison.checksums import compare, published_tables
+from subscriber.testing.comparison import compare, published_tables
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import eventually
@@ -71,7 +71,7 @@ class BothSubscriptions:
         if publisher:
             pairs.append((self.publisher, await published_tables(self.publisher.conninfo(), self.publications)))
         for other, names in pairs:
-            found = await compare(other.conninfo(), self.ours.conninfo(), names, samples=5)
+            found = await compare(other.conninfo(), self.ours.conninfo(), names)
             different = [table for table in found if not table.equal]
             assert not different, f"ours differs from {other.name}: {different}"
 

@@ -22,9 +22,9 @@ from subscriber.cli.signals import clean_end
 from subscriber.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from subscriber.testing.comparison.checksums import TableComparison
     from subscriber.testing.demonstration.demonstration import Demonstration, Sample
     from subscriber.testing.load.mixed_load import LoadReport
+    from subscriber.verification.model import TableReport
 
 __all__ = ["add_arguments"]
 
@@ -199,13 +199,8 @@ def _print_report(report: LoadReport, streamed: int) -> None:
     say(f"   Of those prepared, {report.committed_prepared:,} were committed, {report.rolled_back_prepared:,} rolled back.")
 
 
-def _print_comparisons(comparisons: list[TableComparison]) -> None:
-    say(f"   {'table':<14} {'publisher':>12} {'target':>12}   checksum")
-    for comparison in comparisons:
-        publisher, target = comparison.publisher, comparison.target
-        rows = [f"{digest.rows:>12,}" if digest else f"{'missing':>12}" for digest in (publisher, target)]
-        if comparison.equal and publisher is not None:
-            verdict = f"{publisher.checksum}  same"
-        else:
-            verdict = f"DIFFERENT: {comparison.only_publisher:,} rows only on the publisher, {comparison.only_target:,} only in the target"
-        say(f"   {comparison.table.name:<14} {' '.join(rows)}   {verdict}")
+def _print_comparisons(comparisons: list[TableReport]) -> None:
+    say(f"   {'table':<14} {'publisher':>12} {'target':>12}")
+    for found in comparisons:
+        verdict = "same" if found.equal else f"DIFFERENT: {found.left_out or found.summary}"
+        say(f"   {found.table.name:<14} {found.publisher_rows:>12,} {found.target_rows:>12,}   {verdict}")

@@ -149,13 +149,8 @@ def _show(report: VerificationReport, *, quiet: bool, would: bool) -> None:
 
 
 def _show_table(table: TableReport, *, would: bool) -> None:
-    more = "at least " if table.more else ""
-    counts = ", ".join(
-        f"{sum(each.count for each in table.differences if each.kind is kind):,} {kind.value}"
-        for kind in RowKind
-        if any(each.kind is kind for each in table.differences)
-    )
-    say(printable(f"{table.table}: {table.publisher_rows:,} rows on the publisher, {table.target_rows:,} in the target: {more}{counts}"))
+    rows = f"{table.publisher_rows:,} rows on the publisher, {table.target_rows:,} in the target"
+    say(printable(f"{table.table}: {rows}: {table.summary}"))
     for each in table.differences[:_SHOWN]:
         action = {RowKind.MISSING: "insert ", RowKind.EXTRA: "delete ", RowKind.DIFFERENT: "update "}[each.kind] if would else ""
         say(printable(f"  {action}{_described(each)}"))

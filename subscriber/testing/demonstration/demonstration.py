@@ -28,12 +28,13 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.kind import LakeKind
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import is_postgres, target_kind
-from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison
+from subscriber.testing.comparison import PreparedComparison
 from subscriber.testing.demonstration.target import DatabaseFacts, DemoTarget, Example, PostgresTarget, inspect_database
 from subscriber.testing.load.mixed_load import LoadReport, MixedLoad
 from subscriber.testing.load.tables import create_tables, table_names
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.server import EmbeddedServer
+from subscriber.verification.model import TableReport
 
 __all__ = ["MARIADB", "SCHEMA", "SPARK", "SQLITE", "Demonstration", "Sample"]
 
@@ -224,7 +225,7 @@ class Demonstration:
         """A description of how :meth:`compare` compares."""
         return self._target.proof
 
-    async def compare(self) -> list[TableComparison]:
+    async def compare(self) -> list[TableReport]:
         return await self._target.compare(self._publisher_dsn, table_names(SCHEMA))
 
     @property

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from subscriber.abc import TableName
+from subscriber.abc import PublishedTable, TableName
 from subscriber.config import Settings
-from subscriber.errors import ConfigurationError, SubscriberError, TargetError
+from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
@@ -31,10 +31,9 @@ from subscriber.sinks.spark.schema.table_schema import SPECIAL
 from subscriber.sinks.spark.session.jobs import first_words, job_errors
 from subscriber.sinks.spark.session.spark_session import spark_session
 from subscriber.sinks.spark.session.sql_text import quoted_name
-from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
-from subscriber.testing.comparison.rows import compare_rows
+from subscriber.testing.comparison import PreparedComparison, compare, prepared_transactions
 from subscriber.testing.demonstration.target import DatabaseFacts, Example
-from subscriber.verification.values import array_literal
+from subscriber.verification.model import TableReport
 
 __all__ = ["LakeTarget"]
 
@@ -148,12 +147,11 @@ class LakeTarget:
         snapshot = read_snapshot(self._storage)
         return f"every row of both, value by value; the lake by Spark SQL, at LSN {snapshot.lsn if snapshot else INVALID_LSN}"
 
-    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
+    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableReport]:
         """Compare tables of the published snapshot, value by value."""
         snapshot = read_snapshot(self._storage)
         assert snapshot is not None
-        reader = _SnapshotReader(self._spark, LakeSnapshot(self._spark, self.url, snapshot))
-        return await compare_rows(publisher_dsn, reader, tables)
+        return await compare(publisher_dsn, _SnapshotTables(self._spark, LakeSnapshot(self._spark, self.url, snapshot)), tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         """Compare the transactions prepared on the publisher with those that wait in the lake."""
@@ -201,26 +199,38 @@ class LakeTarget:
             self._root.rmdir()
 
 
-class _SnapshotReader:
-    """A :class:`subscriber.testing.comparison.rows.RowReader` of one snapshot, by Spark SQL."""
+class _SnapshotTables:
+    """The :class:`subscriber.catalog.target_kind.ComparedTables` of one snapshot, by Spark SQL."""
 
     def __init__(self, spark: Any, found: LakeSnapshot) -> None:
         self._spark = spark
         self._found = found
 
-    async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
-        if str(table) not in self._found.tables:
-            return False
-        return set(columns) <= {*await asyncio.to_thread(lambda: self._found.table(str(table)).columns)}
+    async def table(self, published: PublishedTable, key: Sequence[str]) -> _SnapshotTable:
+        if str(published.name) not in self._found.tables:
+            raise RelationError(f"the snapshot has no table {published.name}")
+        return _SnapshotTable(self._spark, self._found, published)
 
-    async def rows(self, table: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
-        batches = self._batches(table, columns)
+
+class _SnapshotTable:
+    """A :class:`subscriber.abc.RowSource`."""
+
+    def __init__(self, spark: Any, found: LakeSnapshot, published: PublishedTable) -> None:
+        self._spark = spark
+        self._found = found
+        self._published = published
+
+    def is_integer(self, number: int) -> bool:
+        return False
+
+    async def rows(self, column: str | None, low: int | None, high: int | None) -> AsyncIterator[Sequence[Sequence[object]]]:
+        batches = self._batches()
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            for row in batch:
-                yield [array_literal(value) if isinstance(value, list) else value for value in row]
+            yield batch
 
-    def _batches(self, table: TableName, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
-        self._found.table(str(table)).createOrReplaceTempView(_VIEW)
+    def _batches(self) -> Iterator[list[Sequence[object]]]:
+        columns = self._published.columns
+        self._found.table(str(self._published.name)).createOrReplaceTempView(_VIEW)
         query = f"SELECT {', '.join(map(quoted_name, [*columns, SPECIAL]))} FROM {_VIEW}"
         for batch in self._spark.sql(query).toArrow().to_batches(max_chunksize=_ROWS):
             yield [with_held_values(row, columns) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]

@@ -13,10 +13,10 @@ from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
-from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, prepared_transactions
-from subscriber.testing.comparison.rows import compare_rows
+from subscriber.testing.comparison import PreparedComparison, compare, prepared_transactions
 from subscriber.testing.demonstration.target import DatabaseFacts, Example
 from subscriber.testing.load.tables import SPECIMEN_NAMES, table_names
+from subscriber.verification.model import TableReport
 
 __all__ = ["SqlAlchemyTarget"]
 
@@ -73,9 +73,9 @@ class SqlAlchemyTarget:
         """Everything durable is visible."""
         return flushed
 
-    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
+    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableReport]:
         """Compare tables value by value."""
-        return await compare_rows(publisher_dsn, self._target, tables)
+        return await compare(publisher_dsn, self.url, tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         """Compare the transactions prepared on the publisher with those stored in the target."""

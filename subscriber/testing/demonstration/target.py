@@ -16,8 +16,9 @@ from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog
 from subscriber.sinks.postgres.session.errors import translated
-from subscriber.testing.comparison.checksums import PreparedComparison, TableComparison, compare, compare_prepared
+from subscriber.testing.comparison import PreparedComparison, compare, compare_prepared
 from subscriber.testing.load.tables import create_tables, drop_tables
+from subscriber.verification.model import TableReport
 
 __all__ = ["DatabaseFacts", "DemoTarget", "Example", "PostgresTarget", "forget_subscription", "inspect_database"]
 
@@ -104,7 +105,7 @@ class DemoTarget(Protocol):
         """A description of how :meth:`compare` compares."""
         ...
 
-    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
+    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableReport]:
         """Compare tables."""
         ...
 
@@ -163,9 +164,8 @@ class PostgresTarget:
         """Everything durable is visible."""
         return flushed
 
-    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
-        with translated():
-            return await compare(publisher_dsn, self.url, tables)
+    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableReport]:
+        return await compare(publisher_dsn, self.url, tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         assert self._facts is not None

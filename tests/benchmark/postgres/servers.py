@@ -10,7 +10,7 @@ from typing import Final
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.binaries import find_binaries
-from subscriber.testing.comparison.checksums import compare, published_tables
+from subscriber.testing.comparison import compare, published_tables
 from subscriber.testing.server import EmbeddedServer
 from tests.benchmark.postgres.processes import Cluster
 from tests.benchmark.postgres.workloads import Copy, Stream

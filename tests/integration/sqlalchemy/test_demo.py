@@ -75,7 +75,7 @@ def test_a_value_that_is_not_the_same_is_found(scratch: Path, sqlite_file: Other
         output, errors = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 1
     assert "DIFFERENT: tellers." in output
-    assert "DIFFERENT: 0 rows only on the publisher, 1 only in the target" in output
+    assert "DIFFERENT: 1 extra\n" in output
     assert errors == ""
     assert sqlite_file.fetch("SELECT name FROM sqlite_schema") == [("mine",)]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from subscriber.errors import ConfigurationError
-from subscriber.testing.comparison.checksums import compare, compare_prepared
+from subscriber.testing.comparison import compare, compare_prepared
 from subscriber.testing.load.mixed_load import Kind, MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables, drop_tables, table_names
 from subscriber.testing.server import EmbeddedServer

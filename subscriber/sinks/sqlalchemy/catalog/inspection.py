@@ -1,14 +1,14 @@
-"""Inspects a target independently of its subscriptions: its kind, its tables and rows. Also removes the leftovers of a subscription.
+"""Inspects a target independently of its subscriptions: its kind and its tables. Also removes the leftovers of a subscription.
 
-The demonstration and comparisons with the publisher use it. Values are those of the driver, without a conversion by this package.
+The demonstration uses it, and tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Executable, MetaData, Table, Text, column, func, inspect, select, table
+from sqlalchemy import BigInteger, Column, MetaData, Table, Text, func, inspect, select
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateTable, DropTable
@@ -66,11 +66,6 @@ class TargetInspection:
         async with self._database.reading() as connection:
             return await connection.run_sync(lambda sync: inspect(sync).has_table(version.name))
 
-    async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
-        """Whether the target has the table for a table of the publisher, with these columns."""
-        async with self._database.reading() as connection:
-            return set(columns) <= await self._columns(connection, table)
-
     async def existing(self, tables: Iterable[TableName]) -> list[str]:
         """Return the names, in the target, of those tables of the publisher that have a table there."""
         async with self._database.reading() as connection:
@@ -90,17 +85,6 @@ class TargetInspection:
 
     def _place(self, name: TableName) -> Table:
         return Table(target_name(name), MetaData())
-
-    async def rows(self, name: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
-        """Read all rows of a table, in one statement. Values are those of the driver."""
-        place = self._place(name)
-        # columns without a type: SQLAlchemy converts nothing
-        query: Executable = select(*(column(each) for each in columns)).select_from(table(place.name))
-        async with self._database.reading() as connection:
-            result = await connection.stream(query)
-            async for part in result.partitions(_FETCH_ROWS):
-                for row in part:
-                    yield row
 
     async def prepared_transactions(self) -> frozenset[int]:
         """Return the publisher's ids of the prepared transactions that are stored in the target."""

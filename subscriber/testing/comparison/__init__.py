@@ -1,1 +1,0 @@
-"""Compare the rows of two databases."""
