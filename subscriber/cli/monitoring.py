@@ -81,8 +81,8 @@ def judge(statuses: Sequence[SubscriptionStatus], limit: MaxLag) -> tuple[Severi
 
 def line(severity: Severity, text: str, performance: str = "") -> str:
     """``SUBSCRIBER OK - text | performance``. The text has no bar, because a bar separates the two."""
-    told = printable(f"SUBSCRIBER {severity.name} - {text}").replace("|", "/")
-    return f"{told} | {printable(performance)}" if performance else told
+    line = printable(f"SUBSCRIBER {severity.name} - {text}").replace("|", "/")
+    return f"{line} | {printable(performance)}" if performance else line
 
 
 def conclude(severity: Severity, text: str) -> int:

@@ -67,8 +67,8 @@ class Narrator:
             if not known.ready and not self._ends:
                 known.ready = True
                 self._tell(name, _ready(status, now - known.began))
-        elif now - known.told >= self._interval:
-            known.told = now
+        elif now - known.reported >= self._interval:
+            known.reported = now
             if status.state is WorkerState.COPYING and self._copies:
                 self._tell(name, _copying(status))
             elif status.state is WorkerState.CATCHING_UP:
@@ -82,7 +82,7 @@ class _Known:
     """What was printed about one subscription, and when."""
 
     def __init__(self, now: float) -> None:
-        self.began = self.told = now
+        self.began = self.reported = now
         self.ready = False
 
 

@@ -88,7 +88,7 @@ def emit(text: str) -> None:
         BrokenPipeError: the reader has closed the pipe.
         TargetError: standard output cannot be written.
     """
-    with _told():
+    with _output_errors():
         sys.stdout.write(text)
         sys.stdout.flush()
 
@@ -154,13 +154,13 @@ class Output:
 
 
 def _write(data: bytes) -> None:
-    with _told():
+    with _output_errors():
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _output_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

@@ -86,14 +86,14 @@ def _applier(applier: ApplierObservation) -> list[str]:
 def _freshness(applier: ApplierObservation) -> str:
     assert applier.freshness is not None
     last, target, late = applier.freshness["last"], applier.freshness["target"], applier.freshness["late"]
-    told = f"{last:.1f} s, target {target:g} s"
+    text = f"{last:.1f} s, target {target:g} s"
     if last > target:
-        told += ", missed because of --max-write-rate" if applier.freshness["held"] else ", missed"
+        text += ", missed because of --max-write-rate" if applier.freshness["held"] else ", missed"
     if late:
-        told += f"; {late} of {applier.freshness['rounds']} rounds were late"
+        text += f"; {late} of {applier.freshness['rounds']} rounds were late"
     if applier.landed_bytes and applier.written_bytes is not None:
-        told += f"; {size(applier.written_bytes)} written, {applier.written_bytes / applier.landed_bytes:.1f} for each landed byte"
-    return told
+        text += f"; {size(applier.written_bytes)} written, {applier.written_bytes / applier.landed_bytes:.1f} for each landed byte"
+    return text
 
 
 def _tables(status: SubscriptionStatus) -> list[str]:

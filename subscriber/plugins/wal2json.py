@@ -47,7 +47,7 @@ _FLAGS: Final = {
 }
 _LISTS: Final = ("actions", "filter-msg-prefixes", "add-msg-prefixes")
 _TABLES: Final = ("filter-tables", "add-tables")
-_NOT_TOLD: Final = {
+_OMITTED: Final = {
     "include-column-positions": "the positions of columns",
     "include-default": "the defaults of columns",
     "include-not-null": "which columns are NOT NULL",
@@ -70,7 +70,7 @@ class Wal2Json:
 
     def startup(self, ctx: LogicalDecodingContext, options: OutputPluginOptions, is_init: bool) -> None:
         """Read the options."""
-        for name, what in _NOT_TOLD.items():
+        for name, what in _OMITTED.items():
             if name in ctx.output_plugin_options:
                 hint = "use origin=none (-o) to omit changes of others" if name == "filter-origins" else f"omit {name}"
                 raise ConfigurationError(f"{name}: pgoutput does not tell {what}", hint=hint)

@@ -149,17 +149,17 @@ class Launcher:
     async def _reopen(self) -> Catalog | None:
         """Open the catalog, and retry until it succeeds. None if the launcher is to stop."""
         backoff = Backoff(self._settings)
-        told = ""
+        logged = ""
         while True:
             try:
                 return await self._open()
             except TargetError as error:
                 if isinstance(error, SubscriptionInUse):
                     raise
-                if error.one_line() != told:
+                if error.one_line() != logged:
                     # log each reason once: a different reason may need a different remedy
-                    told = error.one_line()
-                    _log.warning("could not open the target's catalog: %s", told)
+                    logged = error.one_line()
+                    _log.warning("could not open the target's catalog: %s", logged)
                 await _wait(self._stop, backoff.pause(policy(error)))
                 if self._stop.is_set():
                     return None

@@ -22,7 +22,7 @@ __all__ = ["add_arguments"]
 
 _SHOWN: Final = 20
 """How many rows of a table are shown as text. The JSON report has all."""
-_TELL_SECONDS: Final = 2.0
+_LINE_SECONDS: Final = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,26 +67,26 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-class _Told:
+class _ProgressLines:
     """Tells the progress on standard error, at most every two seconds. A :class:`subscriber.verification.model.Progress`."""
 
     def __init__(self) -> None:
         self._total = self._rows = 0
-        self._began = self._told = time.monotonic()
+        self._began = self._last_line = time.monotonic()
 
     def waiting(self, what: str) -> None:
         complain(f"waiting: {what}")
 
     def opened(self, lsn: Lsn | None, held_seconds: float, tables: int, rows: int) -> None:
         self._total = rows
-        self._began = self._told = time.monotonic()
+        self._began = self._last_line = time.monotonic()
         complain(f"comparing {tables} tables as of {lsn}; apply was held for {held_seconds * 1000:.0f} ms")
 
     def advanced(self, table: TableName, rows: int) -> None:
         self._rows += rows
         now = time.monotonic()
-        if now - self._told >= _TELL_SECONDS:
-            self._told = now
+        if now - self._last_line >= _LINE_SECONDS:
+            self._last_line = now
             percent = f", about {min(self._rows * 100 // self._total, 100)} %" if self._total else ""
             complain(f"{table}: {self._rows:,} rows compared{percent}, {self._rows / (now - self._began):,.0f} rows/s")
 
@@ -112,7 +112,7 @@ async def _execute(args: argparse.Namespace) -> int:
         connection=args.connection,
         tables=args.table,
         limits=limits,
-        progress=None if quiet else _Told(),
+        progress=None if quiet else _ProgressLines(),
         changed=args.changed,
     )
     if not args.json:

@@ -292,8 +292,8 @@ class LandingStream:
                 if landed:
                     crash_points.reached("landing.commit_written")
                     time = message.commit_time
-                    told = BatchTransactions(transactions=1, commit_time=time, first_commit_time=time)
-                    await run_in_thread(lambda: zone.add(landed, position, message.end_lsn, told))
+                    counted = BatchTransactions(transactions=1, commit_time=time, first_commit_time=time)
+                    await run_in_thread(lambda: zone.add(landed, position, message.end_lsn, counted))
                     self.lander.position = message.end_lsn
                 else:
                     await self._store_position(message.end_lsn)

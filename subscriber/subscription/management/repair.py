@@ -40,8 +40,8 @@ def require_repairable(target: str) -> ComparedKind:
 async def repair(report: VerificationReport, *, target: str, progress: Progress | None = None) -> dict[TableName, int]:
     """Make the differing rows of the target equal to those of the publisher.
 
-    Rows beyond ``VerificationLimits.max_differences`` are not known, and not repaired: verify again. Tables that cannot be repaired are left
-    out; see :func:`why_not_repairable`.
+    Rows beyond ``VerificationLimits.max_differences`` are not known, and not repaired: verify again. Tables that cannot be repaired are
+    left out; see :func:`why_not_repairable`.
 
     Args:
         report: what :func:`subscriber.verify` found.

@@ -27,7 +27,7 @@ __all__ = ["Asker", "PublisherSide", "Waiting", "publisher_sessions"]
 _POLL: Final = 0.02
 _NOT_RUNNING_SECONDS: Final = 5.0
 """A worker that is between two connections has no lock for a moment."""
-_TOLD_SECONDS: Final = 10.0
+_NOTICE_SECONDS: Final = 10.0
 
 
 class Waiting(Protocol):
@@ -98,7 +98,7 @@ class Asker:
 
     async def _answer(self, number: str) -> SnapshotRequest:
         now = asyncio.get_running_loop().time
-        seen = told = now()
+        seen = noticed = now()
         while True:
             request = await self.requests.read()
             if request is None or request.number != number:
@@ -114,8 +114,8 @@ class Asker:
                     f'subscription "{self._name}" is not running: its target cannot be brought to one position',
                     hint="start it with `subscriber run`, and try again",
                 )
-            if now() - told > _TOLD_SECONDS:
-                told = now()
+            if now() - noticed > _NOTICE_SECONDS:
+                noticed = now()
                 self._waiting.waiting("the target has not applied what the publisher has committed so far")
             await asyncio.sleep(_POLL)
 

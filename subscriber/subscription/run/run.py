@@ -115,7 +115,7 @@ class Run:
         service = SnapshotService(self._target, state)
         complete = self._until is not None and not self._until.allow_missing_tables
         async with task_group() as group:
-            beside = [group.create_task(work) for work in (launcher.run(), reports.run(), left_out.run(), service.run())]
+            tasks = [group.create_task(work) for work in (launcher.run(), reports.run(), left_out.run(), service.run())]
             try:
                 await follower.run()
                 if complete:
@@ -125,7 +125,7 @@ class Run:
                 state.end_retries()
                 await reports.report(_REPORT_SECONDS)
             await launcher.leave(_LEAVE_SECONDS)
-            for task in beside:
+            for task in tasks:
                 task.cancel()
         if self._until is not None and not state.stop.is_set() and isinstance(sink := self._target.opened, FinishingSink):
             await sink.finish()

@@ -77,7 +77,7 @@ class StatusReports:
         self._state = state
         self._progress = progress
         self._turn = asyncio.Lock()
-        self._told: SubscriberError | None = None
+        self._logged_error: SubscriberError | None = None
         self._failures: set[str] = set()
         # a lag of more seconds than this is not measured
         self._ends: deque[tuple[float, Lsn]] = deque(maxlen=_LAG_SECONDS)
@@ -125,9 +125,9 @@ class StatusReports:
         if not self._target.is_open:
             return
         error = self._state.last_error
-        news = error.one_line() if error is not None and error is not self._told else None
+        news = error.one_line() if error is not None and error is not self._logged_error else None
         await self._target.opened.report([self._apply(), *self._synchronizations()], news)
-        self._told = error
+        self._logged_error = error
 
     def _apply(self) -> WorkerActivity:
         state, statistics = self._state, self._target.statistics

@@ -93,7 +93,7 @@ class Setup:
         self._target = target
         self.refreshing = False
         self._misfit_level = self._left_out_level = logging.WARNING
-        self._told = set[TableName]()
+        self._logged = set[TableName]()
 
     async def prepare(self, on_durable: Callable[[Lsn], None], until: Until | None = None) -> Prepared:
         """Run the setup. It may be cancelled at any point and repeated.
@@ -222,7 +222,7 @@ class Setup:
             self._target.opened,
             copy_data=self._spec.options.copy_data,
             log_level=self._left_out_level,
-            told=self._told,
+            logged=self._logged,
         )
 
     # --- checks
@@ -272,8 +272,8 @@ class Setup:
 
     async def _check_everything(self, connection: WalReceiverConnection, *, own_slot: bool) -> None:
         publisher, target = await find_problems(connection, self._spec, known=own_slot)
-        told = tell([*publisher, *target], copy_data=self._spec.options.copy_data, misfits=self._misfit_level)
-        self._told = told if self._misfit_level == self._left_out_level else set()
+        logged = tell([*publisher, *target], copy_data=self._spec.options.copy_data, misfits=self._misfit_level)
+        self._logged = logged if self._misfit_level == self._left_out_level else set()
         _raise_first([(PublisherError, finding) for finding in publisher] + [(TargetError, finding) for finding in target])
 
     async def _resume(self, connection: WalReceiverConnection, state: SubscriptionState, position: Position) -> SubscriptionState:

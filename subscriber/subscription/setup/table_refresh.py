@@ -35,7 +35,7 @@ class TableRefresh:
         copy_data: whether new tables are copied.
         sink: the target, opened.
         log_level: for tables that are left out.
-        told: tables for which the log already says that they cannot be replicated.
+        logged: tables for which the log already says that they cannot be replicated.
 
     Attributes:
         published: name and oid of each published table, set by :meth:`refresh`.
@@ -49,13 +49,13 @@ class TableRefresh:
         *,
         copy_data: bool,
         log_level: int = logging.WARNING,
-        told: Collection[TableName] = (),
+        logged: Collection[TableName] = (),
     ) -> None:
         self._publications = publications
         self._sink = sink
         self._copy_data = copy_data
         self._log_level = log_level
-        self._told = set(told)
+        self._logged = set(logged)
         self.published: dict[TableName, int] = {}
         self.left_out: dict[TableName, str] = {}
 
@@ -105,7 +105,7 @@ class TableRefresh:
         for finding in findings:
             if finding.refuses:
                 raise TargetError(finding.message, hint=finding.hint)
-        self._told |= tell(findings, copy_data=self._copy_data)
+        self._logged |= tell(findings, copy_data=self._copy_data)
 
     async def _add(self, tables: Sequence[TableName], state: SubscriptionState, *, first: bool, demanded: bool) -> None:
         if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:
@@ -125,7 +125,7 @@ class TableRefresh:
                 if (first or demanded) and len(failed) == len(tables):
                     raise failed[table]
                 self.left_out[table] = failed[table].one_line()
-                if table not in self._told:
+                if table not in self._logged:
                     _log.log(self._log_level, "a table is published but not replicated: %s", failed[table].one_line())
             elif not first:
                 _log.info('table "%s" is published and was added', table)

@@ -93,7 +93,7 @@ class SnapshotReader(Session):
         result = await self.query(query)
         if result.status != pq.ExecStatus.COPY_OUT:
             raise PublisherError("the publisher did not start the copy")
-        told = read = 0
+        reported = read = 0
         # the binary format has a trailer after the last row
         extra = 1 if copy_format is CopyFormat.BINARY else 0
         ended = False
@@ -102,8 +102,8 @@ class SnapshotReader(Session):
             if rows is not None:
                 read += len(messages)
                 counted = max(read - extra, 0)
-                rows(counted - told)
-                told = counted
+                rows(counted - reported)
+                reported = counted
             if messages:
                 messages[:] = [b"".join(messages)]
                 # not kept while the reader works on it

@@ -272,10 +272,10 @@ class Lake:
 
 def lake_of_another(lake: Lake, name: str) -> TargetError:
     """The error for a lake that does not belong to the subscription of this name."""
-    whose = f'belonged to subscription "{lake.name}", which was dropped'
+    ownership = f'belonged to subscription "{lake.name}", which was dropped'
     if not lake.dropped:
-        whose = f'belongs to subscription "{lake.name}", not "{name}"'
-    return TargetError(f"the lake in {lake.storage.place} {whose}", hint="use a separate directory for each subscription")
+        ownership = f'belongs to subscription "{lake.name}", not "{name}"'
+    return TargetError(f"the lake in {lake.storage.place} {ownership}", hint="use a separate directory for each subscription")
 
 
 def copy_directory(table: LakeTable) -> str:

@@ -62,8 +62,8 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     error = read_quietly(storage, ERROR)
     applier = read_quietly(storage, APPLIER)
     running = is_held(writer)
-    told = [_activity(values) for values in status.get("workers", [])]
-    workers = {worker.table: worker for worker in told} if running else {}
+    activities = [_activity(values) for values in status.get("workers", [])]
+    workers = {worker.table: worker for worker in activities} if running else {}
     reset = read_quietly(storage, RESET)
     definition = defined(storage, lake)
     stopped = _stopped(storage)
@@ -84,7 +84,7 @@ def _observe(storage: Storage) -> Sequence[Observation]:
             last_error=error.get("last_error"),
             last_error_time=_time(error.get("last_error_time")),
             applier=_applier(storage, lake, applier, others),
-            details=WorkerDetails.from_json(next((worker.details for worker in told if worker.table is None), None)),
+            details=WorkerDetails.from_json(next((worker.details for worker in activities if worker.table is None), None)),
             by_command_line=definition.conninfo is None,
         )
     ]
@@ -106,24 +106,24 @@ def _is_of(table: LakeTable | None, stop: StoppedTable) -> bool:
     return table is not None and table.generation == stop.generation
 
 
-def _applier(storage: Storage, lake: Lake, told: Mapping[str, Any], stopped: Mapping[str, str]) -> ApplierObservation:
+def _applier(storage: Storage, lake: Lake, report: Mapping[str, Any], stopped: Mapping[str, str]) -> ApplierObservation:
     locked = storage.root is not None and is_held(storage.root / "applier.lock")
-    reported, host = told.get("last_report"), told.get("host")
+    reported, host = report.get("last_report"), report.get("host")
     if locked or (storage.root is not None and host == socket.gethostname()):
         reported = None  # the lock alone tells
     running = locked or (reported is not None and time.time() < reported + _LATE_REPORTS * REPORT_SECONDS)
     who = ApplierObservation(
-        pid=told.get("pid") if running else None,
+        pid=report.get("pid") if running else None,
         host=host if running or reported is not None else None,
         last_report=_time(reported),
-        engine=told.get("engine") if running else None,
-        last_error=told.get("last_error"),
-        last_error_time=_time(told.get("last_error_time")),
-        freshness=told.get("freshness"),
-        landed_bytes=told.get("landed_bytes"),
-        written_bytes=sum(told["written_bytes"].values()) if "written_bytes" in told else None,
-        progress=told.get("progress", ()),
-        stopped={**stopped, **{f"change log of {name}": error for name, error in stopped_logs(told).items()}},
+        engine=report.get("engine") if running else None,
+        last_error=report.get("last_error"),
+        last_error_time=_time(report.get("last_error_time")),
+        freshness=report.get("freshness"),
+        landed_bytes=report.get("landed_bytes"),
+        written_bytes=sum(report["written_bytes"].values()) if "written_bytes" in report else None,
+        progress=report.get("progress", ()),
+        stopped={**stopped, **{f"change log of {name}": error for name, error in stopped_logs(report).items()}},
     )
     try:
         snapshot = read_snapshot(storage)

@@ -120,8 +120,8 @@ class Publication:
 
     def note(self) -> str:
         """The ``userMetadata`` of the commit."""
-        told = {"lsn": str(self.lsn), "landed": str(self.landed), "published": self.published.isoformat(), "applier": self.applier}
-        return json.dumps({"subscriber": "snapshot", **told})
+        note_values = {"lsn": str(self.lsn), "landed": str(self.landed), "published": self.published.isoformat(), "applier": self.applier}
+        return json.dumps({"subscriber": "snapshot", **note_values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +284,11 @@ def snapshot_rows(snapshot: Snapshot, publication: Publication) -> pa.Table:
 
 def _publication(note: str) -> Publication | None:
     try:
-        told = json.loads(note)
-        if told["subscriber"] != "snapshot":
+        note_values = json.loads(note)
+        if note_values["subscriber"] != "snapshot":
             return None
-        published = datetime.fromisoformat(told["published"])
-        return Publication(Lsn.parse(told["lsn"]), Lsn.parse(told["landed"]), published, told["applier"])
+        published = datetime.fromisoformat(note_values["published"])
+        return Publication(Lsn.parse(note_values["lsn"]), Lsn.parse(note_values["landed"]), published, note_values["applier"])
     except (ValueError, KeyError, TypeError):
         return None  # of another writer
 

@@ -68,8 +68,8 @@ def stopped_logs(applier: Mapping[str, Any]) -> dict[TableName, str]:
 
 def read_counters(storage: Storage) -> dict[str, int]:
     """The counters of subscriber and applier since the lake was created."""
-    told = read_quietly(storage, APPLIER).get("counters", {})
-    return {**read_landed_counters(storage), **{name: int(told.get(name, 0)) for name in _APPLIER_COUNTERS}}
+    counters = read_quietly(storage, APPLIER).get("counters", {})
+    return {**read_landed_counters(storage), **{name: int(counters.get(name, 0)) for name in _APPLIER_COUNTERS}}
 
 
 def read_landed_counters(storage: Storage) -> dict[str, int]:
@@ -82,8 +82,8 @@ def write_error(storage: Storage, text: str, details: str | None = None) -> None
     """Store an error, and the details of a worker that could not report them itself."""
     write_document(storage, ERROR, {"last_error": text, "last_error_time": time.time()}, durable=False)
     if details is not None:
-        told = {"workers": [{"table": None, "details": details}]}
-        write_document(storage, STATUS, {**read_quietly(storage, STATUS), **told}, durable=False)
+        status = {"workers": [{"table": None, "details": details}]}
+        write_document(storage, STATUS, {**read_quietly(storage, STATUS), **status}, durable=False)
 
 
 def write_reset(storage: Storage, counters: Mapping[str, int]) -> None:

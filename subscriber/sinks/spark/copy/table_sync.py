@@ -269,7 +269,7 @@ class ExecutorTableSink(SparkTableSink):
     async def _all_done(self, order: CopyOrder, rows: Callable[[int], None]) -> tuple[DataFile, ...]:
         storage, loop = self._lake().storage, asyncio.get_running_loop()
         parts: dict[int, tuple[DataFile, ...]] = {}
-        told, patience = "", loop.time() + _PATIENCE_SECONDS
+        logged, patience = "", loop.time() + _PATIENCE_SECONDS
         while len(parts) < len(order.parts):
             for number in sorted(await run_in_thread(lambda: order.numbers_done(storage)) - parts.keys()):
                 parts[number] = await run_in_thread(lambda number=number: order.done(storage, number))  # type: ignore[misc]
@@ -278,9 +278,9 @@ class ExecutorTableSink(SparkTableSink):
             failure = await run_in_thread(lambda: order.failure(storage))
             if failure is not None and failure.gone:
                 raise CopyOutdated(failure.text, hint="the table is copied again")
-            if failure is not None and failure.text != told:
-                told = failure.text
-                _log.warning('table "%s" could not be copied: %s; it is retried', self._table, told)
+            if failure is not None and failure.text != logged:
+                logged = failure.text
+                _log.warning('table "%s" could not be copied: %s; it is retried', self._table, logged)
             elif loop.time() > patience:
                 patience = loop.time() + _PATIENCE_SECONDS
                 _log.warning('table "%s" waits for executors to copy it: is `subscriber spark-apply` running?', self._table)

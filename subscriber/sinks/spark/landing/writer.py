@@ -149,14 +149,14 @@ class LandingWriter:
         if batch is None or batch.is_empty:
             return None
         begin, end = self._begin, self.position
-        told = BatchTransactions(
+        counted = BatchTransactions(
             transactions=count,
             commit_time=self._commit_time,
             first_commit_time=self._first_commit_time,
             received_time=self._received_time,
         )
         self.lost = True  # until it is landed
-        found = await run_in_thread(lambda: self.zone.land(batch, begin, end, told))
+        found = await run_in_thread(lambda: self.zone.land(batch, begin, end, counted))
         self.lost = False
         return found
 

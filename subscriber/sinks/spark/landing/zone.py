@@ -251,7 +251,7 @@ class LandingZone:
         batch: OpenBatch,
         begin: Lsn,
         end: Lsn,
-        told: BatchTransactions,
+        transactions: BatchTransactions,
     ) -> Manifest | None:
         """Make a batch durable.
 
@@ -259,7 +259,7 @@ class LandingZone:
             batch: from :meth:`begin`. It cannot be used afterwards, even after an error.
             begin: the batch begins after this LSN.
             end: the batch ends at this LSN.
-            told: for the manifest.
+            transactions: for the manifest.
 
         Returns:
             The manifest. None if the batch ends no later than the last one, which already has its content.
@@ -275,12 +275,12 @@ class LandingZone:
         except BaseException:
             batch.discard()
             raise
-        return self.add(files, begin, end, told)
+        return self.add(files, begin, end, transactions)
 
-    def add(self, files: Sequence[LandedFile], begin: Lsn, end: Lsn, told: BatchTransactions) -> Manifest:
+    def add(self, files: Sequence[LandedFile], begin: Lsn, end: Lsn, transactions: BatchTransactions) -> Manifest:
         """Write the manifest for files in the directory."""
         manifest = Manifest(
-            **asdict(told), previous=self.last, begin=max(begin, self.last), end=end, landed_time=clock(), files=tuple(files)
+            **asdict(transactions), previous=self.last, begin=max(begin, self.last), end=end, landed_time=clock(), files=tuple(files)
         )
         if files:
             self._storage.sync([self.directory])

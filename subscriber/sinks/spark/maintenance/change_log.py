@@ -299,7 +299,7 @@ class ChangeLog:
                 errors[name] = stop.error
         wanted = [one for one in wanted if one[0] not in errors]
 
-        def apart(name: TableName, step: Callable[..., _Result], *arguments: Any) -> _Result | None:
+        def isolated(name: TableName, step: Callable[..., _Result], *arguments: Any) -> _Result | None:
             try:
                 return step(*arguments)
             except TableStopped as error:
@@ -314,21 +314,21 @@ class ChangeLog:
                 return appends, step(appends)
             except TargetError as error:
                 for append in appends:
-                    apart(append.name, require_copy, self._storage, append.copies, error)
-                    apart(append.name, require_no_own_error, append.log, error)
+                    isolated(append.name, require_copy, self._storage, append.copies, error)
+                    isolated(append.name, require_no_own_error, append.log, error)
                     if append.name in reading:
-                        apart(append.name, require_files, self._storage, append.log, error)
+                        isolated(append.name, require_files, self._storage, append.log, error)
                 sound = [append for append in appends if append.name not in errors]
                 if len(sound) == len(appends):
                     raise
             return sound, step(sound)
 
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-            planned = [one for one in pool.map(lambda one: apart(one[0], self._planner.plan, *one), wanted) if one is not None]
+            planned = [one for one in pool.map(lambda one: isolated(one[0], self._planner.plan, *one), wanted) if one is not None]
             if not planned:
                 return errors
             appends, added = together(self._write, planned, {append.name for append in planned if append.rewritten})
-            small = pool.map(lambda append, files: apart(append.name, self._committed, append, files), appends, added)
+            small = pool.map(lambda append, files: isolated(append.name, self._committed, append, files), appends, added)
             works = {append.name: work for append, work in zip(appends, small, strict=True) if work is not None}
 
             def merged(appends: Sequence[Append]) -> list[DataFile]:
@@ -336,7 +336,7 @@ class ChangeLog:
                 return self._each(rewrite_files, [works[append.name] for append in appends], what)
 
             appends, files = together(merged, [append for append in appends if append.name in works], works)
-            list(pool.map(lambda append, file: apart(append.name, self._compacted, append, works[append.name], file), appends, files))
+            list(pool.map(lambda append, file: isolated(append.name, self._compacted, append, works[append.name], file), appends, files))
         return errors
 
     def _write(self, appends: Sequence[Append]) -> list[list[DataFile]]:

@@ -23,7 +23,7 @@ from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.table_errors import CommitConflict
 
-__all__ = ["apart", "remove_unneeded_files"]
+__all__ = ["isolated", "remove_unneeded_files"]
 
 _UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
 _COPIED: Final = re.compile(r"copy-(\d+)-(\d+)-")
@@ -50,7 +50,7 @@ def remove_unneeded_files(
     newest = newest_generations(known)
     count = 0
     for table in tables:
-        with apart(storage, table.directory, errors):
+        with isolated(storage, table.directory, errors):
             unneeded = table.unneeded(retain_hours)
             gone = [path for path in unneeded if not path.startswith(copying) and not _is_newer(path, newest)]
             storage.delete(f"{table.directory}/{path}" for path in gone)
@@ -61,7 +61,7 @@ def remove_unneeded_files(
 
 
 @contextlib.contextmanager
-def apart(storage: Storage, directory: str, errors: dict[str, TargetError]) -> Iterator[None]:
+def isolated(storage: Storage, directory: str, errors: dict[str, TargetError]) -> Iterator[None]:
     """Collect the error of a block that concerns one directory only.
 
     Raises:
@@ -90,7 +90,7 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], re
     hours |= dict.fromkeys(["", SNAPSHOTS], max(retain_hours, 1))
     now, count = time.time(), 0
     for directory, old in hours.items():
-        with apart(storage, directory, errors):
+        with isolated(storage, directory, errors):
             names = [
                 file.name
                 for file in storage.files(directory)
@@ -106,6 +106,6 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], re
 def _sweep_copies(storage: Storage, known: Sequence[LakeTable], errors: dict[str, TargetError]) -> int:
     old = abandoned_copies(storage, known)
     for directory in old:
-        with apart(storage, directory, errors):
+        with isolated(storage, directory, errors):
             storage.remove_directory(directory)
     return len(old)

@@ -42,7 +42,7 @@ from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog, StoppedLog
-from subscriber.sinks.spark.maintenance.retention import apart, remove_unneeded_files
+from subscriber.sinks.spark.maintenance.retention import isolated, remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ROUND, ApplierStatus
@@ -302,7 +302,7 @@ class Applier:
         tables: list[LakeDelta] = []
         errors: dict[str, TargetError] = {}
         for delta in (*self._tables.opened.values(), *self._logs.values(), *self._history.opened.values(), self._publisher.delta):
-            with apart(self._storage, delta.directory, errors):
+            with isolated(self._storage, delta.directory, errors):
                 if delta.directory not in stopped and is_readable(delta) and published.get(delta.directory, delta.version) == delta.version:
                     tables.append(delta)
         if count := remove_unneeded_files(self._storage, lake, tables, self._settings.retain_hours, errors):

@@ -346,10 +346,10 @@ def history_documents(stopped: Mapping[TableName, TableStopped], snapshot: Snaps
     found: dict[TableName, StoppedTable] = {}
     for name, error in stopped.items():
         known = snapshot.stopped.get(name) if snapshot is not None else None
-        told = error.one_line()
+        text = error.one_line()
         if known is None:
             last = snapshot.tables.get(name) if snapshot is not None else None
-            known = StoppedTable(last=last, generation=0, lsn=landed, kept=False, since=time.time(), error=told)
-            _log.error('table "%s" left the published snapshot: %s', name, told)
-        found[name] = replace(known, error=told)
+            known = StoppedTable(last=last, generation=0, lsn=landed, kept=False, since=time.time(), error=text)
+            _log.error('table "%s" left the published snapshot: %s', name, text)
+        found[name] = replace(known, error=text)
     return found

@@ -73,20 +73,20 @@ def apply_lake(
     location = Location.of(lake).changed(parameters)
     if engine is None:
         engine = "spark" if master or conf or packages or register or is_under_spark() else "local"
-    with _progress_file(progress) as told:
+    with _progress_file(progress) as progress_file:
         if engine == "local":
             options = {"--master": master, "--conf": conf, "--py-files": packages}
             if given := [option for option, value in options.items() if value]:
                 raise ConfigurationError(f"engine local does not use {' and '.join(given)}", hint="use --engine spark, or omit that")
             if register is not None:
                 raise ConfigurationError("engine local has no catalog", hint="--register needs --engine spark")
-            _apply(location, None, stop, told=told, watch=watch, once=once)
+            _apply(location, None, stop, progress_file=progress_file, watch=watch, once=once)
             return
         spark = spark_session(master, conf, packages=packages)
         if (ui := spark.sparkContext.uiWebUrl) is not None:
             _log.info("Spark UI: %s", ui)
         try:
-            _apply(location, spark, stop, told=told, watch=watch, register=register, once=once)
+            _apply(location, spark, stop, progress_file=progress_file, watch=watch, register=register, once=once)
         finally:
             end_session(spark)
 
@@ -109,7 +109,7 @@ def _apply(
     spark: SparkSession | None,
     stop: threading.Event,
     *,
-    told: TextIO | None = None,
+    progress_file: TextIO | None = None,
     watch: Callable[[ApplierProgress], None] | None = None,
     register: str | None = None,
     once: bool = False,
@@ -135,9 +135,9 @@ def _apply(
 
     def published(snapshot: Snapshot) -> None:
         _log.info("published %s, %d tables", snapshot.lsn, len(snapshot.tables))
-        if told is not None and applier.progress.recent:
-            told.write(as_line(applier.progress.recent[-1]) + "\n")
-            told.flush()
+        if progress_file is not None and applier.progress.recent:
+            progress_file.write(as_line(applier.progress.recent[-1]) + "\n")
+            progress_file.flush()
         if registration is not None:
             registration.publish()
 

@@ -94,7 +94,7 @@ class CatalogRegistration:
         self._spark = spark.newSession()
         self._storage = storage
         self._schema = ".".join(map(quoted_name, schema.split(".")))
-        self._told = schema
+        self._schema_name = schema
         self._failed = failed
         self._failing = False
         self._views: dict[str, tuple[str, ...]] = {}  # the columns of registered views, by name
@@ -125,7 +125,7 @@ class CatalogRegistration:
             self._wake.set()
             thread.join(_PATIENCE_SECONDS)
             if thread.is_alive():
-                _log.warning("%s did not answer within %.0f s: not waiting for it", self._told, _PATIENCE_SECONDS)
+                _log.warning("%s did not answer within %.0f s: not waiting for it", self._schema_name, _PATIENCE_SECONDS)
         self.check()
 
     def check(self) -> None:
@@ -136,7 +136,7 @@ class CatalogRegistration:
         if began is not None and time.monotonic() > began + _PATIENCE_SECONDS:
             self._began = None
             slow = TargetError(
-                f"{self._told} has not answered for {_PATIENCE_SECONDS:.0f} s", hint="check the catalog; replication continues"
+                f"{self._schema_name} has not answered for {_PATIENCE_SECONDS:.0f} s", hint="check the catalog; replication continues"
             )
             _log.error("%s", slow.one_line())
             self._failing = True
@@ -159,7 +159,7 @@ class CatalogRegistration:
                     self.register(snapshot)
                 if self._failing:
                     self._failing = False
-                    _log.info("registered in %s again", self._told)
+                    _log.info("registered in %s again", self._schema_name)
                     self._failed(None)
                 error, pause = "", 0.0
             except TargetError as failure:
@@ -197,7 +197,7 @@ class CatalogRegistration:
             self._views.clear()
             self._registered = None
             raise TargetError(
-                f"could not register the snapshot at {snapshot.lsn} in {self._told}: {first_words(error)}",
+                f"could not register the snapshot at {snapshot.lsn} in {self._schema_name}: {first_words(error)}",
                 hint="it is tried again; check the catalog and the permissions of the applier",
             ) from error
         finally:
@@ -258,7 +258,7 @@ class CatalogRegistration:
         self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._of(name)} USING DELTA LOCATION {quoted_text(uri)}")
         (found,) = self._spark.sql(f"DESCRIBE DETAIL {self._of(name)}").select("location").collect()
         if unquote(_SCHEME.sub("", found["location"])) != _SCHEME.sub("", uri):
-            raise TargetError(f"{self._told}.{name} exists and is another table", hint="drop it, or register in another schema")
+            raise TargetError(f"{self._schema_name}.{name} exists and is another table", hint="drop it, or register in another schema")
 
     def _changed(self, name: TableName, table: SnapshotTable) -> bool:
         return self._registered is None or self._registered.get(name) != table

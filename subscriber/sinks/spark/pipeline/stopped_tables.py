@@ -127,7 +127,7 @@ def stopped_documents(
     """What the next snapshot says about stopped tables, after the published one."""
     found: dict[TableName, StoppedTable] = {}
     for name, error in stopped.items():
-        table, now, told = tables[name], time.time(), with_names(error.one_line(), lake, name)
+        table, now, text = tables[name], time.time(), with_names(error.one_line(), lake, name)
         stop = stop_of(snapshot, name, table)
         if stop is None:
             last = snapshot.tables.get(name) if snapshot is not None else None
@@ -137,9 +137,9 @@ def stopped_documents(
             lsn = max(table.entry.lsn or table.added, snapshot.landed if snapshot is not None else INVALID_LSN)
             stop = StoppedTable(last=last, generation=table.generation, lsn=lsn, kept=True, since=now, error="")
             what = 'table "%s" left the published snapshot' if table.until is None else 'removed table "%s" lacks landed changes'
-            _log.error(f"{what}: %s", name, told)
+            _log.error(f"{what}: %s", name, text)
         if stop.kept and now > stop.since + retain_hours * 3600:
             stop = replace(stop, kept=False)
-            told = f"{told}; changes of more than {retain_hours} hours are not kept: {with_names(COPY_AGAIN, lake, name)}"
-        found[name] = replace(stop, error=told)
+            text = f"{text}; changes of more than {retain_hours} hours are not kept: {with_names(COPY_AGAIN, lake, name)}"
+        found[name] = replace(stop, error=text)
     return found

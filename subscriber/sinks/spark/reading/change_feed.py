@@ -82,7 +82,7 @@ class Changes:
     def __init__(self, storage: Storage, name: TableName) -> None:
         self._storage = storage
         self._name = name
-        self._told = INVALID_LSN
+        self._latest = INVALID_LSN
 
     def _look(self) -> _Known:
         lake = Lake.find(self._storage)
@@ -147,8 +147,8 @@ class Changes:
             last = min(last, until)
         found = max(known.added, known.reached, last if known.begun else INVALID_LSN)
         # if a copy was begun and given up, a table that is removed returns to its state before it was added again
-        self._told = max(self._told, found)
-        return self._told
+        self._latest = max(self._latest, found)
+        return self._latest
 
     def pieces(self, start: Lsn, end: Lsn) -> list[Piece]:
         """Divide the range after ``start`` up to ``end``: the files of the log, in order, and the landed changes after them."""

@@ -31,7 +31,7 @@ __all__ = ["ComparedLake", "LakeTables"]
 
 _ROWS: Final = 2000
 _POLL_SECONDS: Final = 0.1
-_TOLD_SECONDS: Final = 10.0
+_NOTICE_SECONDS: Final = 10.0
 _NOT_RUNNING_SECONDS: Final = 60.0
 """An applier that is started takes its lock when its engine is ready: Spark needs some ten seconds."""
 _FAILURES: Final = 3
@@ -89,7 +89,7 @@ class ComparedLake:
             TargetError: the applier does not run, fails again and again, or has published a later snapshot only.
         """
         now = asyncio.get_running_loop().time
-        seen = told = now()
+        seen = noticed = now()
         snapshots, failures = Snapshots(self._storage), _Failures(self._storage)
         while True:
             found, newest = await run_in_thread(lambda: (snapshots.as_of_landed(landed), snapshots.newest()))
@@ -108,8 +108,8 @@ class ComparedLake:
             error = await run_in_thread(partial(failures.look, newest))
             if error is not None and failures.last:
                 raise TargetError(f"the lake has published no snapshot at {lsn}, because its applier fails: {error}", hint="verify again")
-            if now() - told > _TOLD_SECONDS:
-                told = now()
+            if now() - noticed > _NOTICE_SECONDS:
+                noticed = now()
                 lacking = f"the lake has not published a snapshot at {lsn} yet" if has_applier else "the lake has no applier yet"
                 waiting(f"{lacking}: {error}" if error is not None else lacking)
             await asyncio.sleep(_POLL_SECONDS)

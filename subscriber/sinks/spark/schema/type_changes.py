@@ -45,8 +45,8 @@ def keeps_values(before: LakeColumn, now: LakeColumn, lake: pa.DataType) -> bool
     """Whether values of one declaration are known to equal the results of the publisher's cast to another, in a type of the lake."""
     if before.declared is None or now.declared is None:
         # of a lake that was created before declarations were stored
-        apart = before.type != now.type and not pa.types.is_string(before.type) and not pa.types.is_string(now.type)
-        return not (apart and pa.types.is_string(lake))
+        incomparable = before.type != now.type and not pa.types.is_string(before.type) and not pa.types.is_string(now.type)
+        return not (incomparable and pa.types.is_string(lake))
     return before.declared == now.declared or _keeps(*before.declared, *now.declared, lake)
 
 

@@ -95,11 +95,11 @@ def require_no_foreign_changes(delta: DeltaReader, since: int, prefix: str, appl
             continue
         version, what = changed
         behind = next((one for one in ours if one > version), None)
-        told = f"Delta table {delta.uri} was changed by another writer, in version {version}{what}"
+        text = f"Delta table {delta.uri} was changed by another writer, in version {version}{what}"
         if behind is None:
-            raise TableStopped(told, hint=f"RESTORE TABLE … TO VERSION AS OF {version - 1}; or {COPY_AGAIN}")
+            raise TableStopped(text, hint=f"RESTORE TABLE … TO VERSION AS OF {version - 1}; or {COPY_AGAIN}")
         # restored to the version before, the table would lack the rows of our commit, but still state its LSN
-        raise TableStopped(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_AGAIN)
+        raise TableStopped(f"{text}, and by the applier behind that, in version {behind}", hint=COPY_AGAIN)
 
 
 def _runs(versions: Sequence[int], ours: Sequence[int]) -> Iterable[list[int]]:

@@ -115,8 +115,8 @@ class LostLog(DamagedCopy):
     """
 
     def __init__(self, uri: str, directory: str) -> None:
-        told = f"change log {uri} is gone, and its changes cannot be found elsewhere"
-        TableStopped.__init__(self, told, hint=COPY_AGAIN)  # a backup would lack what was appended since
+        text = f"change log {uri} is gone, and its changes cannot be found elsewhere"
+        TableStopped.__init__(self, text, hint=COPY_AGAIN)  # a backup would lack what was appended since
         self.directory = directory
 
 

@@ -77,7 +77,7 @@ async def synchronization_in_full(feed: Feed) -> None:
     await _expect_before(feed, t, (1, "a"), (2, None))
 
     feed.closed.add(t.name)
-    beside = await feed.apply(t.relation, t.insert(99, "the gate is closed"))
+    concurrent = await feed.apply(t.relation, t.insert(99, "the gate is closed"))
     feed.closed.clear()
     caught_up = feed.transaction(t.relation, t.insert(3, "b"), t.update(1, "c"), t.delete(2, None))
     await sink.apply(feed.batch(caught_up))
@@ -89,7 +89,7 @@ async def synchronization_in_full(feed: Feed) -> None:
     await sink.close()
     entry = (await feed.opened.tables())[t.name]
     equal(entry, TableEntry(TableState.SYNCDONE, caught_up.end_lsn), "the state of a synchronized table")
-    equal(await feed.position(), beside.end_lsn, "the subscription's position")
+    equal(await feed.position(), concurrent.end_lsn, "the subscription's position")
     demand(_AT.slot_name not in await feed.opened.slot_names(), "the slot of a synchronized table is still among the slots")
     await feed.opened.set_ready({t.name: caught_up.end_lsn})
     await feed.apply(t.relation, t.insert(4, "d"))

@@ -87,7 +87,7 @@ class WalSender:
         )
         self._place = publisher.wal.place(min(slot.restart_lsn, from_lsn))
         self._decoded = slot.restart_lsn
-        self._told = INVALID_LSN
+        self._sent_position = INVALID_LSN
         self._asked = False
         self._client_done = False
         self._woken = asyncio.Event()
@@ -154,7 +154,7 @@ class WalSender:
                 self._session.write(wire.command_complete("COPY 0"))
                 await self._session.drain()
                 raise ServerError("57P01", "", fatal=True)
-            if (self._positions.flush < self._decoded and self._told < self._decoded) or (publisher.stopping and not self._asked):
+            if (self._positions.flush < self._decoded and self._sent_position < self._decoded) or (publisher.stopping and not self._asked):
                 self._asked = publisher.stopping
                 await self._keepalive(ask=publisher.stopping)
                 # what was sent, and the statistics
@@ -182,7 +182,7 @@ class WalSender:
     async def _keepalive(self, *, ask: bool) -> None:
         if self._publisher.faults.stalled:
             return
-        self._told = self._decoded
+        self._sent_position = self._decoded
         self._positions.sent = max(self._positions.sent, self._decoded)
         self._write(encode_frame(PrimaryKeepalive(self._decoded, self._publisher.now(), ask)))
         await self._session.drain()

@@ -92,11 +92,11 @@ class _Walk:
 
     def _lost(self, schema: TableSchema) -> str | None:
         for key in schema.keys:
-            told = f'column "{key}" of table "{schema.table}", which identifies the rows,'
+            column = f'column "{key}" of table "{schema.table}", which identifies the rows,'
             if key in self.doubtful:
-                return f"{told} changed its type: old values cannot be converted"
+                return f"{column} changed its type: old values cannot be converted"
             if key in self.lacking and not schema.full:
-                return f"{told} was added later: earlier rows have no value in it"
+                return f"{column} was added later: earlier rows have no value in it"
         return None
 
 
@@ -136,8 +136,8 @@ class RowIdentityCheck:
         for file in before.files:
             if file.path not in known:
                 rows = read_base(self.storage, before.directory, [file], schema, [key, SPECIAL])
-                beside = rows.filter(pc.is_null(rows[key]))[SPECIAL].to_pylist()
-                if any(text is None or key not in json.loads(text) for text in beside):
+                special = rows.filter(pc.is_null(rows[key]))[SPECIAL].to_pylist()
+                if any(text is None or key not in json.loads(text) for text in special):
                     return True
             found.add(file.path)
         self.complete[before.directory, key] = found
