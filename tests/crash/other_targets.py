@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +12,12 @@ import pymysql
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.comparison import compare
-from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import SPECIMEN_NAMES, create_tables, table_names
+from tests.crash.kills import SMALL
 from tests.crash.process import QUICK, RunProcess
 from tests.crash.scenario import ROWS
 from tests.support.database import Database
 from tests.support.mariadb_database import MariaDatabase
-
-SMALL = ("logical_decoding_work_mem=128kB", "batch_rows=500", "copy_range_size=512kB", "max_sync_workers_per_subscription=4")
-"""Streams spill, batches split, and tables are copied in parts; workers mostly wait for their slots."""
 
 
 class TargetReader(Protocol):
@@ -83,24 +79,23 @@ class OtherProcess(RunProcess):
         super().__init__(publisher, reader.url, directory, ("two_phase=true",), (*QUICK, *settings, "create_tables=on"))
         self.reader = reader
 
+    def has_catalog(self) -> bool:
+        return self.reader.value("SELECT count(*) FROM subscriber_pg_subscription") is not None
+
     def states(self) -> str:
-        """Of the tables, one letter each."""
         found = self.reader.value("SELECT group_concat(srsubstate) FROM subscriber_pg_subscription_rel")
         return found or ""
 
+    def holds_prepared(self) -> bool:
+        return bool(self.reader.value("SELECT count(*) FROM subscriber_prepared_transaction"))
+
     def is_ready(self) -> bool:
-        """All tables are ready, and prepared transactions come when they are prepared."""
         states = self.states()
         return (
             bool(states)
             and set(states) <= {"r", ","}
             and self.reader.value("SELECT subtwophasestate FROM subscriber_pg_subscription") == "e"
         )
-
-    def acknowledged(self) -> str:
-        """What the publisher knows to be durable."""
-        found = self.publisher.fetch(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{self.name}'")
-        return found[0][0] if found else ""
 
 
 async def make_publisher_tables(publisher: Database) -> None:
@@ -137,17 +132,3 @@ async def assert_same(process: OtherProcess) -> None:
         assert process.reader.value("SELECT count(*) FROM subscriber_prepared_transaction_chunk") == 0
     assert list(process.spool.iterdir()) == []
     assert process.conflicts() == []
-
-
-async def assert_all_arrives(process: OtherProcess, load: MixedLoad, timeout: float) -> None:
-    """Catch up with transactions left prepared; then end them, and catch up again."""
-    await asyncio.to_thread(process.catch_up, timeout)
-    await assert_same(process)
-    left = process.publisher.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
-    assert left
-    await load.finish()
-    for number, (gid,) in enumerate(process.publisher.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")):
-        process.publisher.execute(f"{'ROLLBACK' if number else 'COMMIT'} PREPARED '{gid}'")
-    await asyncio.to_thread(process.catch_up, timeout)
-    await assert_same(process)
-    assert process.reader.value("SELECT count(*) FROM subscriber_prepared_transaction") == 0

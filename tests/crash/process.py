@@ -49,6 +49,35 @@ class RunProcess:
             # a process that starts creates the directory again while it is listed
             return False
 
+    def acknowledged(self) -> str:
+        """What the publisher knows to be durable; empty without a slot."""
+        found = self.publisher.fetch(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{self.name}'")
+        return found[0][0] if found else ""
+
+    def streams(self) -> bool:
+        """Whether the publisher sends to it."""
+        return bool(
+            self.publisher.value(
+                f"SELECT EXISTS (SELECT FROM pg_stat_replication WHERE application_name = '{self.name}' AND state <> 'startup')"
+            )
+        )
+
+    def has_catalog(self) -> bool:
+        """Whether the target has a catalog."""
+        raise NotImplementedError
+
+    def states(self) -> str:
+        """Of the tables, one letter each."""
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        """All tables are ready, and prepared transactions come when they are prepared."""
+        raise NotImplementedError
+
+    def holds_prepared(self) -> bool:
+        """Whether the target has a prepared transaction."""
+        raise NotImplementedError
+
     def arguments(self, *more: str) -> list[str]:
         found = ["--connection", self.publisher.conninfo(), "--publication", "pub", "--target", self.target_url, "--name", self.name]
         for option in self.options:
@@ -112,3 +141,20 @@ class SubscriberProcess(RunProcess):
     ) -> None:
         super().__init__(publisher, target.dsn, directory, options, settings)
         self.target = target
+
+    def has_catalog(self) -> bool:
+        return bool(self.target.value("SELECT to_regclass('subscriber.prepared_transaction') IS NOT NULL"))
+
+    def states(self) -> str:
+        query = "SELECT string_agg(srsubstate::text, '') FROM subscriber.pg_subscription_rel"
+        return (self.target.value(query) or "") if self.has_catalog() else ""
+
+    def are_tables_ready(self) -> bool:
+        """All tables are in the apply worker's hands: no slot will be created any more."""
+        return set(self.states()) == {"r"}
+
+    def is_ready(self) -> bool:
+        return self.are_tables_ready() and bool(self.target.value("SELECT subtwophasestate = 'e' FROM subscriber.pg_subscription"))
+
+    def holds_prepared(self) -> bool:
+        return bool(self.target.value("SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE database = current_database())"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from subscriber.testing.comparison import compare, compare_prepared
 from subscriber.testing.load.mixed_load import Kind, MixedLoad
@@ -57,19 +57,6 @@ async def eventually(condition: Callable[[], bool], timeout: float, process: Run
     return True
 
 
-def are_tables_ready(process: SubscriberProcess) -> bool:
-    """All tables are in the apply worker's hands: no slot will be created any more."""
-    return bool(
-        process.target.value("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL")
-        and process.target.value("SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM subscriber.pg_subscription_rel")
-    )
-
-
-def is_ready(process: SubscriberProcess) -> bool:
-    """All tables are ready, and prepared transactions come when they are prepared."""
-    return are_tables_ready(process) and bool(process.target.value("SELECT subtwophasestate = 'e' FROM subscriber.pg_subscription"))
-
-
 def prepare_one(publisher: Database, gid: str, rng: random.Random) -> None:
     """A prepared transaction that stays."""
     publisher.execute(
@@ -98,15 +85,16 @@ async def assert_same(process: SubscriberProcess) -> None:
     target.wait("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'crash%'", 0)
 
 
-async def assert_all_arrives(process: SubscriberProcess, load: MixedLoad, timeout: float) -> None:
-    """Catch up with transactions left prepared; then end them, and catch up again."""
+async def assert_all_arrives(process: RunProcess, load: MixedLoad, timeout: float, same: Callable[[], Awaitable[None]]) -> None:
+    """Catch up with transactions left prepared; then end them, and catch up again. Each time both sides are the same."""
+    publisher = process.publisher
     await asyncio.to_thread(process.catch_up, timeout)
-    await assert_same(process)
-    left = process.publisher.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
-    assert left
+    await same()
+    left = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+    assert publisher.fetch(left)
     await load.finish()
-    for number, (gid,) in enumerate(process.publisher.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")):
-        process.publisher.execute(f"{'ROLLBACK' if number else 'COMMIT'} PREPARED '{gid}'")
+    for number, (gid,) in enumerate(publisher.fetch(left)):
+        publisher.execute(f"{'ROLLBACK' if number else 'COMMIT'} PREPARED '{gid}'")
     await asyncio.to_thread(process.catch_up, timeout)
-    await assert_same(process)
-    assert process.target.value("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()") == 0
+    await same()
+    assert not process.holds_prepared()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.process import SubscriberProcess
-from tests.crash.scenario import eventually, is_ready
+from tests.crash.scenario import eventually
 from tests.support.database import Database
 
 ROUNDS = 9
@@ -34,7 +34,7 @@ async def test_killed_in_parallel_apply(publisher18_db: Database, target_db: Dat
     write = "INSERT INTO log SELECT {0}, g, repeat('x', 100) FROM generate_series({1}, {1} + {2}) AS g"
     try:
         process.start()
-        assert await eventually(lambda: is_ready(process), 60, process), process.log()
+        assert await eventually(process.is_ready, 60, process), process.log()
         for number in range(ROUNDS):
             with publisher18_db.connect() as session:
                 session.execute("BEGIN")

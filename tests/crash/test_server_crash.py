@@ -16,11 +16,9 @@ from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.server import EmbeddedServer
 from tests.crash.process import SubscriberProcess
 from tests.crash.scenario import (
-    are_tables_ready,
     assert_all_arrives,
     assert_same,
     eventually,
-    is_ready,
     make_load,
     make_tables,
     prepare_one,
@@ -48,9 +46,7 @@ def _position(process: SubscriberProcess) -> Lsn:
 
 
 def _acknowledged(process: SubscriberProcess) -> Lsn:
-    return Lsn.parse(
-        process.publisher.value(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{process.name}'")
-    )
+    return Lsn.parse(process.acknowledged())
 
 
 async def _progress(process: SubscriberProcess, load: MixedLoad) -> None:
@@ -62,8 +58,7 @@ async def _progress(process: SubscriberProcess, load: MixedLoad) -> None:
 async def _starts(process: SubscriberProcess) -> None:
     """From here on it waits for servers that are away."""
     process.start()
-    streams = f"SELECT EXISTS (SELECT FROM pg_stat_replication WHERE application_name = '{process.name}' AND state <> 'startup')"
-    assert await eventually(lambda: bool(process.publisher.value(streams)), 90, process), process.log()
+    assert await eventually(process.streams, 90, process), process.log()
 
 
 def _prepared(process: SubscriberProcess) -> set[str]:
@@ -95,7 +90,7 @@ async def test_target_crashes(tmp_path: Path, crashes: int) -> None:
                 await _starts(process)
                 for number in range(crashes):
                     if number == 2:
-                        assert await eventually(lambda: are_tables_ready(process), 150, process), process.log()
+                        assert await eventually(process.are_tables_ready, 150, process), process.log()
                         let_small_transactions_stream(process.publisher, load)
                     if number:
                         await _progress(process, load)
@@ -142,7 +137,7 @@ async def test_publisher_crashes(tmp_path: Path, crashes: int) -> None:
                 await _starts(process)
                 for number, stop in enumerate([publisher.kill, publisher.stop, publisher.kill] * (crashes // 3)):
                     if number == 2:
-                        assert await eventually(lambda: is_ready(process), 150, process), process.log()
+                        assert await eventually(process.is_ready, 150, process), process.log()
                         early = _prepared(process)
                         let_small_transactions_stream(process.publisher, load)
                     elif number:
@@ -157,7 +152,7 @@ async def test_publisher_crashes(tmp_path: Path, crashes: int) -> None:
                 process.kill()
                 for number in range(3):
                     prepare_one(process.publisher, f"left {number}", rng)
-            await assert_all_arrives(process, load, 60)
+            await assert_all_arrives(process, load, 60, lambda: assert_same(process))
         finally:
             process.end()
             process.publisher.close()
