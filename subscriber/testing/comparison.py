@@ -14,6 +14,7 @@ import psycopg
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.catalog.target_kind import ComparedTables
+from subscriber.errors import RelationError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.snapshots import read_snapshot
 from subscriber.subscription.targets import is_postgres
@@ -90,7 +91,10 @@ async def _described(session: Session, table: TableName) -> PublishedTable | Non
 
 async def _compare(published: PublishedTable | None, table: TableName, publisher: Side, target: TargetSnapshot) -> TableReport:
     report = TableReport(table)
-    planned = "it does not exist on the publisher" if published is None else await target.plan(published, publisher, _LIMITS)
+    try:
+        planned = "it does not exist on the publisher" if published is None else await target.plan(published, publisher, _LIMITS)
+    except RelationError as error:
+        planned = error.one_line()
     if isinstance(planned, str):
         report.left_out = planned
         return report

@@ -11,8 +11,8 @@ import pymysql
 
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
-from subscriber.testing.comparison import compare
-from subscriber.testing.load.tables import SPECIMEN_NAMES, create_tables, table_names
+from subscriber.testing.comparison import compare, published_tables
+from subscriber.testing.load.tables import SPECIMEN_NAMES, create_tables
 from tests.crash.kills import SMALL
 from tests.crash.process import QUICK, RunProcess
 from tests.crash.scenario import ROWS
@@ -116,7 +116,7 @@ async def make_specimens_of_text(target_url: str) -> None:
 async def assert_same(process: OtherProcess) -> None:
     """The rows of all tables value by value, what is prepared, and that nothing temporary is left."""
     publisher = process.publisher
-    found = await compare(publisher.dsn, process.target_url, table_names("load"))
+    found = await compare(publisher.dsn, process.target_url, await published_tables(publisher.dsn, ["pub"]))
     inspection = TargetInspection(process.target_url)
     try:
         prepared = await inspection.prepared_transactions()

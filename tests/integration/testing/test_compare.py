@@ -70,6 +70,9 @@ async def test_every_type_between_two_databases(publisher18_db: Database, target
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v float8); INSERT INTO t VALUES (1, 0.1)")
     (other,) = await compare(publisher18_db.dsn, f"sqlite:///{tmp_path / 'copy.db'}", [T])
     assert [(row.kind.value, row.key) for row in other.differences] == [("missing", {"id": "1"})]
+    (absent,) = await compare(publisher18_db.dsn, f"sqlite:///{tmp_path / 'copy.db'}", [TableName("load", "history")])
+    assert not absent.equal
+    assert absent.left_out is not None
 
 
 async def test_published_tables_follow_the_publications(publisher18_db: Database) -> None:
