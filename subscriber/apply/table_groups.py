@@ -8,8 +8,9 @@ A group has no stream by which a table could catch up. A table needs none if it 
 this, because it received everything that was committed since (:meth:`TableStates.covered`). Then the table is handed over at the apply
 worker's position, by the handover of ``table_state.py``.
 
-Other tables *leave* the group, and are synchronized alone (``table_sync.py``): a table that changed meanwhile, a large one, one that either
-server rejects, or one that is locked. If its error persists, ``table_sync.py`` reports and retries it as for any table.
+Other tables *leave* the group, and are synchronized alone (``table_synchronization.py``): a table that changed meanwhile, a large one, one
+that either server rejects, or one that is locked. If its error persists, ``table_synchronization.py`` reports and retries it as for any
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Final, Protocol
 
 from subscriber import crash_points
 from subscriber.abc import CopyFormat, GroupingSink, PublishedTable, TableGroup, TableName
-from subscriber.apply.table_sync import SyncRun
+from subscriber.apply.table_synchronization import SyncRun
 from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.protocol.lsn import Lsn
 

@@ -20,7 +20,7 @@ from subscriber.abc import Retry, TableName, TableState
 from subscriber.apply.retry import Backoff, Policy, disables, policy
 from subscriber.apply.table_groups import GROUP_TABLES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
-from subscriber.apply.table_sync import TableSynchronization
+from subscriber.apply.table_synchronization import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 

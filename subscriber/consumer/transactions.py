@@ -45,7 +45,7 @@ from subscriber.recording.file import Recorder
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
 from subscriber.transaction.header import header
 from subscriber.transaction.model import Event, StreamedPart, Transaction
-from subscriber.walreceiver.errors import is_undecodable
+from subscriber.walreceiver.publisher_errors import is_undecodable
 
 __all__ = ["TransactionStream", "transactions"]
 

@@ -19,8 +19,8 @@ from struct import Struct
 from typing import Any, Final, cast
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol.errors import ends_early, malformed, tag_name, trailing_bytes
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.malformed import ends_early, malformed, tag_name, trailing_bytes
 from subscriber.protocol.messages import (
     Begin,
     BeginPrepare,

@@ -15,8 +15,8 @@ from struct import error as StructError
 from typing import Final, assert_never
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol.errors import ends_early, malformed, tag_name, trailing_bytes
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.malformed import ends_early, malformed, tag_name, trailing_bytes
 
 __all__ = [
     "PAYLOAD",

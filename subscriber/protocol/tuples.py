@@ -21,7 +21,7 @@ from struct import error as StructError
 from typing import Final
 
 from subscriber import _cython as cython
-from subscriber.protocol.errors import ends_early, malformed
+from subscriber.protocol.malformed import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
 __all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "places_by_relation", "read_rows", "read_tuple", "relation_id"]

@@ -8,7 +8,7 @@ A filter is never evaluated approximately: an expression, type, collation or con
 with a :class:`RowFilterError`.
 """
 
-from subscriber.rowfilter.errors import RowFilterError
+from subscriber.rowfilter.filter_errors import RowFilterError
 from subscriber.rowfilter.filters import FilterExpression, PublicationFilter, RelationFilters, RowFilter, combine, parse_filter
 
 __all__ = ["FilterExpression", "PublicationFilter", "RelationFilters", "RowFilter", "RowFilterError", "combine", "parse_filter"]

@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlglot import exp
 
 from subscriber.rowfilter import operators
-from subscriber.rowfilter.errors import NOT_SIMPLE, SYSTEM_COLUMN, USER_COLLATION, RowFilterError, not_allowed, unsupported
+from subscriber.rowfilter.filter_errors import NOT_SIMPLE, SYSTEM_COLUMN, USER_COLLATION, RowFilterError, not_allowed, unsupported
 from subscriber.rowfilter.operators import no_operator
 from subscriber.rowfilter.sql_types import INTEGERS, TEXTS, in_range, read_literal, type_of
 from subscriber.rowfilter.syntax import ParsedExpression, arguments, connected

@@ -34,7 +34,7 @@ from typing import Any, Final, Literal
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import BINARY, NULL, UNCHANGED, Delete, Insert, Relation, TupleData, Update
 from subscriber.rowfilter.binding import bind
-from subscriber.rowfilter.errors import RowFilterError
+from subscriber.rowfilter.filter_errors import RowFilterError
 from subscriber.rowfilter.sql_types import value_reader
 from subscriber.rowfilter.syntax import ParsedExpression, parse_expression
 from subscriber.types import PgType, TypeRegistry, ValueRefused

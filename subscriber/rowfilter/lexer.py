@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.rowfilter.errors import unsupported
+from subscriber.rowfilter.filter_errors import unsupported
 
 __all__ = ["RESERVED", "Token", "tokens_of"]
 

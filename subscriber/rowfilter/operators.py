@@ -15,7 +15,7 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact
 from functools import lru_cache
 from typing import Any, Final
 
-from subscriber.rowfilter.errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, unsupported
+from subscriber.rowfilter.filter_errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, unsupported
 from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, TEXTS, float4, in_range
 
 __all__ = ["NUMBERS", "arithmetic", "call", "cast", "common_type", "comparison", "convert", "like", "operand_type"]

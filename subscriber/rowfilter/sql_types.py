@@ -27,7 +27,7 @@ from fractions import Fraction
 from struct import Struct
 from typing import Any, Final
 
-from subscriber.rowfilter.errors import USER_TYPE, RowFilterError, not_allowed, unsupported
+from subscriber.rowfilter.filter_errors import USER_TYPE, RowFilterError, not_allowed, unsupported
 from subscriber.types import PgType, codec
 
 __all__ = ["INTEGERS", "SQL_NAMES", "TEXTS", "TYPE_WORDS", "float4", "in_range", "read_literal", "type_of", "value_reader"]

@@ -19,7 +19,7 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PAYLOAD
 from subscriber.protocol.messages import Delete, Insert, Relation, StreamAbort, StreamCommit, StreamPrepare, StreamStart, Type, Update
-from subscriber.rowfilter.errors import RowFilterError
+from subscriber.rowfilter.filter_errors import RowFilterError
 from subscriber.rowfilter.filters import FilterExpression, PublicationFilter, RelationFilters, combine
 from subscriber.types import TypeRegistry
 

@@ -19,7 +19,7 @@ from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
 
-from subscriber.rowfilter.errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, syntax_error, unsupported
+from subscriber.rowfilter.filter_errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, syntax_error, unsupported
 from subscriber.rowfilter.lexer import RESERVED, Token, tokens_of
 from subscriber.rowfilter.sql_types import TYPE_WORDS
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from subscriber.rowfilter import operators
-from subscriber.rowfilter.errors import RowFilterError, unsupported
+from subscriber.rowfilter.filter_errors import RowFilterError, unsupported
 from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, TEXTS, read_literal
 
 __all__ = [

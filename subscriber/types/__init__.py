@@ -6,9 +6,9 @@ fields. The stream and the copy use the same codecs, and every target converts t
 
 from subscriber.types.codec import Codec, Value, codec
 from subscriber.types.copy_data import CopyDecoder, copy_decoder
-from subscriber.types.errors import ValueRefused
 from subscriber.types.pg_type import Attribute, TypeFact, TypeKind
 from subscriber.types.registry import PgAttribute, PgType, TypeRegistry
+from subscriber.types.value_errors import ValueRefused
 
 __all__ = [
     "Attribute",

@@ -33,9 +33,9 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from subscriber.types import containers, scalars
-from subscriber.types.errors import ValueRefused
 from subscriber.types.pg_type import TypeKind
 from subscriber.types.registry import PgType
+from subscriber.types.value_errors import ValueRefused
 
 __all__ = ["READ_ERRORS", "WITHOUT_BINARY", "Codec", "Value", "binary_problem", "codec"]
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from subscriber.types import datetimes, geometry, network, numerics, textsearch
-from subscriber.types.errors import ValueRefused
+from subscriber.types.value_errors import ValueRefused
 
 __all__ = ["BINARY_TEXT", "BINARY_VALUE", "NO_BINARY", "TEXT_CANONICAL", "TEXT_VALUE", "refuse_binary"]
 

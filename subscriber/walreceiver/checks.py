@@ -15,8 +15,8 @@ from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.errors import PLUGIN_HINT, invalidation_remedy
 from subscriber.walreceiver.publication import missing_publications, other_identities, published_sequences
+from subscriber.walreceiver.publisher_errors import PLUGIN_HINT, invalidation_remedy
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from subscriber.abc import Position
 from subscriber.errors import DataLossError, PublisherError
 from subscriber.walreceiver.connection import SlotInfo, SystemIdentity, WalReceiverConnection
-from subscriber.walreceiver.errors import invalidation_remedy
+from subscriber.walreceiver.publisher_errors import invalidation_remedy
 
 __all__ = ["check_position"]
 

@@ -27,7 +27,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.protocol.session_settings import BACKEND_PID, READING, Run, pin, settle, shared_session
 from subscriber.waits import awaiting
-from subscriber.walreceiver.errors import connect_error, connection_lost, conninfo_error, result_error
+from subscriber.walreceiver.publisher_errors import connect_error, connection_lost, conninfo_error, result_error
 
 __all__ = ["Row", "Session", "check_conninfo", "with_password"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from subscriber.errors import PublisherError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
-from subscriber.walreceiver.errors import invalidation_remedy
+from subscriber.walreceiver.publisher_errors import invalidation_remedy
 from subscriber.walreceiver.session import Session
 
 __all__ = ["SlotObservation", "observe_slot"]

@@ -18,7 +18,7 @@ from psycopg import pq
 
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError, UndecidedTransaction
 from subscriber.protocol.lsn import Lsn
-from subscriber.walreceiver.errors import connection_lost, result_error
+from subscriber.walreceiver.publisher_errors import connection_lost, result_error
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.subtransactions import rolled_back_subtransactions
 

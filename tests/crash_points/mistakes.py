@@ -20,7 +20,7 @@ from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.pipeline.applier import Applier as LakeApplier
 from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound
 from subscriber.sinks.sqlalchemy.apply.applier import Applier
-from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
+from subscriber.sinks.sqlalchemy.copy.sqlalchemy_table_sink import SqlAlchemyTableSink
 from subscriber.subscription.setup import setup
 from subscriber.transaction.model import Event, Transaction
 from subscriber.walreceiver.connection import WalReceiverConnection

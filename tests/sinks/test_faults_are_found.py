@@ -22,8 +22,8 @@ from subscriber.errors import RelationError, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.sinks.memory import MemorySink
-from subscriber.sinks.memory.opened import OpenedMemorySink
-from subscriber.sinks.memory.table_sync import MemoryTableSink
+from subscriber.sinks.memory.memory_table_sink import MemoryTableSink
+from subscriber.sinks.memory.opened_memory_sink import OpenedMemorySink
 from subscriber.sinks.memory.target import SubscriptionRecord
 from subscriber.testing.compliance import SCENARIOS
 from subscriber.transaction.model import PreparedTransaction, Transaction

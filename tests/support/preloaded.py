@@ -157,9 +157,9 @@ if __name__ == "__main__":
 
     from subscriber.cli.verbs import alter, check, create, drop, run, status, tail
     from subscriber.sinks.postgres import sink as postgres_sink
-    from subscriber.sinks.postgres.copy import table_sync as postgres_table_sync
+    from subscriber.sinks.postgres.copy import postgres_table_sink
     from subscriber.sinks.sqlalchemy import sink as sqlalchemy_sink
-    from subscriber.sinks.sqlalchemy.copy import table_sync as sqlalchemy_table_sync
+    from subscriber.sinks.sqlalchemy.copy import sqlalchemy_table_sink
 
     gc.collect()
     gc.freeze()

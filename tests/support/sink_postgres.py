@@ -27,7 +27,7 @@ from subscriber.protocol.messages import (
     TupleData,
     Update,
 )
-from subscriber.sinks.postgres.opened import OpenedPostgresSink
+from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.support.database import Database

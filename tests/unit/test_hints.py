@@ -17,13 +17,13 @@ from subscriber.apply.spool_file import spool_failure
 from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetUnavailable
 from subscriber.sinks.postgres.apply.change_sql import control, set_role
 from subscriber.sinks.postgres.apply.error_reports import apply_error
-from subscriber.sinks.postgres.session.errors import Diagnostics, target_error, translated
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
+from subscriber.sinks.postgres.session.postgres_errors import Diagnostics, target_error, translated
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.session.target import _refusal
-from subscriber.sinks.spark.files.errors import os_errors as storing
-from subscriber.sinks.sqlalchemy.session.errors import translated as sqlalchemy_translated
-from subscriber.walreceiver.errors import connect_error
+from subscriber.sinks.spark.files.file_errors import os_errors as storing
+from subscriber.sinks.sqlalchemy.session.database_errors import translated as sqlalchemy_translated
+from subscriber.walreceiver.publisher_errors import connect_error
 
 NO_MORE_FILES = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 SAID = f"could not create socket: {os.strerror(errno.EMFILE)}"

@@ -12,7 +12,7 @@ from subscriber.catalog import Definition
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.atomic.opened import OpenedAtomicSink
+from subscriber.sinks.atomic.opened_atomic_sink import OpenedAtomicSink
 from subscriber.sinks.atomic.row_changes import RowChange
 from subscriber.sinks.atomic.stored import Stored, SubscriptionRecord
 from subscriber.sinks.request_files import RequestFiles

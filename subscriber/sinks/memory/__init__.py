@@ -8,7 +8,7 @@
     assert target.rows("public.accounts") == [{"id": 1, "balance": Decimal("12.50")}]
 
 ``target.py`` has the state that stays after a sink is closed, and ``table.py`` the rows of a table. ``accepted_changes.py`` reads the
-changes of a transaction, and ``applier.py`` makes them. ``sink.py`` and ``table_sync.py`` implement the interfaces of
+changes of a transaction, and ``applier.py`` makes them. ``sink.py`` and ``memory_table_sink.py`` implement the interfaces of
 :mod:`subscriber.abc`.
 """
 

@@ -13,7 +13,7 @@ from subscriber.abc import (
 from subscriber.errors import SubscriptionInUse
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.memory.applier import missing_columns
-from subscriber.sinks.memory.opened import OpenedMemorySink
+from subscriber.sinks.memory.opened_memory_sink import OpenedMemorySink
 from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord
 
 __all__ = ["MemorySink"]

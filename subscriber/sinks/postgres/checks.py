@@ -15,8 +15,8 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.sinks.postgres.catalog.schema import catalog_version
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
-from subscriber.sinks.postgres.session.errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.origins import Run, asyncpg_run, grant, limit_setting, may_use_origins
+from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetTable, described_relation, map_relation, missing_table
 from subscriber.sinks.postgres.tables.table_reader import read_tables

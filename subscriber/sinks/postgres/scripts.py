@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 import psycopg
 
 from subscriber.protocol.session_settings import READING
-from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["ScriptSession"]

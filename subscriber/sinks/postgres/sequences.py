@@ -17,7 +17,7 @@ from subscriber.abc import TableName
 from subscriber.abc.sequences import PublishedSequence, SequenceResult, SequenceState
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.quoting import quote_identifier
-from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["set_sequences"]

@@ -23,7 +23,7 @@ from subscriber.sinks.postgres.catalog.store import PostgresStore
 from subscriber.sinks.postgres.catalog.subscriptions import own_subscription
 from subscriber.sinks.postgres.catalog.target_identity import require_own_target
 from subscriber.sinks.postgres.checks import check_target, querying, subscription_exists
-from subscriber.sinks.postgres.opened import OpenedPostgresSink, PostgresTarget
+from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink, PostgresTarget
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions, raise_fence
 from subscriber.sinks.postgres.session.activity import Watcher
 from subscriber.sinks.postgres.session.apply_session import ApplySession

@@ -11,7 +11,7 @@ import psycopg
 from subscriber.abc import ExportSnapshot, Query
 from subscriber.protocol.quoting import quote_literal
 from subscriber.protocol.session_settings import READING
-from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["exporting", "read_snapshot"]

@@ -34,7 +34,7 @@ from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransac
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
-from subscriber.sinks.spark.opened import LakeSessions, OpenedGroupingSparkSink, OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import LakeSessions, OpenedGroupingSparkSink, OpenedSparkSink
 from subscriber.threads import run_in_thread
 
 __all__ = ["SparkSink"]

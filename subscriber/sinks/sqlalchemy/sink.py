@@ -19,7 +19,7 @@ from subscriber.sinks.sqlalchemy.catalog.creation import ensure_catalog
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
 from subscriber.sinks.sqlalchemy.checks import check_target, subscription_exists
-from subscriber.sinks.sqlalchemy.opened import OpenedSqlAlchemySink, SqlAlchemyTarget, leave, table_names
+from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink, SqlAlchemyTarget, leave, table_names
 from subscriber.sinks.sqlalchemy.session.activity import activity
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.fence import Fence

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from functools import partial
 
 from subscriber.abc import CopyFormat, PublishedTable, SnapshotOrder, TableName
-from subscriber.apply.table_sync import CopyPart
+from subscriber.apply.table_synchronization import CopyPart
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.walreceiver.copying import table_copy
@@ -19,7 +19,7 @@ Describe = Callable[[Sequence[TableName]], Awaitable[Mapping[TableName, Publishe
 
 
 class PublishedSnapshot:
-    """A :class:`subscriber.apply.table_sync.SnapshotSource`.
+    """A :class:`subscriber.apply.table_synchronization.SnapshotSource`.
 
     Args:
         snapshot: the exported snapshot.

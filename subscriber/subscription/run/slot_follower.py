@@ -31,7 +31,7 @@ from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.target_session import TargetSession
 from subscriber.waits import LastingWait, moved
-from subscriber.walreceiver.errors import is_undecodable
+from subscriber.walreceiver.publisher_errors import is_undecodable
 from subscriber.walreceiver.transaction_outcome import is_dropped, was_rolled_back
 
 __all__ = ["SlotFollower"]

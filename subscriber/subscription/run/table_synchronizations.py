@@ -10,8 +10,8 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import disables
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_groups import GroupSynchronization
-from subscriber.apply.table_sync import SyncRun, TableSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
+from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
 from subscriber.errors import SubscriberError
 from subscriber.subscription.run.copy_source import PublisherSource, copy_format
 from subscriber.subscription.run.run_state import RunState

@@ -16,7 +16,7 @@ from subscriber.abc import (
     TableState,
     TwoPhaseState,
 )
-from subscriber.apply.table_sync import sync_slot_prefix
+from subscriber.apply.table_synchronization import sync_slot_prefix
 from subscriber.errors import SlotInUse, TargetError
 from subscriber.subscription.setup.checks import tell
 from subscriber.walreceiver.connection import WalReceiverConnection

@@ -15,7 +15,7 @@ from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog
-from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.testing.comparison import PreparedComparison, compare, compare_prepared
 from subscriber.testing.load.tables import create_tables, drop_tables
 from subscriber.verification.model import TableReport

@@ -11,9 +11,9 @@
 Clients connect with ``publisher.dsn()``.
 """
 
-from subscriber.testing.fake_publisher.errors import FeedbackViolation
 from subscriber.testing.fake_publisher.faults import Fault, FaultKind
 from subscriber.testing.fake_publisher.publisher import FakePublisher
+from subscriber.testing.fake_publisher.server_errors import FeedbackViolation
 from subscriber.testing.fake_publisher.transactions import FakeTransaction
 
 __all__ = ["FakePublisher", "FakeTransaction", "Fault", "FaultKind", "FeedbackViolation"]

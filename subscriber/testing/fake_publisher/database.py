@@ -14,7 +14,6 @@ from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.testing.fake_publisher.backend.parameters import parameters
-from subscriber.testing.fake_publisher.errors import ServerError
 from subscriber.testing.fake_publisher.publications import Publication, PublishedTable
 from subscriber.testing.fake_publisher.replication.filters import bound_filter, check_command, row_passes
 from subscriber.testing.fake_publisher.replication.slots import Slot
@@ -29,6 +28,7 @@ from subscriber.testing.fake_publisher.replication.wal import (
     Wal,
     WalContent,
 )
+from subscriber.testing.fake_publisher.server_errors import ServerError
 from subscriber.testing.fake_publisher.tables import FakeColumn, FakeSequence, FakeTable, RowValues, TableShape, Types, table_name
 from subscriber.testing.fake_publisher.transactions import FakeTransaction
 from subscriber.types import TypeFact

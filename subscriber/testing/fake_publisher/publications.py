@@ -9,7 +9,7 @@ from typing import Final
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.capabilities import Capabilities
-from subscriber.testing.fake_publisher.errors import ServerError
+from subscriber.testing.fake_publisher.server_errors import ServerError
 from subscriber.testing.fake_publisher.tables import FakeColumn, TableShape
 
 __all__ = ["Publication", "Published", "PublishedTable", "published"]

@@ -22,7 +22,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
 from subscriber.waits import moved
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.errors import connection_lost, result_error
+from subscriber.walreceiver.publisher_errors import connection_lost, result_error
 from subscriber.walreceiver.session import Row, Session
 
 __all__ = ["ExportedSnapshot", "SnapshotReader"]

@@ -26,7 +26,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.postgres.opened import OpenedPostgresSink
+from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink
 from subscriber.transaction.feedback import FlushTracker
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.sink_postgres import START, Feed, opened

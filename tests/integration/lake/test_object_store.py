@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from subscriber import Subscription, SubscriptionOptions, TableName, Until
 from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
-from subscriber.sinks.spark.files.errors import AccessDenied
+from subscriber.sinks.spark.files.file_errors import AccessDenied
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher

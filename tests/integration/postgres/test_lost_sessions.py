@@ -14,7 +14,7 @@ import pytest
 
 from subscriber.abc import CopyFormat, TableEntry, TableState, WorkerActivity
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
+from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.session import settings
 from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run
 from subscriber.sinks.postgres.session.target import Target

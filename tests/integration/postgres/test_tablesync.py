@@ -22,7 +22,7 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
+from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import lock_refused
 from tests.support.sink_postgres import Feed, Remote, opened

@@ -12,7 +12,7 @@ from subscriber.catalog.store import writer_key
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.opened import OpenedSqlAlchemySink
+from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget

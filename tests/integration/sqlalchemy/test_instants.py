@@ -20,8 +20,8 @@ from subscriber.abc import CopyFormat, Position, TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.sqlalchemy.apply import prepared_transactions
-from subscriber.sinks.sqlalchemy.copy import table_sync
-from subscriber.sinks.sqlalchemy.opened import OpenedSqlAlchemySink
+from subscriber.sinks.sqlalchemy.copy import sqlalchemy_table_sink
+from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import Table
@@ -271,7 +271,7 @@ async def _synchronize(feed: Feed, later: Transaction, before: Rows) -> None:
 async def test_stopped_while_synchronizing(
     kind: str, step: int, occupied: bool, request: pytest.FixtureRequest, instants: Instants, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(table_sync, "_PIECE_ROWS", 3)
+    monkeypatch.setattr(sqlalchemy_table_sink, "_PIECE_ROWS", 3)
     make = _target(kind, request)
     target = make()
     await target.create_table(T)

@@ -15,8 +15,8 @@ from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.copying.large_rows import find_large_rows
-from subscriber.walreceiver.errors import PLUGIN_HINT
 from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.publisher_errors import PLUGIN_HINT
 from tests.support.database import Database, fresh_database
 from tests.support.roles import role
 from tests.support.streams import streaming

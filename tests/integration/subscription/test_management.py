@@ -24,7 +24,7 @@ from subscriber import (
 from subscriber.abc import TableEntry, TableName
 from subscriber.errors import PublisherUnavailable, RelationError, TargetUnavailable
 from subscriber.sinks.postgres.catalog.target_identity import TARGET
-from subscriber.sinks.postgres.opened import OpenedPostgresSink
+from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink
 from subscriber.subscription.targets import open_catalog, open_target
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.managed import QUICK, create, launched, same

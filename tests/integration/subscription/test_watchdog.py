@@ -16,11 +16,11 @@ import pytest
 from subscriber import Settings, Subscription, SubscriptionOptions
 from subscriber.abc import Batch
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
-from subscriber.sinks.postgres.opened import OpenedPostgresSink
+from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
+from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink
 from subscriber.sinks.postgres.sink import PostgresSink
-from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
-from subscriber.sinks.sqlalchemy.opened import OpenedSqlAlchemySink
+from subscriber.sinks.sqlalchemy.copy.sqlalchemy_table_sink import SqlAlchemyTableSink
+from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.server import EmbeddedServer
 from subscriber.waits import awaiting

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
-from subscriber.apply.table_sync import CopyPart
+from subscriber.apply.table_synchronization import CopyPart
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -151,7 +151,7 @@ class MemoryStream:
 
 
 class MemorySource:
-    """A :class:`subscriber.apply.table_sync.CopySource`.
+    """A :class:`subscriber.apply.table_synchronization.CopySource`.
 
     Attributes:
         slots: those that exist, with their confirmed positions.
@@ -194,7 +194,7 @@ class MemorySource:
 
 
 class MemorySnapshot:
-    """A :class:`subscriber.apply.table_sync.SnapshotSource`."""
+    """A :class:`subscriber.apply.table_synchronization.SnapshotSource`."""
 
     def __init__(self, history: History, consistent_point: Lsn, step: Step) -> None:
         self.consistent_point = consistent_point

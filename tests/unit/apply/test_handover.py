@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.apply.progress import Quiet
 from subscriber.apply.receiver import Receiver
-from subscriber.apply.table_sync import SyncRun, TableSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
+from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable

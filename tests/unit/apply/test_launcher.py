@@ -14,8 +14,8 @@ import pytest
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.apply.table_groups import GROUP_TABLES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
-from subscriber.apply.table_sync import TableSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
+from subscriber.apply.table_synchronization import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import (
     ApplyError,

@@ -13,8 +13,8 @@ from subscriber.sinks import apply_counters
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import SWITCH_ROLE
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, Collision, Existing, unique_conflict
-from subscriber.sinks.postgres.session.errors import parameter_number, target_error
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
+from subscriber.sinks.postgres.session.postgres_errors import parameter_number, target_error
 from subscriber.sinks.postgres.session.statement import Statement
 
 __all__ = ["Counted", "RowsMissed", "SetContext", "apply_error"]

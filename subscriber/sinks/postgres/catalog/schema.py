@@ -48,9 +48,9 @@ from subscriber.catalog.schema_trust import DISTRUSTED, READABLE, TRUST_HINT
 from subscriber.catalog.store import CATALOG_KEY
 from subscriber.config import STORED, Option
 from subscriber.errors import TargetError
-from subscriber.sinks.postgres.session.errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.locks import lock_number
 from subscriber.sinks.postgres.session.origins import Run, asyncpg_run
+from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
 
 __all__ = [
     "VERSION",

@@ -15,8 +15,8 @@ from subscriber.sinks.postgres.catalog.schema import catalog_version, ensure_cat
 from subscriber.sinks.postgres.catalog.store import PostgresStore
 from subscriber.sinks.postgres.catalog.target_identity import accept, require_own_target
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
-from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.origins import asyncpg_run, drop_origins
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.settings import CATALOG_SETTINGS
 from subscriber.sinks.postgres.session.target import Target
 

@@ -11,7 +11,7 @@ import asyncpg
 
 from subscriber.abc import CopyFormat, TableName
 from subscriber.errors import SubscriberError, TargetUnavailable
-from subscriber.sinks.postgres.session.errors import Diagnostics, copy_column, is_lost, target_error
+from subscriber.sinks.postgres.session.postgres_errors import Diagnostics, copy_column, is_lost, target_error
 from subscriber.waits import moved
 
 __all__ = ["CopyIn"]

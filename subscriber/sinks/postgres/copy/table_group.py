@@ -24,9 +24,9 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.apply.change_sql import set_role
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
-from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.locks import parallel_key, table_key
 from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT

@@ -21,9 +21,9 @@ from psycopg import pq
 
 from subscriber.config import SynchronousCommit
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
-from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.origins import Origins
 from subscriber.sinks.postgres.session.pipeline import Completed, Pipeline, PreparedStatements, StatementFailed
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit, end_abruptly
 from subscriber.sinks.postgres.session.target import Target
 

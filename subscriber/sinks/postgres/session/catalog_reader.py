@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import asyncpg
 
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.postgres_errors import translated
 
 __all__ = ["CatalogReader", "Execute"]
 

@@ -35,7 +35,7 @@ from typing import Any, Final
 import asyncpg
 
 from subscriber.errors import SubscriptionInUse, TargetError
-from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.postgres_errors import translated
 
 __all__ = [
     "PARALLEL",

@@ -23,7 +23,7 @@ from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.postgres.session.errors import Diagnostics
+from subscriber.sinks.postgres.session.postgres_errors import Diagnostics
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.waits import moved
 

@@ -29,7 +29,7 @@ from subscriber.errors import CANNOT_CONNECT_NOW, REQUIRE_AUTH_HINT, Configurati
 from subscriber.protocol.conninfo import StoredConninfo, secured
 from subscriber.protocol.session_settings import BACKEND_PID, Run, pin, settle, shared_session
 from subscriber.sinks.postgres.session.authentication import connect_asyncpg
-from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.settings import CHECK_CLIENT, no_replica
 from subscriber.waits import awaiting
 

@@ -39,7 +39,7 @@ from pyarrow import fs
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import DamagedFile
+from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = [

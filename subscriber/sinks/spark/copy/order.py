@@ -8,7 +8,7 @@ Files in the directory of a table's copy:
 ``done-<n>.json``     by a task: part ``n`` is stored, in these base files of the Delta table. A finished part stays
                       finished while the snapshot exists, even if processes are killed
 ``failure.json``      by the applier: the last reason why parts could not be read; removed once they could
-``copy.json``         by the subscriber: all parts are done. This makes the copy valid (``table_sync.py``)
+``copy.json``         by the subscriber: all parts are done. This makes the copy valid (``spark_table_sink.py``)
 ====================  ===================================================================================================
 
 Base files are in the Delta table's directory. No commit names them until the applier adds all of them in one commit. Their names have

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from subscriber.errors import ConfigurationError, TargetError
-from subscriber.sinks.spark.files.errors import DamagedFile
+from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["json_text", "parse_document", "read_document", "write_document"]

@@ -14,7 +14,7 @@ from typing import Final
 
 from subscriber.errors import SubscriptionInUse
 from subscriber.sinks.flock import is_locked, lock_file
-from subscriber.sinks.spark.files.errors import os_errors
+from subscriber.sinks.spark.files.file_errors import os_errors
 
 __all__ = ["FileLock", "is_held"]
 

@@ -7,7 +7,7 @@ manifest, which is written last. Files that no manifest names are ignored.
 Names are relative to the lake, with slashes.
 
 Where a file cannot be read or written, all modules of the lake raise :class:`TargetError`, or :class:`TargetUnavailable` if a retry may
-succeed (``errors.py``). So their descriptions name other errors only.
+succeed (``file_errors.py``). So their descriptions name other errors only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.files.errors import DamagedFile, os_errors
+from subscriber.sinks.spark.files.file_errors import DamagedFile, os_errors
 from subscriber.sinks.spark.files.location import Location, inside
 
 __all__ = ["TEMPORARY", "FileState", "PendingFile", "Storage", "StoredFile"]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import part_name, read_changes, read_table_files
 from subscriber.sinks.spark.schema.arrow_columns import sorted_by, with_column

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.files.errors import DamagedFile
+from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.key_ranges import RANGE, KeyRange, packed_range, row_groups
 from subscriber.sinks.spark.merge.keys import is_orderable, rank

@@ -13,7 +13,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.copy.copy_document import read_copy
-from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.merge.key_ranges import read_range

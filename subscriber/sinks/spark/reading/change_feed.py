@@ -21,7 +21,7 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.copy.copy_document import read_copy
-from subscriber.sinks.spark.files.errors import DamagedFile, arrow_errors
+from subscriber.sinks.spark.files.file_errors import DamagedFile, arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests

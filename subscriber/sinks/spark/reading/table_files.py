@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import DamagedFile, arrow_errors
+from subscriber.sinks.spark.files.file_errors import DamagedFile, arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import conformed
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector, read_vector

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.files.errors import DamagedFile
+from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["VECTORS", "DeletionVector", "live_rows", "read_vector", "write_vectors"]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from subscriber.errors import DataLossError, SubscriberError, TargetError
-from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile, UnsupportedValues
+from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile, UnsupportedValues
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, DamagedTable, TableStopped

@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 from subscriber.abc import TableName
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.sinks.spark.catalog.lake import Lake
-from subscriber.sinks.spark.files.errors import store_error
+from subscriber.sinks.spark.files.file_errors import store_error
 from subscriber.sinks.spark.files.storage import FileState
 
 __all__ = [

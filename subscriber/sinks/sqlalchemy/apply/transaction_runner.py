@@ -26,7 +26,7 @@ from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind, has_triggers
 from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan, picked
 from subscriber.sinks.sqlalchemy.apply.statements import delete_all
-from subscriber.sinks.sqlalchemy.session.errors import UNIQUE_VIOLATION, passing_values, translated
+from subscriber.sinks.sqlalchemy.session.database_errors import UNIQUE_VIOLATION, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.transaction.model import Transaction
 

@@ -24,7 +24,7 @@ from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable, reflect_all
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, plan_target_table
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
-from subscriber.sinks.sqlalchemy.session.errors import passing_values, translated
+from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.settings import short_waits
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of

@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateTable, DropTable
 from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.schema.names import folded_column, impossible_name, target_name
-from subscriber.sinks.sqlalchemy.session.errors import target_error
+from subscriber.sinks.sqlalchemy.session.database_errors import target_error
 
 __all__ = ["failed_trials", "not_created", "structure_findings"]
 

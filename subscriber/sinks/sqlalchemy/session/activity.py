@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.abc import TargetActivity
 from subscriber.errors import TargetError
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
-from subscriber.sinks.sqlalchemy.session.errors import translated
+from subscriber.sinks.sqlalchemy.session.database_errors import translated
 
 __all__ = ["activity"]
 

@@ -39,7 +39,7 @@ from sqlalchemy.pool import NullPool
 
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables, catalog_tables
-from subscriber.sinks.sqlalchemy.session.errors import translated
+from subscriber.sinks.sqlalchemy.session.database_errors import translated
 from subscriber.sinks.sqlalchemy.session.settings import connect_arguments, session_statements
 from subscriber.sinks.sqlalchemy.session.statement_size import learn_limit
 

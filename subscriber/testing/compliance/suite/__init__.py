@@ -10,8 +10,8 @@ from subscriber.testing.compliance.suite import (
     prepared_transactions,
     rejected_changes,
     row_changes,
+    synchronized_tables,
     table_states,
-    table_sync,
     user_settings,
     writers,
 )
@@ -29,7 +29,7 @@ SCENARIOS: tuple[Scenario, ...] = tuple(
         writers,
         table_states,
         user_settings,
-        table_sync,
+        synchronized_tables,
         prepared_transactions,
         parallel_apply,
         column_types,

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from subscriber.testing.fake_publisher.backend import wire
-from subscriber.testing.fake_publisher.errors import ServerError
+from subscriber.testing.fake_publisher.server_errors import ServerError
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.backend.session import Session

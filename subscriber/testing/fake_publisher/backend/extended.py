@@ -16,7 +16,7 @@ from subscriber.testing.fake_publisher.backend import wire
 from subscriber.testing.fake_publisher.backend.results import CopyResult, Result
 from subscriber.testing.fake_publisher.backend.statements import split_statements
 from subscriber.testing.fake_publisher.catalog import find_query
-from subscriber.testing.fake_publisher.errors import ServerError
+from subscriber.testing.fake_publisher.server_errors import ServerError
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.backend.session import Session

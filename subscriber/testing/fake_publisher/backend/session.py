@@ -19,11 +19,11 @@ from subscriber.testing.fake_publisher.backend.parameters import reported_parame
 from subscriber.testing.fake_publisher.backend.results import CopyResult, Result
 from subscriber.testing.fake_publisher.backend.statements import split_statements
 from subscriber.testing.fake_publisher.catalog import find_query
-from subscriber.testing.fake_publisher.errors import ClientGone, ServerError
 from subscriber.testing.fake_publisher.replication.commands import StartReplication, is_command, parse_command
 from subscriber.testing.fake_publisher.replication.requests import run_command
 from subscriber.testing.fake_publisher.replication.snapshots import Snapshot
 from subscriber.testing.fake_publisher.replication.walsender import WalSender
+from subscriber.testing.fake_publisher.server_errors import ClientGone, ServerError
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.publisher import FakePublisher

@@ -13,7 +13,7 @@ from struct import error as StructError
 from struct import pack, unpack_from
 from typing import Final
 
-from subscriber.testing.fake_publisher.errors import ServerError
+from subscriber.testing.fake_publisher.server_errors import ServerError
 
 __all__ = [
     "CANCEL",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from subscriber.abc import TableName
 from subscriber.testing.fake_publisher.backend.results import BOOL, CopyResult, Result, known, result
 from subscriber.testing.fake_publisher.backend.wire import Field
-from subscriber.testing.fake_publisher.errors import ServerError
 from subscriber.testing.fake_publisher.replication.snapshots import TableContent
+from subscriber.testing.fake_publisher.server_errors import ServerError
 from subscriber.testing.fake_publisher.tables import FakeColumn, RowValues
 from subscriber.testing.fake_publisher.values import binary_value
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from subscriber.testing.fake_publisher.backend.results import NAME, Result, known, result
-from subscriber.testing.fake_publisher.errors import ServerError
 from subscriber.testing.fake_publisher.replication.requests import create_logical_slot, drop_slot
+from subscriber.testing.fake_publisher.server_errors import ServerError
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.backend.session import Session

@@ -15,7 +15,7 @@ from typing import Final
 
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.fake_publisher.errors import ServerError
+from subscriber.testing.fake_publisher.server_errors import ServerError
 
 __all__ = [
     "AlterSlot",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from subscriber.protocol.frames import StandbyStatusUpdate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.testing.fake_publisher.errors import FeedbackViolation
+from subscriber.testing.fake_publisher.server_errors import FeedbackViolation
 
 __all__ = ["Feedback", "FeedbackRecord", "ReportedPositions"]
 

@@ -18,9 +18,9 @@ from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Message
-from subscriber.testing.fake_publisher.errors import ServerError
 from subscriber.testing.fake_publisher.publications import Publication
 from subscriber.testing.fake_publisher.replication.pgoutput import PgOutputOptions
+from subscriber.testing.fake_publisher.server_errors import ServerError
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.publisher import FakePublisher

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from subscriber.testing.fake_publisher.backend.results import INT4, INT8, TEXT, Result, result
-from subscriber.testing.fake_publisher.errors import ServerError
 from subscriber.testing.fake_publisher.replication.commands import (
     AlterSlot,
     Command,
@@ -22,6 +21,7 @@ from subscriber.testing.fake_publisher.replication.commands import (
 )
 from subscriber.testing.fake_publisher.replication.plugin_options import is_known
 from subscriber.testing.fake_publisher.replication.slots import Slot, check_slot_name
+from subscriber.testing.fake_publisher.server_errors import ServerError
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.backend.session import Session

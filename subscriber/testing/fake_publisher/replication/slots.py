@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.fake_publisher.errors import ServerError
 from subscriber.testing.fake_publisher.replication.decoding import DecodingStatistics
+from subscriber.testing.fake_publisher.server_errors import ServerError
 
 __all__ = ["Slot", "check_slot_name", "slot_row"]
 

@@ -20,7 +20,6 @@ from subscriber.protocol.frames import PrimaryKeepalive, XLogData, decode_status
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import StreamAbort
 from subscriber.testing.fake_publisher.backend import wire
-from subscriber.testing.fake_publisher.errors import ClientGone, ServerError
 from subscriber.testing.fake_publisher.faults import Fault, FaultKind
 from subscriber.testing.fake_publisher.replication.commands import StartReplication
 from subscriber.testing.fake_publisher.replication.decoding import Decoder
@@ -28,6 +27,7 @@ from subscriber.testing.fake_publisher.replication.feedback import ReportedPosit
 from subscriber.testing.fake_publisher.replication.pgoutput import PgOutput
 from subscriber.testing.fake_publisher.replication.plugin_options import read_options
 from subscriber.testing.fake_publisher.replication.slots import Slot
+from subscriber.testing.fake_publisher.server_errors import ClientGone, ServerError
 
 if TYPE_CHECKING:
     from subscriber.testing.fake_publisher.backend.session import Session

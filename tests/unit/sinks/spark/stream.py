@@ -14,7 +14,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Message, Relation, TupleData
-from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.transaction.model import Transaction
 

@@ -14,7 +14,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Insert, RollbackPrepared
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
-from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.subscription.run.run_state import RunState
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction, Transaction

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile, UnsupportedValues
+from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile, UnsupportedValues
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag

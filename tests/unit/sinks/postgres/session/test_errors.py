@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.postgres_errors import translated
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from subscriber.apply.retry import Policy, is_coming_up, policy
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.postgres.session.target import Target
-from subscriber.walreceiver.errors import connect_error
+from subscriber.walreceiver.publisher_errors import connect_error
 
 SERVER = 'connection to server at "127.0.0.1", port 5432 failed: '
 

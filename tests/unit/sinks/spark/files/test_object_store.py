@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.files.errors import AccessDenied, store_error
+from subscriber.sinks.spark.files.file_errors import AccessDenied, store_error
 from subscriber.sinks.spark.files.storage import Storage
 
 

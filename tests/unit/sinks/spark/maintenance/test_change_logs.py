@@ -22,7 +22,7 @@ from subscriber.sinks.spark.catalog.observe import observe
 from subscriber.sinks.spark.maintenance import append_planner as planner_module
 from subscriber.sinks.spark.maintenance import change_log as changelog_module
 from subscriber.sinks.spark.maintenance.append_planner import AppendPlanner
-from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.damage import rot

@@ -14,7 +14,7 @@ import pytest
 
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.errors import AccessDenied, DamagedFile
+from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings

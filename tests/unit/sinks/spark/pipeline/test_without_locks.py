@@ -20,7 +20,7 @@ from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.observe import observe
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.file_lock import FileLock
-from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline import applier_status
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever

@@ -21,7 +21,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import merge_unit as merge_unit_module
 from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.merge.fold import MergedRows, merge_keyed_rows
-from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.delta import LakeDelta

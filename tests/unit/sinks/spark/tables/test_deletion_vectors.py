@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Message, Truncate, TruncateOption, Update
-from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.planning import plan as plan_module

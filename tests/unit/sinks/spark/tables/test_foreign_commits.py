@@ -17,7 +17,7 @@ from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.copy.order import base_file_name
 from subscriber.sinks.spark.merge.parquet import write_rows
 from subscriber.sinks.spark.merge.work_unit import Unit
-from subscriber.sinks.spark.opened import OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.delta import LakeDelta

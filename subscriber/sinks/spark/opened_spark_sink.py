@@ -34,8 +34,8 @@ from subscriber.sinks.spark.catalog.history import write_histories
 from subscriber.sinks.spark.catalog.lake import Lake, LakeState, with_table, with_tables, without_table
 from subscriber.sinks.spark.catalog.requests import lake_requests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import write_status
+from subscriber.sinks.spark.copy.spark_table_sink import Copying, ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.copy.table_group import SparkTableGroup
-from subscriber.sinks.spark.copy.table_sync import Copying, ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage

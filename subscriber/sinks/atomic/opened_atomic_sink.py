@@ -21,9 +21,9 @@ from subscriber.abc import (
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
+from subscriber.sinks.atomic.atomic_table_sink import AtomicTableSink
 from subscriber.sinks.atomic.row_changes import DeleteRow, InsertRow, read_batch
 from subscriber.sinks.atomic.stored import Stored, SubscriptionRecord, TableRecord
-from subscriber.sinks.atomic.table_sync import AtomicTableSink
 from subscriber.sinks.request_files import RequestFiles
 from subscriber.transaction.model import PreparedTransaction, Transaction
 

@@ -56,7 +56,7 @@ from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
-from subscriber.sinks.sqlalchemy.session.errors import passing_values, translated
+from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.types import copy_decoder

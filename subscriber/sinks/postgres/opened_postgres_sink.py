@@ -35,8 +35,8 @@ from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransa
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
 from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES
+from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
-from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.parallel.transaction import PostgresParallelTransaction
 from subscriber.sinks.postgres.repair import repair_rows

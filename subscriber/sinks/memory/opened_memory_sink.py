@@ -22,7 +22,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.memory.accepted_changes import Relations
 from subscriber.sinks.memory.applier import Applier
-from subscriber.sinks.memory.table_sync import MemoryTableSink
+from subscriber.sinks.memory.memory_table_sink import MemoryTableSink
 from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord, no_table
 from subscriber.transaction.model import PreparedTransaction, Transaction
 

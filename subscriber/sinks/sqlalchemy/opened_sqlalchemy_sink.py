@@ -38,9 +38,9 @@ from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.catalog.rows import existing_tables, subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
 from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX
+from subscriber.sinks.sqlalchemy.copy.sqlalchemy_table_sink import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
-from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.repair import repair_rows
 from subscriber.sinks.sqlalchemy.schema.names import target_name
 from subscriber.sinks.sqlalchemy.schema.table_creation import create_table, unusable, usable
