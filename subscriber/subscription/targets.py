@@ -61,11 +61,10 @@ def target_kind(target: str) -> TargetKind:
 
 @cache
 def _kind(scheme: str) -> TargetKind:
-    found = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
-    if not found and scheme == _OTHERS:
-        raise ConfigurationError("this installation registers no kinds of targets", hint="install pg-subscriber again with pip")
+    known = entry_points(group=GROUP)
+    found = {point.value: point for point in known.select(name=scheme) or known.select(name=_OTHERS)}
     if not found:
-        return _kind(_OTHERS)
+        raise ConfigurationError("this installation registers no kinds of targets", hint="install pg-subscriber again with pip")
     if len(found) > 1:
         raise ConfigurationError(f"targets {scheme}:// are registered by {' and by '.join(sorted(found))}", hint="uninstall one of them")
     (point,) = found.values()
