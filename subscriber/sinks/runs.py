@@ -217,7 +217,7 @@ class Run(Generic[F]):
         self.contexts += contexts
         self.size += size
 
-    def is_apart_from(self, form: Form, keys: Collection[object]) -> bool:
+    def is_independent_of(self, form: Form, keys: Collection[object]) -> bool:
         """Whether no change of the run is of a row with one of these keys of another form."""
         mine = self.form
         if mine.keys is None or mine.key_space != form.key_space:
@@ -284,6 +284,6 @@ def _joined(runs: Sequence[Run[F]], form: F, keys: Collection[object]) -> Run[F]
     for run in reversed(runs):
         if run.form is form:
             return run
-        if not run.is_apart_from(form, keys):
+        if not run.is_independent_of(form, keys):
             return None
     return None

@@ -66,9 +66,9 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     attempt = Applier._attempt
 
-    async def observed(applier: Applier, *arguments: Any, apart: Collection[TableName] | None = None, **more: Any) -> None:
-        found.append(apart is not None)
-        await attempt(applier, *arguments, apart=apart, **more)
+    async def observed(applier: Applier, *arguments: Any, without_sets: Collection[TableName] | None = None, **more: Any) -> None:
+        found.append(without_sets is not None)
+        await attempt(applier, *arguments, without_sets=without_sets, **more)
 
     monkeypatch.setattr(Applier, "_attempt", observed)
     return found

@@ -128,13 +128,13 @@ class Applier:
         self._tally = tally
         self._committed = committed
         self._missed: Counter[TableName] = Counter()
-        self._apart: set[TableName] = set()
+        self._without_sets: set[TableName] = set()
         self._missed_early: set[int] = set()
 
     @property
-    def apart(self) -> Collection[TableName]:
-        """The argument ``apart`` of :class:`TransactionSender`: tables whose sets missed rows more than once."""
-        return self._apart
+    def without_sets(self) -> Collection[TableName]:
+        """The argument ``without_sets`` of :class:`TransactionSender`: tables whose sets missed rows more than once."""
+        return self._without_sets
 
     async def apply(self, batch: Batch) -> None:
         """Apply the transactions of a batch that are past the position.
@@ -149,7 +149,7 @@ class Applier:
                 await self.skip(transaction)
         if not pending:
             return
-        if await self._succeeds(pending, lambda apart: self._attempt(pending, batch.gate, apart=apart)):
+        if await self._succeeds(pending, lambda without_sets: self._attempt(pending, batch.gate, without_sets=without_sets)):
             return
         self.relations.forget_targets()
         for transaction in pending:
@@ -166,9 +166,9 @@ class Applier:
         missed: TableName | None = None
         early = self._missed_early.intersection([transaction.xid for transaction in transactions])
         self._missed_early -= early
-        for apart in (None,) if early else (self._apart, None):
+        for without_sets in (None,) if early else (self._without_sets, None):
             try:
-                await attempt(apart)
+                await attempt(without_sets)
             except RowsMissed as miss:
                 missed = miss.table
                 continue
@@ -192,7 +192,7 @@ class Applier:
         if table is not None:
             self._missed[table] += 1
             if self._missed[table] >= _MISSES:
-                self._apart.add(table)
+                self._without_sets.add(table)
 
     async def skip(self, transaction: Transaction) -> None:
         """Skip a transaction that the target already has, but keep the relations that it describes.
@@ -210,17 +210,24 @@ class Applier:
             ApplyError, RelationError, TargetError: the transaction is rolled back.
             TargetUnavailable
         """
-        if await self._succeeds([transaction], lambda apart: self._prepare(transaction, gate, gid, apart=apart)):
+        if await self._succeeds([transaction], lambda without_sets: self._prepare(transaction, gate, gid, without_sets=without_sets)):
             return
         self.relations.forget_targets()
         await self._prepare(transaction, gate, gid, last=True)
 
     async def _attempt(
-        self, transactions: Sequence[Transaction], gate: RelationGate, *, apart: Collection[TableName] | None = None, last: bool = False
+        self,
+        transactions: Sequence[Transaction],
+        gate: RelationGate,
+        *,
+        without_sets: Collection[TableName] | None = None,
+        last: bool = False,
     ) -> None:
         end = transactions[-1]
         end_lsn = end.end_lsn
-        wal = await self._run(transactions, gate, lambda pipeline: self.send_commit(pipeline, end, self._session), apart=apart, last=last)
+        wal = await self._run(
+            transactions, gate, lambda pipeline: self.send_commit(pipeline, end, self._session), without_sets=without_sets, last=last
+        )
         crash_points.reached("postgres.committed")
         self.position = end_lsn
         self._committed(end_lsn, wal)
@@ -229,12 +236,18 @@ class Applier:
                 await transaction.discard()
 
     async def _prepare(
-        self, transaction: Transaction, gate: RelationGate, gid: str, *, apart: Collection[TableName] | None = None, last: bool = False
+        self,
+        transaction: Transaction,
+        gate: RelationGate,
+        gid: str,
+        *,
+        without_sets: Collection[TableName] | None = None,
+        last: bool = False,
     ) -> None:
         def finish(pipeline: Pipeline) -> None:
             self.send_prepare(pipeline, transaction, gid, self._session)
 
-        await self._run([transaction], gate, finish, apart=apart, last=last, prepared=transaction.xid)
+        await self._run([transaction], gate, finish, without_sets=without_sets, last=last, prepared=transaction.xid)
 
     def ended(self, prepared: int, *, committed: bool) -> None:
         """Count COMMIT PREPARED or ROLLBACK PREPARED of a transaction from :meth:`prepare`, or from another session (:meth:`adopt`)."""
@@ -279,7 +292,7 @@ class Applier:
         gate: RelationGate,
         finish: Callable[[Pipeline], None],
         *,
-        apart: Collection[TableName] | None,
+        without_sets: Collection[TableName] | None,
         last: bool,
         prepared: int | None = None,
     ) -> Lsn | None:
@@ -289,7 +302,7 @@ class Applier:
             transactions: the transactions to apply.
             gate: the gate of the batch.
             finish: sends the statements that end the target's transaction.
-            apart: see :class:`TransactionSender`.
+            without_sets: see :class:`TransactionSender`.
             last: there is no retry, so a conflict is looked up, added to the error, and counted.
             prepared: xid of the transaction that is prepared, or None.
         """
@@ -309,7 +322,9 @@ class Applier:
             async with self._session.pipeline(completed) as pipeline:
                 pipeline.send(BEGIN, None)
                 skipped = counted.statistics.skipped_tables
-                sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, skipped, apart=apart, differs=self.differs)
+                sender = TransactionSender(
+                    self.relations, pipeline, gate, self.owner.origin, skipped, without_sets=without_sets, differs=self.differs
+                )
                 await sender.send(transactions)
                 sender.finish()
                 crash_points.reached("postgres.changes_sent")

@@ -8,7 +8,7 @@ if each change was made in order.
 accept it (:meth:`Form.accepts`). It is counted. It is made if the later change finds no row, because then the batch is applied again.
 
 A short run is sent one statement per change. So are very large rows, changes that no set can make, and the changes of tables that are
-``apart``.
+``without_sets``.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class SetSender:
     Args:
         pipeline: the pipeline to send through.
         settings: the settings of the transaction.
-        apart: tables whose changes are sent one by one; None: those of all tables, in order.
+        without_sets: tables whose changes are sent one by one; None: those of all tables, in order.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: LocalSettings, apart: Collection[TableName] | None) -> None:
+    def __init__(self, pipeline: Pipeline, settings: LocalSettings, without_sets: Collection[TableName] | None) -> None:
         self._pipeline = pipeline
         self._settings = settings
-        self._apart = apart
+        self._without_sets = without_sets
         self._runs: Runs[Form] = Runs()
 
     @property
     def keeps_order(self) -> bool:
         """Whether changes are sent in the order in which they are added, one by one."""
-        return self._apart is None
+        return self._without_sets is None
 
     def add(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
         """Add changes. The arguments are those of :meth:`Runs.add`."""
-        in_order = self._apart is None or form.ordered
+        in_order = self._without_sets is None or form.ordered
         if in_order:
             self.flush()
         run = self._runs.add(form, rows, contexts, size)
@@ -73,7 +73,7 @@ class SetSender:
     def _send_runs(self, runs: Sequence[Run[Form]]) -> None:
         """Send the runs of a table."""
         table = runs[0].form.mapping.table
-        sets = self._apart is not None and not table.watched and table.name not in self._apart
+        sets = self._without_sets is not None and not table.watched and table.name not in self._without_sets
         omitted: dict[Run[Form], int] = {}
         if sets and sum(len(run.rows) for run in runs) >= _LEAST:
             omitted = _omit_overwritten(runs)

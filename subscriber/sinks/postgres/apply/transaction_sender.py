@@ -39,7 +39,7 @@ class TransactionSender:
         gate: decides which relations' changes are applied.
         origin: PostgreSQL's name of the subscription's replication origin, for messages.
         skipped: names of relations that are left out are added to this set.
-        apart: tables whose changes are sent one by one, and not in sets; None: those of all tables.
+        without_sets: tables whose changes are sent one by one, and not in sets; None: those of all tables.
         differs: id of our replication origin (0: we have none), to report rows that another origin changed last. None: do not report them.
 
     Attributes:
@@ -54,7 +54,7 @@ class TransactionSender:
         origin: str,
         skipped: set[str],
         *,
-        apart: Collection[TableName] | None,
+        without_sets: Collection[TableName] | None,
         differs: int | None,
     ) -> None:
         self._relations = relations
@@ -65,7 +65,7 @@ class TransactionSender:
         self.targets: set[Fingerprint] = set()
         self._forms = Forms(differs)
         self._settings = LocalSettings(pipeline)
-        self._sets = SetSender(pipeline, self._settings, apart)
+        self._sets = SetSender(pipeline, self._settings, without_sets)
         self._latest: LatestForms[Form] = LatestForms()
         self._resolved: dict[int, RelationMapping] = {}
         # the transaction that a relation is left out of: it may be ready at the next one, and then it stays so

@@ -147,7 +147,7 @@ class PostgresParallelTransaction:
             lambda relation, _: self._gate(relation),
             self._applier.owner.origin,
             self._counted.statistics.skipped_tables,
-            apart=self._applier.apart,
+            without_sets=self._applier.without_sets,
             differs=self._applier.differs,
         )
 

@@ -156,7 +156,7 @@ async def send(
         lambda relation, _: relation.name not in left_out,
         "pg_1",
         set(),
-        apart=(),
+        without_sets=(),
         differs=differs,
     )
     await sender.send([transaction(*messages)])
