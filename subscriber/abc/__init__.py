@@ -25,7 +25,7 @@ from subscriber.abc.abilities import (
 )
 from subscriber.abc.publisher import ReplicationStream, Spool
 from subscriber.abc.sink import OpenedSink, Sink, StateStore, Stream
-from subscriber.abc.tables import SnapshotTableSink, TableGroup, TableSink
+from subscriber.abc.tables import KeptRows, ResumableTableSink, SnapshotTableSink, TableGroup, TableSink
 from subscriber.abc.values import (
     CATALOG_SCHEMA,
     ApplyStatistics,
@@ -57,6 +57,7 @@ __all__ = [
     "Finding",
     "FinishingSink",
     "GroupingSink",
+    "KeptRows",
     "KeyedRowSource",
     "OpenedSink",
     "ParallelSink",
@@ -69,6 +70,7 @@ __all__ = [
     "RelationGate",
     "RepairingSink",
     "ReplicationStream",
+    "ResumableTableSink",
     "Retry",
     "Row",
     "RowSource",

@@ -35,12 +35,14 @@ class CopyPart:
         relation_id: its oid. When the name is read, it may belong to another relation.
         only: without its children.
         blocks: a range of it, or None for all.
+        condition: SQL that the rows satisfy; empty: all rows. It is not written into a file.
     """
 
     relation: TableName
     relation_id: int
     only: bool
     blocks: BlockRange | None = None
+    condition: str = ""
 
     def source(self, filters: Sequence[str] = ()) -> str:
         """``FROM … WHERE …`` for a SELECT of the rows. ``filters``: row filters of the publisher, combined with OR."""
@@ -51,6 +53,8 @@ class CopyPart:
     def conditions(self, filters: Sequence[str] = ()) -> list[str]:
         """The conditions of :meth:`source`."""
         conditions = [" OR ".join(f"({expression})" for expression in filters)] if filters else []
+        if self.condition:
+            conditions.append(self.condition)
         if self.blocks is not None:
             conditions.append(f"ctid >= '({self.blocks.first},0)'")
             if self.blocks.end is not None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from subscriber.abc.values import Batch, CopyFormat, Position, PublishedTable, SnapshotOrder, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 
+if TYPE_CHECKING:
+    from subscriber.abc.abilities import Query
+
 __all__ = [
+    "KeptRows",
+    "ResumableTableSink",
     "SnapshotTableSink",
     "TableGroup",
     "TableSink",
@@ -92,6 +98,40 @@ class SnapshotTableSink(Protocol):
             PublisherUnavailable: the snapshot does not exist any more; copy again.
             TargetError: the rows cannot be stored.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """Rows that an interrupted copy has left in a PostgreSQL target.
+
+    Attributes:
+        query: reads in the target.
+        condition: SQL that is true for these rows only.
+    """
+
+    query: Query
+    condition: str
+
+
+@runtime_checkable
+class ResumableTableSink(Protocol):
+    """A :class:`TableSink` that can keep the rows of an interrupted copy has these methods too."""
+
+    async def begin_again(self) -> TableEntry:
+        """As :meth:`TableSink.begin`, but the rows of an unfinished copy stay, with the state DATASYNC."""
+        ...
+
+    async def kept(self) -> KeptRows | None:
+        """The rows of an unfinished copy; None: there are none. Called after :meth:`TableSink.start_copy`."""
+        ...
+
+    async def undo_copy(self) -> None:
+        """Delete these rows. The state stays."""
+        ...
+
+    async def delete_kept(self, condition: str) -> None:
+        """Delete those of the kept rows that satisfy a condition of SQL. Durable on return."""
         ...
 
 

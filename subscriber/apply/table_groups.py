@@ -27,7 +27,7 @@ from subscriber.apply.table_synchronization import SyncRun
 from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["GROUP_TABLES", "GroupSnapshot", "GroupSource", "GroupSynchronization"]
+__all__ = ["GROUP_TABLES", "TABLE_BYTES", "GroupSnapshot", "GroupSource", "GroupSynchronization"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ GROUP_TABLES: Final = 500
 """Maximum number of tables in a group."""
 _GROUP_BYTES: Final = 256 * 1024**2
 """Maximum size of a group. While it is copied, more of its tables change, and its snapshot holds back the publisher."""
-_TABLE_BYTES: Final = 32 * 1024**2
+TABLE_BYTES: Final = 32 * 1024**2
 """Larger tables get their own slot, and are copied in parallel parts. Smaller ones have a single part anyway."""
 
 
@@ -84,7 +84,7 @@ class GroupSynchronization:
         self._run = run
         self._sink = sink
         self._source = source
-        self._table_bytes = min(_TABLE_BYTES, run.settings.copy_range_size)
+        self._table_bytes = min(TABLE_BYTES, run.settings.copy_range_size)
 
     async def run(self, tables: Sequence[TableName], leave: Callable[[TableName], None]) -> None:
         """Synchronize the tables. Tables that neither left nor are SYNCDONE afterwards wait for another group.

@@ -11,14 +11,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from subscriber.abc import Retry, TableName, TableState
 from subscriber.apply.retry import Backoff, Policy, disables, policy
-from subscriber.apply.table_groups import GROUP_TABLES, GroupSynchronization
+from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.table_synchronization import TableSynchronization
 from subscriber.config import Settings
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _FEW: Final = 4
 """Up to this number, tables are synchronized one by one."""
+_NO_SIZES: Final[Mapping[TableName, int]] = MappingProxyType({})
 _FAILED_GROUPS: Final = 3
 _ALONE_SECONDS: Final = 10.0
 """How long tables are synchronized one by one after several consecutive groups failed.
@@ -67,6 +69,7 @@ class SyncLauncher:
         owner: the run.
         disable_on_error: end at the first error to which this option applies.
         groups: synchronizes many tables at once; None: the target cannot.
+        sizes: bytes of tables, as far as known. The largest are copied first, so that no single one is left at the end.
     """
 
     def __init__(
@@ -77,12 +80,14 @@ class SyncLauncher:
         *,
         disable_on_error: bool = False,
         groups: GroupSynchronization | None = None,
+        sizes: Mapping[TableName, int] = _NO_SIZES,
     ) -> None:
         self._states = states
         self._settings = settings
         self._owner = owner
         self._disable_on_error = disable_on_error
         self._groups = groups
+        self._sizes = sizes
         self._work: dict[TableName, TableSynchronization] = {}
         self._backoff: dict[TableName, Backoff] = {}
         self._not_before: dict[TableName, float] = {}
@@ -181,8 +186,12 @@ class SyncLauncher:
         if not self._turns:
             # failed ones come last, so that all others get their first turn
             found = filter(self._is_due, {*self._states.unsynchronized, *self._backoff})
-            self._turns.extend(sorted(found, key=lambda table: (table in self._not_before, not self._is_fresh(table), table)))
+            self._turns.extend(sorted(found, key=self._turn))
         return self._turns
+
+    def _turn(self, table: TableName) -> tuple[bool, int, bool, TableName]:
+        size = self._sizes.get(table, 0)
+        return table in self._not_before, -size if size > TABLE_BYTES else 0, not self._is_fresh(table), table
 
     def _start_due(self) -> None:
         while not self._is_full:
@@ -213,7 +222,7 @@ class SyncLauncher:
 
     def _is_fresh(self, table: TableName) -> bool:
         """Whether a group may take it, because its synchronization has not begun."""
-        if self._groups is None or table in self._alone or table in self._work:
+        if self._groups is None or table in self._alone or table in self._work or self._sizes.get(table, 0) > TABLE_BYTES:
             return False
         if asyncio.get_running_loop().time() < self._alone_until:
             return False

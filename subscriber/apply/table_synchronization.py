@@ -3,15 +3,16 @@
 Steps of one table, with the state that is durable after each (``table_state.py`` explains the handover):
 
 =====  ==========================================================================================================
- ``i``  not started, or an unfinished copy was undone after a crash
+ ``i``  not started, or an unfinished copy was undone
  ``d``  being copied: permanent slot ``pg_<oid>_sync_<relid>_<target>`` with an exported snapshot, parts read in parallel
  ``f``  all rows and the snapshot's LSN are stored in the target, atomically; the slot retains the WAL from there on
  ``s``  followed the slot up to an LSN at or past the apply worker's; the slot is dropped
  ``r``  (set by the apply worker once it has passed that LSN)
 =====  ==========================================================================================================
 
-After a crash in ``i`` or ``d`` the copy starts again with a new slot. After a crash in ``f`` it resumes from the slot. A crash in ``s`` may
-leave the slot, which the next start drops.
+After a crash in ``i`` or ``d`` the copy starts again with a new slot. If the target has kept the rows of parts that were committed, they
+are compared with the new snapshot, and only what differs is copied (``subscription/run/resumed_copy.py``). After a crash in ``f`` it
+resumes from the slot. A crash in ``s`` may leave the slot, which the next start drops.
 
 Each table is retried separately after an error, on its own connections: it affects neither the apply worker nor other tables.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,9 +29,11 @@ from typing import Protocol
 from subscriber import crash_points
 from subscriber.abc import (
     CopyFormat,
+    KeptRows,
     Position,
     PublishedTable,
     ReplicationStream,
+    ResumableTableSink,
     SnapshotOrder,
     SnapshotTableSink,
     TableEntry,
@@ -52,7 +55,7 @@ from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Transaction
 from subscriber.waits import moved
 
-__all__ = ["CopySource", "SnapshotSource", "SyncRun", "TableSynchronization", "sync_slot_prefix"]
+__all__ = ["CopyPart", "CopySource", "Replacement", "ResumedRange", "SnapshotSource", "SyncRun", "TableSynchronization", "sync_slot_prefix"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +71,23 @@ CopyPart = Callable[[], AbstractAsyncContextManager[AsyncIterator[bytes]]]
 """Opens one part of a table's rows under the snapshot, and returns it as COPY data."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Rows that are copied in place of rows that an interrupted copy has left.
+
+    Attributes:
+        condition: SQL that the rows in the target satisfy; None: there are none.
+        rows: the publisher's rows.
+    """
+
+    condition: str | None
+    rows: CopyPart
+
+
+ResumedRange = Callable[[], Awaitable[Replacement | None]]
+"""Compares a range of an interrupted copy with the snapshot. None: nothing must be copied."""
+
+
 class SnapshotSource(Protocol):
     """A slot with its open exported snapshot."""
 
@@ -78,6 +98,15 @@ class SnapshotSource(Protocol):
 
     def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> Awaitable[list[CopyPart]]:
         """The parts of the table's published rows. ``rows`` is called with the number of rows read."""
+        ...
+
+    def resumed(
+        self, table: PublishedTable, kept: KeptRows, copy_format: CopyFormat, rows: Callable[[int], None], kept_rows: Callable[[int], None]
+    ) -> Awaitable[Sequence[ResumedRange] | None]:
+        """The ranges of a table whose copy was interrupted; None: it must be copied from the start.
+
+        ``rows`` is called with the number of rows read, ``kept_rows`` with the number of those that are not read again.
+        """
         ...
 
     async def order(self, table: PublishedTable) -> SnapshotOrder:
@@ -139,6 +168,19 @@ class SyncRun:
         return f"{sync_slot_prefix(self.oid)}{relation_id}_{self.target_identifier}"
 
 
+class _Count:
+    """Counts rows of a table's copy, and tells the progress."""
+
+    def __init__(self, progress: CopyProgress, table: TableName) -> None:
+        self._progress = progress
+        self._table = table
+        self.rows = 0
+
+    def add(self, rows: int) -> None:
+        self.rows += rows
+        self._progress.advanced(self._table, rows)
+
+
 class TableSynchronization:
     """Takes one table to SYNCDONE.
 
@@ -174,7 +216,7 @@ class TableSynchronization:
             elif entry.state is not TableState.READY:
                 self._states.set(self._table, entry)
                 self._states.abandon_handover(self._table)
-                if entry.state is not TableState.FINISHEDCOPY and not await self._copy(slot):
+                if entry.state is not TableState.FINISHEDCOPY and not await self._copy(slot, entry):
                     return
                 await self._catch_up()
             crash_points.reached("copy.synchronized")
@@ -186,7 +228,8 @@ class TableSynchronization:
 
     async def _begin(self) -> TableEntry:
         try:
-            return await self._sink.begin()
+            sink = self._sink
+            return await (sink.begin_again() if isinstance(sink, ResumableTableSink) else sink.begin())
         except RelationError:
             # the table was dropped, or is not part of the subscription any more: no handover can be in progress
             self._states.known(self._table)
@@ -196,9 +239,11 @@ class TableSynchronization:
         self._states.set(self._table, entry)
         self._states.abandon_handover(self._table)
 
-    async def _copy(self, slot: str) -> bool:
+    async def _copy(self, slot: str, entry: TableEntry) -> bool:
         described = await self._source.describe(self._table)
         if described is None:
+            if entry.state is TableState.DATASYNC and isinstance(self._sink, ResumableTableSink):
+                await self._sink.undo_copy()
             _log.warning('table "%s" is no longer published; it is not copied', self._table)
             self._states.remove(self._table)
             await self._source.drop_slot(slot)
@@ -222,7 +267,8 @@ class TableSynchronization:
                 )
             await self._sink.describe(table)
             self._run.progress.started(self._table, table.estimated_rows)
-            await self._copy_rows(snapshot, table)
+            if not (entry.state is TableState.DATASYNC and await self._resume_copy(snapshot, table)):
+                await self._copy_rows(snapshot, table)
             crash_points.reached("copy.stored")
             await snapshot.verify(table)
             position = Position(
@@ -237,6 +283,41 @@ class TableSynchronization:
         self._run.progress.finished(self._table)
         _log.info('table "%s" is copied as of %s', self._table, position.lsn)
         return True
+
+    async def _resume_copy(self, snapshot: SnapshotSource, table: PublishedTable) -> bool:
+        """Copy what an interrupted copy has not left. False: nothing of it is left."""
+        sink = self._sink
+        kept = await sink.kept() if isinstance(sink, ResumableTableSink) else None
+        if kept is None or not isinstance(sink, ResumableTableSink):
+            return False
+        copied, left = _Count(self._run.progress, self._table), _Count(self._run.progress, self._table)
+        ranges = await snapshot.resumed(table, kept, self._run.copy_format, copied.add, left.add)
+        if ranges is None:
+            await sink.undo_copy()
+            _log.info('the copy of table "%s" was interrupted, and starts again: it has no ranges of a key', self._table)
+            return False
+        limit = asyncio.Semaphore(self._run.settings.max_copy_workers_per_table)
+        async with task_group() as group:
+            tasks = [group.create_task(self._compare(each, limit)) for each in ranges]
+        found = [each for task in tasks if (each := task.result()) is not None]
+        crash_points.reached("resume.planned")
+        # before anything is copied: a new row may have a unique value that one of these had
+        for each in found:
+            if each.condition is not None:
+                await sink.delete_kept(each.condition)
+                crash_points.reached("resume.deleted")
+                moved()
+        async with task_group() as group:
+            for each in found:
+                group.create_task(self._copy_part(each.rows, table, limit))
+        _log.info('the copy of table "%s" was resumed: %d rows were kept, %d copied', self._table, left.rows, copied.rows)
+        return True
+
+    async def _compare(self, each: ResumedRange, limit: asyncio.Semaphore) -> Replacement | None:
+        async with limit:
+            found = await each()
+            moved()
+            return found
 
     async def _copy_rows(self, snapshot: SnapshotSource, table: PublishedTable) -> None:
         def advanced(rows: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from subscriber.config.option import Option, declared, option, parse_options
-from subscriber.config.reading import BOOLEAN, TIME, OptionType, choice, parse_bool, parse_seconds
+from subscriber.config.reading import BOOLEAN, RATE, TIME, OptionType, choice, parse_bool, parse_seconds
 from subscriber.config.where import filters_of, parse_where, with_filters
 from subscriber.errors import ConfigurationError
 
@@ -145,6 +145,16 @@ class SubscriptionOptions:
     )
     """In seconds."""
     retain_dead_tuples: bool = option(False, BOOLEAN, "only false: the conflict update_deleted is not detected")
+    max_copy_rate: float = option(
+        0.0,
+        RATE,
+        "how fast tables are copied, all together; 0: no limit; a change takes effect at once, without a restart",
+        least=0,
+        alter="always",
+        column="submaxcopyrate",
+        ours=True,
+    )
+    """In bytes per second."""
     where: str | Mapping[str, str] = option(
         "",
         OptionType(name="expression", parse=parse_where),
@@ -158,7 +168,8 @@ class SubscriptionOptions:
     """Give a mapping of ``SCHEMA.TABLE`` to expressions. It is kept as one text; :attr:`row_filters` returns the mapping."""
 
     def __post_init__(self) -> None:
-        PARAMETERS["wal_receiver_timeout"].check_range(self.wal_receiver_timeout)
+        for name in ("wal_receiver_timeout", "max_copy_rate"):
+            PARAMETERS[name].check_range(getattr(self, name))
         if self.retain_dead_tuples:
             raise ConfigurationError(
                 "retain_dead_tuples = true is not supported: it keeps deleted rows of a PostgreSQL target for the conflict update_deleted,"

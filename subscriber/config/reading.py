@@ -128,6 +128,15 @@ SECONDS: Final = OptionType(name="time", parse=partial(parse_seconds, base="s"),
 """A time. A number without a unit is in seconds."""
 SIZE: Final = OptionType(name="size", parse=parse_bytes, show=partial(_with_unit, _SIZE_UNITS), unit="kB", most=_INT_MAX * 1024)
 
+RATE: Final = OptionType(
+    name="bytes per second",
+    parse=lambda name, text: float(parse_bytes(name, text.removesuffix("/s"))),
+    show=lambda value: f"{_with_unit(_SIZE_UNITS, value)}/s" if value else "0",
+    unit="kB/s",
+    most=1e15,
+)
+"""Such as ``10MB/s``."""
+
 
 def choice(*words: str, parse: Callable[[str, str], str] | None = None) -> OptionType:
     """The type of an option that is one of ``words``.

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import Retry, TableName, WorkerDetails, WorkerState
@@ -198,6 +199,8 @@ class Launcher:
                 del self._workers[oid]
             elif oid not in wanted or _essence(wanted[oid]) != _essence(worker.definition):
                 worker.stop()
+            else:
+                worker.subscription.limit_copies(wanted[oid].options.max_copy_rate)
         for oid, definition in wanted.items():
             if oid not in self._workers:
                 self._start(definition, group)
@@ -320,7 +323,8 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 def _essence(definition: Definition) -> tuple[object, ...]:
     """The parts of a definition whose change restarts the worker. The worker itself changes ``skip_lsn`` and ``two_phase``."""
-    return definition.generation, definition.name, definition.conninfo, definition.slot_name, definition.publications, definition.options
+    options = replace(definition.options, max_copy_rate=0.0)
+    return definition.generation, definition.name, definition.conninfo, definition.slot_name, definition.publications, options
 
 
 class _Named:

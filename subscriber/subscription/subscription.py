@@ -79,6 +79,7 @@ class Subscription:
         self._spec = spec
         self._progress = KnownProgress(progress or Quiet())
         self._state = RunState()
+        self._state.copy_rate.limit = spec.options.max_copy_rate
 
     async def run(self, until: Until | None = None) -> None:
         """Copy the tables that are not copied yet, and follow the changes. Return after :meth:`stop`, or when ``until`` is reached.
@@ -114,6 +115,10 @@ class Subscription:
         """
         self._state.stop.set()
         self._state.wake()
+
+    def limit_copies(self, rate: float) -> None:
+        """Change ``max_copy_rate`` of a subscription that runs, until it ends. In bytes per second; 0: no limit."""
+        self._state.copy_rate.limit = rate
 
     async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
         """Wait until all tables are synchronized and everything up to ``lsn`` is durable in the target.

@@ -18,19 +18,24 @@ class PostgresTable:
     Args:
         sql: of the table.
         side: the sessions.
+        condition: SQL that the rows satisfy; empty: all rows.
     """
 
-    def __init__(self, sql: TableSql, side: Side) -> None:
+    def __init__(self, sql: TableSql, side: Side, condition: str = "") -> None:
         self._sql = sql
         self._side = side
+        self._chosen = condition
 
     def on(self, side: Side) -> PostgresTable:
         """The same table in another snapshot."""
         return PostgresTable(self._sql, side)
 
+    def _condition(self, part: Part) -> str:
+        return " AND ".join(each for each in (part.sql, self._chosen) if each)
+
     async def checksum(self, part: Part) -> tuple[int, int]:
         """Count the rows of a part, and add their hashes."""
-        ((count, total),) = await self._side.run(self._sql.checksum(part.sql))
+        ((count, total),) = await self._side.run(self._sql.checksum(self._condition(part)))
         return int(count or 0), int(total or 0)
 
     async def checksums(self, parts: Sequence[Part], mask: int, read: Callable[[int], Awaitable[None]]) -> Sums:
@@ -40,7 +45,7 @@ class PostgresTable:
         async def take(own: Iterator[Part]) -> None:
             for part in own:
                 rows = 0
-                for bucket, count, total in await self._side.run(self._sql.checksums(part.sql, mask)):
+                for bucket, count, total in await self._side.run(self._sql.checksums(self._condition(part), mask)):
                     before = sums.get(int(bucket or 0), (0, 0))
                     sums[int(bucket or 0)] = before[0] + int(count or 0), before[1] + int(total or 0)
                     rows += int(count or 0)
@@ -54,7 +59,7 @@ class PostgresTable:
         """Read hash and key of the rows in some buckets."""
         found: Counter[tuple[int, Key]] = Counter()
         for part in parts:
-            for row in await self._side.run(self._sql.hashes(part.sql, mask, buckets)):
+            for row in await self._side.run(self._sql.hashes(self._condition(part), mask, buckets)):
                 found[int(row[0] or 0), tuple(row[1:])] += 1
         return found
 

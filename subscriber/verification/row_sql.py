@@ -51,6 +51,7 @@ class ColumnSql:
         null: whether it may be NULL on either side.
         integer: whether it holds integers on this side.
         exact: whether every value that the other side may have is one of this column's type.
+        instant: whether both sides hold times with zone: the text of a key has the zone then.
     """
 
     name: str
@@ -59,6 +60,12 @@ class ColumnSql:
     null: bool = True
     integer: bool = False
     exact: bool = True
+    instant: bool = False
+
+    @property
+    def key_text(self) -> str:
+        """SQL of the text that identifies the value in a key."""
+        return f"{quote_identifier(self.name)}::timestamptz::text" if self.instant else f"({self.text})::text"
 
     def has(self, value: str) -> str:
         """SQL of whether the column has the value with this text, which may be one that only the other side's type has."""
@@ -127,7 +134,7 @@ def _column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: b
     if own == other == "timestamp":
         return ColumnSql(name, f"{quoted}::timestamp", "timestamp", null)
     if own == other == "timestamptz":
-        return ColumnSql(name, f"({quoted} AT TIME ZONE 'UTC')", "timestamp", null)
+        return ColumnSql(name, f"({quoted} AT TIME ZONE 'UTC')", "timestamp", null, instant=True)
     if own != other and "bpchar" in {own, other}:
         return ColumnSql(name, f"rtrim({quoted}::text, ' ')", null=null)
     return ColumnSql(name, f"{quoted}::text", null=null)
@@ -240,7 +247,7 @@ class TableSql:
 
     @property
     def _key_texts(self) -> list[str]:
-        texts = {column.name: f"({column.text})::text" for column in self.columns}
+        texts = {column.name: column.key_text for column in self.columns}
         return [texts[name] for name in self.key]
 
     def where(self, *conditions: str) -> str:
@@ -293,9 +300,10 @@ class TableSql:
 
     def hashes_of(self, keys: Sequence[Sequence[str]]) -> str:
         """Query of the hash and the key of the rows with these keys."""
-        return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(self._is(keys))}"
+        return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(self.has_key(keys))}"
 
-    def _is(self, keys: Sequence[Sequence[str]]) -> str:
+    def has_key(self, keys: Sequence[Sequence[str]]) -> str:
+        """SQL of whether a row has one of these keys."""
         columns = {column.name: column for column in self.columns}
         return " OR ".join(
             "(" + " AND ".join(columns[name].has(value) for name, value in zip(self.key, each, strict=True)) + ")" for each in keys
@@ -308,7 +316,7 @@ class TableSql:
         """
         digests = [f"md5(convert_to(({column.text})::text, 'UTF8'))" for column in self.columns]
         shown = [f"left({quote_identifier(column.name)}::text, 200)" for column in self.columns] if values else []
-        return f"SELECT {', '.join([*self._key_texts, *digests, *shown])} FROM {self.relation}{self.where(self._is(keys))}"
+        return f"SELECT {', '.join([*self._key_texts, *digests, *shown])} FROM {self.relation}{self.where(self.has_key(keys))}"
 
     def sample_values(self, condition: str, hashes: Sequence[int]) -> str:
         """Query of the beginning of the texts of rows with these hashes, for a table without a key."""

@@ -31,6 +31,7 @@ __all__ = [
     "publications_missing",
     "published_names",
     "published_sequences",
+    "published_sizes",
     "published_tables",
 ]
 
@@ -144,6 +145,13 @@ async def other_identities(session: Session, publications: Sequence[str]) -> dic
     for namespace, table, of, leaf in rows:
         found.setdefault(TableName(namespace or "", table or ""), []).append(TableName(of or "", leaf or ""))
     return found
+
+
+async def published_sizes(session: Session, publications: Sequence[str]) -> dict[TableName, int]:
+    """Return the tables that :func:`published_tables` describes, each with the bytes of its heap."""
+    if not publications:
+        return {}
+    return {table.name: table.size for table in _gather(await session.execute(_tables_query(session, publications, ()))).values()}
 
 
 def publications_missing(names: Sequence[str]) -> str:

@@ -56,6 +56,8 @@ def test_defaults_are_natives() -> None:
         # of 19
         "wal_receiver_timeout": -1.0,
         "retain_dead_tuples": False,
+        # ours
+        "max_copy_rate": 0.0,
         "where": "",
     }
 

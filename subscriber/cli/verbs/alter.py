@@ -12,7 +12,7 @@ from subscriber.cli.options import add_name_argument, add_parameters_argument, a
 from subscriber.config import ALTERABLE, BOOLEAN, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.management.alter import SubscriptionAlteration, accept_target, alter_subscription
+from subscriber.subscription.management.alter import SubscriptionAlteration, accept_target, alter_subscription, limit_copies
 from subscriber.subscription.management.status import reset_subscription_stats
 
 __all__ = ["add_arguments"]
@@ -81,10 +81,21 @@ async def _execute(args: argparse.Namespace) -> int:
         confirm(args, f'altered subscription "{args.name}"')
         return 0
     act = _form(args)
+    # the only parameter that a running worker follows
+    if not _has_form(args) and (changes := parse_changes(args.options)).keys() == {"max_copy_rate"}:
+        await limit_copies(args.name, target=args.target, rate=changes["max_copy_rate"])
+        confirm(args, f'altered subscription "{args.name}"')
+        return 0
     async with alter_subscription(args.name, target=args.target, settings=Settings.parse(args.settings)) as subscription:
         await act(subscription)
     confirm(args, f'altered subscription "{args.name}"')
     return 0
+
+
+def _has_form(args: argparse.Namespace) -> bool:
+    named = (args.set_publication, args.add_publication, args.drop_publication, args.copy_again)
+    single = (args.connection, args.rename, args.owner, args.skip_lsn)
+    return args.enable or args.disable or args.refresh or any(named) or any(each is not None for each in single)
 
 
 def _form(args: argparse.Namespace) -> _Act:

@@ -16,6 +16,7 @@ from typing import Any
 from subscriber.abc import TableName, TwoPhaseState
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, CopyingCatalog, Definition, MovableCatalog, OwnedCatalog
+from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes, with_filters
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
@@ -30,7 +31,7 @@ from subscriber.subscription.targets import open_catalog
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import check_conninfo
 
-__all__ = ["SubscriptionAlteration", "accept_target", "alter_subscription"]
+__all__ = ["SubscriptionAlteration", "accept_target", "alter_subscription", "limit_copies"]
 
 
 async def accept_target(name: str, *, target: str) -> None:
@@ -46,6 +47,29 @@ async def accept_target(name: str, *, target: str) -> None:
         if not isinstance(movable, MovableCatalog):
             raise ConfigurationError("this kind of target can be moved without a command", hint="omit --accept-target")
         await movable.accept_target(name)
+    finally:
+        await catalog.close()
+
+
+async def limit_copies(name: str, *, target: str, rate: float) -> None:
+    """Set ``max_copy_rate``. The worker keeps running, and its copies follow within seconds.
+
+    Args:
+        name: of the subscription.
+        target: URL or conninfo of the target.
+        rate: bytes per second; 0: no limit.
+
+    Raises:
+        ConfigurationError: the rate is out of range.
+        TargetError: the subscription does not exist, or the target cannot be reached.
+    """
+    ALTERABLE["max_copy_rate"].check_range(rate)
+    catalog = await open_catalog(target, "subscriber alter")
+    try:
+        found = next((each for each in await catalog.subscriptions() if each.name == name), None)
+        if found is None:
+            raise no_such_subscription(name)
+        await catalog.update(found.oid, {"max_copy_rate": rate})
     finally:
         await catalog.close()
 

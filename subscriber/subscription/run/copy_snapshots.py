@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from subscriber.abc import CopyFormat, PublishedTable, SnapshotOrder, TableName
-from subscriber.apply.table_synchronization import CopyPart
+from subscriber.abc import CopyFormat, KeptRows, PublishedTable, SnapshotOrder, TableName
+from subscriber.apply.table_sync import CopyPart, ResumedRange
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.run.resumed_copy import resumed_ranges
 from subscriber.walreceiver.copying import table_copy
+from subscriber.walreceiver.copying.copy_rate import CopyRate
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
 
 __all__ = ["PublishedGroup", "PublishedSnapshot"]
@@ -25,9 +27,11 @@ class PublishedSnapshot:
         snapshot: the exported snapshot.
         range_size: maximum size of a part in bytes.
         workers: how many parts of a table are copied at once.
+        rate: limits what is read here; not what a sink reads in its own sessions.
     """
 
-    def __init__(self, snapshot: ExportedSnapshot, range_size: int, workers: int) -> None:
+    def __init__(self, snapshot: ExportedSnapshot, range_size: int, workers: int, rate: CopyRate) -> None:
+        self._rate = rate
         self._snapshot = snapshot
         self._range_size = range_size
         self._workers = workers
@@ -41,6 +45,17 @@ class PublishedSnapshot:
         """Divide the table's published rows into parts, enough for all workers. Each part is read by its own session."""
         found = await self._find_parts(table, table_copy.parallel_range_size(table, self._range_size, self._workers))
         return [partial(self._read, table, part, copy_format, rows) for part in found]
+
+    async def resumed(
+        self, table: PublishedTable, kept: KeptRows, copy_format: CopyFormat, rows: Callable[[int], None], kept_rows: Callable[[int], None]
+    ) -> Sequence[ResumedRange] | None:
+        """See :meth:`subscriber.apply.table_sync.SnapshotSource.resumed`."""
+
+        def read(condition: str) -> CopyPart:
+            part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r", condition=condition)
+            return partial(self._read, table, part, copy_format, rows)
+
+        return await resumed_ranges(self._snapshot, table, kept, read, kept_rows)
 
     async def order(self, table: PublishedTable) -> SnapshotOrder:
         """Describe the same parts for a sink that reads them in its own sessions."""
@@ -72,7 +87,8 @@ class PublishedSnapshot:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         async with self._snapshot.reader() as reader:
             try:
-                yield _checked(reader, part, reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows))
+                data = reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows)
+                yield _checked(reader, part, data, self._rate)
             except SubscriberError as error:
                 # the statement may have waited for a rename: then a column does not exist, or the target refuses the rows of the other
                 # table
@@ -89,7 +105,7 @@ class PublishedSnapshot:
             return False
 
 
-async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes], rate: CopyRate) -> AsyncIterator[bytes]:
     """The data of a part. It ends with an error if the data is invalid, so that a sink does not keep it.
 
     Raises:
@@ -98,10 +114,11 @@ async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: Asyn
     if not await table_copy.is_intact(reader, part, read=False):
         raise outdated(part.relation)
     async for piece in data:
-        pieces = [piece]
+        pieces, size = [piece], len(piece)
         del piece
         # not kept while the reader works on it
         yield pieces.pop()
+        await rate.spend(size)
     if not await table_copy.is_intact(reader, part, read=True):
         raise outdated(part.relation)
 
@@ -119,9 +136,11 @@ class PublishedGroup:
     Args:
         snapshot: the exported snapshot.
         describe: describes tables as they are published now.
+        rate: limits the copies.
     """
 
-    def __init__(self, snapshot: ExportedSnapshot, describe: Describe) -> None:
+    def __init__(self, snapshot: ExportedSnapshot, describe: Describe, rate: CopyRate) -> None:
+        self._rate = rate
         self._snapshot = snapshot
         self._describe = describe
         self._stack = contextlib.AsyncExitStack()
@@ -153,6 +172,7 @@ class PublishedGroup:
                 raise outdated(table.name)
             async for piece in reader.copy_out(query, copy_format, rows):
                 yield piece
+                await self._rate.spend(len(piece))
             if not await table_copy.is_whole(reader, table, part):
                 raise outdated(table.name)
         except BaseException:

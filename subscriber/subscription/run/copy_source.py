@@ -14,6 +14,7 @@ from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.copy_snapshots import PublishedGroup, PublishedSnapshot
 from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.copying.copy_rate import CopyRate
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
@@ -34,10 +35,12 @@ class PublisherSource:
     Args:
         spec: the subscription.
         main: the subscription's position, which has the system identifier to check.
+        rate: limits the copies.
     """
 
-    def __init__(self, spec: RunSpec, main: Position) -> None:
+    def __init__(self, spec: RunSpec, main: Position, rate: CopyRate) -> None:
         self._spec = spec
+        self._rate = rate
         self._main = main
 
     @contextlib.asynccontextmanager
@@ -61,13 +64,13 @@ class PublisherSource:
         """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
         async with self.exported(slot_name, temporary=False) as snapshot:
             settings = self._spec.settings
-            yield PublishedSnapshot(snapshot, settings.copy_range_size, settings.max_copy_workers_per_table)
+            yield PublishedSnapshot(snapshot, settings.copy_range_size, settings.max_copy_workers_per_table, self._rate)
 
     @contextlib.asynccontextmanager
     async def group(self, slot_name: str) -> AsyncIterator[PublishedGroup]:
         """Take a snapshot with a temporary slot. A slot of the same name is dropped first."""
         async with self.exported(slot_name, temporary=True) as snapshot:
-            group = PublishedGroup(snapshot, self.describe_all)
+            group = PublishedGroup(snapshot, self.describe_all, self._rate)
             try:
                 yield group
             finally:

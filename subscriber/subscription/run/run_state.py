@@ -14,6 +14,7 @@ from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.stream_session import StreamSession
 from subscriber.transaction.feedback import FlushTracker
+from subscriber.walreceiver.copying.copy_rate import CopyRate
 
 __all__ = ["RunState", "Stopped"]
 
@@ -43,6 +44,7 @@ class RunState:
         disabled_by: the error that ended the run because of ``disable_on_error``, or None.
         applied: the transactions that were applied last.
         hold: where apply is to be held; None: nowhere.
+        copy_rate: limits the copies of this subscription, also in the next run.
         watchers: are notified of changes to everything here.
     """
 
@@ -61,6 +63,7 @@ class RunState:
         self.disabled_by: SubscriberError | None = None
         self.applied = AppliedTransactions()
         self.hold: Hold | None = None
+        self.copy_rate = CopyRate()
         self.watchers = Watchers()
         self._caught_up: StreamSession | None = None
 

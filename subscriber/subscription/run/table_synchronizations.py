@@ -42,7 +42,7 @@ class TableSynchronizations:
         self._prepared = prepared
         self._state = state
         self._watchdog = watchdog
-        source = PublisherSource(spec, prepared.position)
+        source = PublisherSource(spec, prepared.position, state.copy_rate)
         self._run = SyncRun(
             oid=prepared.state.oid,
             target_identifier=prepared.state.target_identifier,
@@ -56,7 +56,7 @@ class TableSynchronizations:
         grouping = isinstance(target.opened, GroupingSink)
         groups = GroupSynchronization(self._run, target, source) if grouping else None
         disable = spec.options.disable_on_error
-        self.launcher = SyncLauncher(state.states, spec.settings, self, disable_on_error=disable, groups=groups)
+        self.launcher = SyncLauncher(state.states, spec.settings, self, disable_on_error=disable, groups=groups, sizes=prepared.sizes)
 
     async def sweep_spools(self) -> None:
         """Delete spools that are not used any more: a process that was killed right after synchronizing a table left its rows there."""

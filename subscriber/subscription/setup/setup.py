@@ -37,6 +37,7 @@ from subscriber.walreceiver.publication import (
     other_identities,
     publications_missing,
     published_names,
+    published_sizes,
     published_tables,
 )
 
@@ -58,6 +59,7 @@ class Prepared:
         first: whether the subscription was just created.
         published: name and oid of each published table.
         left_out: published tables that could not be added to the subscription, each with the reason.
+        sizes: bytes of the published tables, if a table waits for its copy.
         lost_partitions: of a published table, the partitions whose updates and deletes are lost.
     """
 
@@ -69,6 +71,7 @@ class Prepared:
     first: bool
     published: Mapping[TableName, int] = field(default_factory=dict)
     left_out: Mapping[TableName, str] = field(default_factory=dict)
+    sizes: Mapping[TableName, int] = field(default_factory=dict)
     lost_partitions: Mapping[TableName, Sequence[TableName]] = field(default_factory=dict)
 
     @property
@@ -147,6 +150,7 @@ class Setup:
             else:
                 tables = await refresh.refresh(connection, state, first=first)
             await drop_leftover_slots(connection, opened, state, tables)
+            waiting = any(entry.state is TableState.INIT for entry in tables.values())
             return Prepared(
                 state=state,
                 position=state.position,
@@ -156,6 +160,7 @@ class Setup:
                 first=first and not self._spec.managed,
                 published=refresh.published or await published_names(connection, self._spec.publications),
                 left_out=refresh.left_out,
+                sizes=await published_sizes(connection, self._spec.publications) if waiting else {},
                 lost_partitions=await other_identities(connection, self._spec.publications),
             )
 

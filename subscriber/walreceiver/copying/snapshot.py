@@ -10,7 +10,7 @@ Source: PostgreSQL manual, CREATE_REPLICATION_SLOT; SET TRANSACTION; COPY.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final, Self
 
 import psycopg
@@ -77,7 +77,7 @@ class SnapshotReader(Session):
 
     async def copy_out(
         self, query: str, copy_format: CopyFormat = CopyFormat.TEXT, rows: Callable[[int], None] | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Run ``COPY … TO STDOUT`` and yield its data as received, joined to chunks of about 128 kB.
 
         If the data is not read to its end, the session can only be closed.

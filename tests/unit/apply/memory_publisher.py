@@ -206,6 +206,9 @@ class MemorySnapshot:
         found = self._history.rows(number, self.consistent_point)
         return [partial(self._part, found)]
 
+    async def resumed(self, *_: object) -> None:
+        raise AssertionError("the sink keeps no rows of an interrupted copy")
+
     async def order(self, published: PublishedTable) -> SnapshotOrder:
         raise AssertionError("the sink copies nothing by itself")
 

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from subscriber.abc import TableEntry, TableName, TableState
-from subscriber.apply.table_groups import GROUP_TABLES, GroupSynchronization
+from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.table_synchronization import TableSynchronization
@@ -50,6 +50,7 @@ class LauncherSetup:
         self.settings = Settings(max_sync_workers_per_subscription=workers, wal_retrieve_retry_interval=5)
         self.patience: Callable[[Collection[TableName]], bool] = lambda _: patient
         self.disable_on_error = disable_on_error
+        self.sizes = dict[TableName, int]()
         self.launcher = self.make_launcher()
 
     def make_launcher(self, groups: GroupSynchronization | None = None) -> SyncLauncher:
@@ -59,6 +60,7 @@ class LauncherSetup:
             self,
             disable_on_error=self.disable_on_error,
             groups=groups,
+            sizes=self.sizes,
         )
 
     def make(self, name: TableName) -> TableSynchronization:
@@ -315,6 +317,20 @@ def test_many_tables_are_divided_among_the_workers() -> None:
             await asyncio.sleep(10)
         assert groups.taken == [(0, GROUP_TABLES), (0, GROUP_TABLES), (1, 50), (1, 50)]
         assert setup.begun == []
+        assert setup.states.all_synchronized
+
+    run(work())
+
+
+def test_the_largest_tables_come_first_and_alone() -> None:
+    async def work() -> None:
+        setup, groups = grouping(20)
+        # the smallest of these fits into a group
+        setup.sizes |= {table(7): 10 * TABLE_BYTES, table(3): 2 * TABLE_BYTES, table(9): 30 * TABLE_BYTES, table(1): TABLE_BYTES}
+        async with setup.open():
+            await asyncio.sleep(10)
+        assert [name for _, name in setup.begun] == [table(9), table(7), table(3)]
+        assert groups.taken == [(1, 17)]
         assert setup.states.all_synchronized
 
     run(work())

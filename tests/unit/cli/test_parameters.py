@@ -44,8 +44,8 @@ def test_wrong_value(capsys: pytest.CaptureFixture[str], verb: str, parameter: s
             expected = 'invalid value for parameter "synchronous_commit": "@@"'
         case "origin":
             expected = 'unrecognized origin value: "@@"'
-        case "wal_receiver_timeout":
-            expected = 'invalid value for parameter "wal_receiver_timeout": "@@"'
+        case "wal_receiver_timeout" | "max_copy_rate":
+            expected = f'invalid value for parameter "{parameter}": "@@"'
         case "where":
             expected = "where requires the name of a table"
         case _:

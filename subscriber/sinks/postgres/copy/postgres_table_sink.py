@@ -5,10 +5,11 @@ part of a copy has a separate session, which commits the rows together with thei
 one part and a copy in parallel parts work in the same way. :meth:`PostgresTableSink.finish_copy` deletes these transaction ids and stores
 state ``f`` with the position, in one transaction. Then the copied rows are final.
 
-After a crash in state ``d``, :meth:`PostgresTableSink.begin` undoes the copy. It deletes the rows whose xmin is one of the stored
-transaction ids, and no other rows, because the table may have had rows before. A part that was not committed left neither rows nor a
-transaction id. The ``copying`` lock (:mod:`subscriber.sinks.postgres.session.locks`) and the attempt's number prevent that a dead process
-commits a part after the copy was undone.
+After a crash in state ``d``, the rows of the copy are those whose xmin is one of the stored transaction ids. The table may have had other
+rows before. A part that was not committed left neither rows nor a transaction id. :meth:`PostgresTableSink.begin` undoes the copy: it
+deletes these rows. :meth:`PostgresTableSink.begin_again` keeps them. Then the caller compares them with the publisher's, range by range,
+deletes those that differ, and copies what is missing, as further parts. The ``copying`` lock
+(:mod:`subscriber.sinks.postgres.session.locks`) and the attempt's number prevent that a dead process commits a part meanwhile.
 
 The control session and the session of each part have their own replication origins. The undo is marked with an origin too: a subscriber of
 the target with ``origin = none`` did not receive the copied rows, so it must not receive their deletion. The origins are dropped when they
@@ -26,15 +27,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
+import psycopg
 
 from subscriber import crash_points
-from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.abc import Batch, CopyFormat, KeptRows, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_settings import READING
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.postgres.apply.applier import Applier, Owner
 from subscriber.sinks.postgres.apply.change_sql import set_role
@@ -42,6 +45,7 @@ from subscriber.sinks.postgres.catalog.session_rows import COPY_PART, SessionRow
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
@@ -104,6 +108,8 @@ class PostgresTableSink:
         self._applier: Applier | None = None
         self._relation_id: int | None = None
         self._attempt = 0
+        self._kept = ""
+        self._kept_reader: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
         self._ended = False
 
     @property
@@ -125,6 +131,17 @@ class PostgresTableSink:
     async def begin(self) -> TableEntry:
         """Connect, take the table's lock, undo an unfinished copy. See :meth:`subscriber.abc.TableSink.begin`.
 
+        Raises: as :meth:`begin_again`.
+        """
+        entry = await self.begin_again()
+        if entry.state is TableState.DATASYNC:
+            entry = TableEntry(TableState.INIT)
+            await self._undo_copy(entry)
+        return entry
+
+    async def begin_again(self) -> TableEntry:
+        """Connect, take the table's lock. See :meth:`subscriber.abc.ResumableTableSink.begin_again`.
+
         Raises:
             RelationError: the table was dropped, or does not belong to the subscription.
             SubscriptionInUse: another process synchronizes it.
@@ -145,9 +162,6 @@ class PostgresTableSink:
             self._ended = False
         if entry.state in {TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY}:
             await self._control.carry_origin(self._origins, origin_name(self._oid, self.relation_id))
-        if entry.state is TableState.DATASYNC:
-            await self._undo_copy()
-            entry = TableEntry(TableState.INIT)
         return entry
 
     async def _open(self) -> None:
@@ -181,31 +195,62 @@ class PostgresTableSink:
         table.require_usable()
         return table
 
-    async def _undo_copy(self) -> None:
+    async def _undo_copy(self, then: TableEntry) -> None:
         control, table = self._control, await self._read_table()
+        async with self._closed_if_in_use(), control.transaction():
+            if kept := await self._parts():
+                await control.fetch(set_role(table.role).sql.decode())
+                await control.fetch(f"DELETE FROM {table.scanned} WHERE {_of(kept)}")
+                await control.fetch(set_role(None).sql.decode())
+                await self._forget_parts()
+            await self._rows.set_entry(self.relation_id, then, only_from=TableState.DATASYNC)
+
+    async def _parts(self) -> Sequence[str]:
+        """The transaction ids of the committed parts, in an open transaction. No dead process can commit another one any more."""
+        control, what = self._control, f'a copy into table "{self._table}"'
+        await take(control.fetch, copying_key(self._oid, self.relation_id), what, in_transaction=True, of_the_dead=True)
+        query = "SELECT xid::text FROM subscriber.copy_part WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid"
+        return [xid for (xid,) in await control.fetch(query, self._oid, self.relation_id)]
+
+    @contextlib.asynccontextmanager
+    async def _closed_if_in_use(self) -> AsyncIterator[None]:
         try:
-            async with control.transaction():
-                await take(
-                    control.fetch,
-                    copying_key(self._oid, self.relation_id),
-                    f'a copy into table "{self._table}"',
-                    in_transaction=True,
-                    of_the_dead=True,
-                )
-                parts = await control.fetch(
-                    "SELECT xid::text FROM subscriber.copy_part WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid",
-                    self._oid,
-                    self.relation_id,
-                )
-                if parts:
-                    await control.fetch(set_role(table.role).sql.decode())
-                    await control.fetch(f"DELETE FROM {table.scanned} WHERE xmin = ANY (%s::xid[])", [xid for (xid,) in parts])
-                    await control.fetch(set_role(None).sql.decode())
-                    await self._forget_parts()
-                await self._rows.set_entry(self.relation_id, TableEntry(TableState.INIT), only_from=TableState.DATASYNC)
+            yield
         except SubscriptionInUse:
             await self.close()
             raise
+
+    async def undo_copy(self) -> None:
+        """Delete the rows of an unfinished copy. See :meth:`subscriber.abc.ResumableTableSink.undo_copy`."""
+        await self._undo_copy(TableEntry(TableState.DATASYNC))
+        self._kept = ""
+
+    async def delete_kept(self, condition: str) -> None:
+        """Delete some rows of an unfinished copy. See :meth:`subscriber.abc.ResumableTableSink.delete_kept`."""
+        control, table = self._control, await self._read_table()
+        async with control.transaction():
+            await control.fetch(set_role(table.role).sql.decode())
+            await control.fetch(f"DELETE FROM {table.scanned} WHERE ({condition}) AND {self._kept}")
+            await control.fetch(set_role(None).sql.decode())
+
+    async def kept(self) -> KeptRows | None:
+        """Find the rows of an unfinished copy. See :meth:`subscriber.abc.ResumableTableSink.kept`."""
+        table = await self._read_table()
+        async with self._closed_if_in_use(), self._control.transaction():
+            found = await self._parts()
+        self._kept = _of(found) if found else ""
+        if not found:
+            return None
+        # the settings of READING: both servers must write the same texts
+        self._kept_reader = connection = await self._target.connect(self._application_name, READING)
+        with translated():
+            await connection.execute(set_role(table.role).sql)
+
+        async def query(sql: str) -> Sequence[Sequence[str | None]]:
+            with translated():
+                return await (await connection.execute(sql.encode())).fetchall()
+
+        return KeptRows(query, self._kept)
 
     async def _forget_parts(self) -> None:
         await self._rows.rows.delete(COPY_PART, {"srsubid": self._oid, "srrelid": self.relation_id})
@@ -304,8 +349,11 @@ class PostgresTableSink:
 
     async def close(self) -> None:
         """Disconnect. If the table is synchronized, its origins are dropped. Idempotent. :meth:`begin` connects again."""
-        session, reader = self._session, self._reader
+        session, reader, kept_reader = self._session, self._reader, self._kept_reader
+        self._kept_reader = None
         try:
+            if kept_reader is not None:
+                await kept_reader.close()
             if self._synchronized and session is not None and session.usable:
                 await self._drop_origins(parts_only=False)
         finally:
@@ -321,6 +369,11 @@ class PostgresTableSink:
             # also after a cancellation
             if session is not None:
                 await session.close()
+
+
+def _of(parts: Sequence[str]) -> str:
+    """SQL of whether a row was stored by one of these transactions."""
+    return f"xmin = ANY ('{{{','.join(parts)}}}'::xid[])"
 
 
 def _durable_already(_lsn: Lsn, _wal: Lsn | None) -> None:
