@@ -153,8 +153,9 @@ def _ahead(there: _There, wanted: PublishedSequence, value: int, *, called: bool
     """Why the target's sequence would go back; None: it would not."""
     direction = 1 if wanted.increment > 0 else -1
     if called and there.options[1] * direction < 0:
-        return "it counts in the other direction, and was used: values could repeat (--force sets it)"
+        return "it counts in the other direction, and was used: values could repeat (`subscriber sequences --force` sets it)"
     following = value + (wanted.increment if called else 0)
     if following * direction > wanted.next_value * direction:
-        return f"it is ahead of the publisher, whose next value is {wanted.next_value}, and here it is {following} (--force sets it back)"
+        values = f"whose next value is {wanted.next_value}, and here it is {following}"
+        return f"it is ahead of the publisher, {values} (`subscriber sequences --force` sets it back)"
     return None

@@ -136,7 +136,8 @@ async def _set_column(
             f"the publisher's next value is {value}, and here it is {counter.next_value}: define the column with AUTOINCREMENT",
         )
     if counter.next_value > value and not force:
-        reason = f"it is ahead of the publisher, whose next value is {value}, and here it is {counter.next_value} (--force sets it back)"
+        values = f"whose next value is {value}, and here it is {counter.next_value}"
+        reason = f"it is ahead of the publisher, {values} (`subscriber sequences --force` sets it back)"
         return _left(wanted, table, column, reason)
     if not dry_run:
         await _store(connection, table, value)

@@ -104,8 +104,9 @@ async def test_what_cannot_be_set_is_left_and_said(publisher_db: Database, targe
     assert (ended.status, ended.errors) == (1, "subscriber: 1 sequence set, 0 equal, 4 left\n")
     assert ended.output.splitlines() == [
         "sequence public.ahead_id_seq: not set: it is ahead of the publisher, whose next value is 2,"
-        " and here it is 10 (--force sets it back)",
-        "sequence public.back: not set: it counts in the other direction, and was used: values could repeat (--force sets it)",
+        " and here it is 10 (`subscriber sequences --force` sets it back)",
+        "sequence public.back: not set: it counts in the other direction, and was used: values could repeat"
+        " (`subscriber sequences --force` sets it)",
         "sequence public.missing_id_seq: not set: it does not exist in the target: create it there",
         "sequence public.small_id_seq: not set: its type smallint cannot have the values and bounds of the publisher:"
         " ALTER SEQUENCE … AS bigint",

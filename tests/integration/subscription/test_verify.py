@@ -232,6 +232,22 @@ async def test_names_and_repairs_rows_whose_keys_have_another_type(replicated: R
         assert (await verified(found)).equal
 
 
+async def test_times_in_keys_have_their_zone(replicated: Replicated, target_db: Database) -> None:
+    # the bug was a text that means another moment in a target with a time zone
+    target_db.execute(f"ALTER DATABASE {target_db.name} SET timezone = 'Asia/Tokyo'")
+    moments = "VALUES ('2024-07-01 12:00+00'::timestamptz, 1), ('2024-07-01 03:00+00', 2), ('2024-07-01 21:00+00', 3)"
+    async with replicated("CREATE TABLE t (at timestamptz PRIMARY KEY, v int)", f"INSERT INTO t {moments}") as found:
+        target_db.execute("UPDATE t SET v = 0 WHERE v = 1; DELETE FROM t WHERE v = 2")
+        report = await verified(found)
+        assert named(only(report)) == [
+            ("different", ("2024-07-01 12:00:00+00",), ("v",)),
+            ("missing", ("2024-07-01 03:00:00+00",), ()),
+        ]
+        await repair(report, target=target_db.dsn)
+        assert (await verified(found)).equal
+        await found.same("SELECT * FROM t ORDER BY v")
+
+
 async def test_repair_under_load_undoes_nothing(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     async with replicated(ACCOUNTS, "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i") as found:
         with load(publisher18_db, TRANSFER, TRANSFER, TRANSFER):

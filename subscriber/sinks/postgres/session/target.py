@@ -262,6 +262,9 @@ class Target:
             try:
                 reader = await connect_asyncpg(arguments, parameters.get("require_auth", ""))
             except OSError as error:
+                if isinstance(error, ConnectionError) and "SSL" in str(error):
+                    # asyncpg says so whatever else happened: libpq has just connected to this server in the same way
+                    raise TargetUnavailable("the target closed a connection while it was opened", hint="is it shutting down?") from error
                 if error.filename is None:
                     raise
                 raise ConfigurationError(
