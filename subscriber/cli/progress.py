@@ -32,6 +32,7 @@ class Bars:
 
         self._make = tqdm
         self._bars: dict[TableName, tqdm[Any]] = {}
+        self._line: tqdm[Any] | None = None
 
     def started(self, table: TableName, estimated_rows: int | None) -> None:
         """Add a bar, or reset the table's bar to zero."""
@@ -51,10 +52,19 @@ class Bars:
             bar.refresh()
             bar.close()
 
+    def note(self, line: str) -> None:
+        """Show a line about all copies below the bars."""
+        if self._line is None:
+            self._line = self._make(total=0, bar_format="{desc}", file=sys.stderr)
+        self._line.set_description_str(printable(line))
+
     def close(self) -> None:
         """Close the unfinished bars, so that the next output begins on its own line. Idempotent."""
         while self._bars:
             self._bars.popitem()[1].close()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
 
 class Lines:

@@ -14,17 +14,22 @@ from subscriber.apply.tasks import task_group
 from subscriber.errors import TargetError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.schema.archive import Entry, Selection, read_archive
-from subscriber.schema.client_programs import find_client_programs
+from subscriber.schema.client_programs import ClientPrograms, find_client_programs
 from subscriber.schema.inspection import SchemaScope, inspect
-from subscriber.schema.restore import restore, section
+from subscriber.schema.left_out_keys import LeftOutKeys, adapt_keys, left_out_keys
+from subscriber.schema.restore import of_new_tables, restore, section
 from subscriber.schema.roles import Roles
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.walreceiver.session import Session
 
-__all__ = ["SchemaOrder", "copy_to_postgres", "inspect_target"]
+__all__ = ["SchemaOrder", "client_programs", "copy_to_postgres", "inspect_target"]
 
 _APPLICATION: Final = "subscriber schema"
 _ROLES: Final = "SELECT rolname::text FROM pg_catalog.pg_roles"
+_EXISTING: Final = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p')
+"""
 _VIEWS: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  WHERE c.relkind = 'm' AND c.relispopulated = {}
@@ -47,6 +52,9 @@ class SchemaOrder:
         renamed_roles: the target's role for an owner or grantee of the publisher.
         jobs: how many indexes and constraints are built at the same time.
         bindir: the directory of pg_dump and pg_restore; None: they are looked for.
+        only_new_tables: leave out what belongs to tables that exist in the target.
+        publications: only the rows of their tables are moved.
+        left_out_keys: what is done with foreign keys that refer to other tables; None: they are created as they are.
     """
 
     selection: Selection
@@ -54,13 +62,30 @@ class SchemaOrder:
     renamed_roles: Mapping[str, str]
     jobs: int
     bindir: str | None = None
+    only_new_tables: bool = False
+    publications: Sequence[str] = ()
+    left_out_keys: LeftOutKeys | None = None
+
+
+async def client_programs(connection: str, target: str, bindir: str | None) -> ClientPrograms:
+    """Find the programs that :func:`copy_to_postgres` will use.
+
+    Raises:
+        ConfigurationError: pg_dump is missing or too old.
+        PublisherError, TargetError: a server cannot be reached.
+    """
+    async with (
+        await Session.connect(connection, application_name=_APPLICATION) as publisher,
+        await ScriptSession.open(target, _APPLICATION) as session,
+    ):
+        return await find_client_programs(bindir, publisher.pgconn.server_version // 10000, session.version)
 
 
 async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, progress: SchemaProgress) -> list[str]:
     """Create what the target lacks.
 
     Returns:
-        Roles that the target lacks. Their ownership and privileges were left out.
+        What was left out or changed, one line each: ownership and privileges of roles that the target lacks; foreign keys.
 
     Raises:
         ConfigurationError: pg_dump is missing or too old.
@@ -75,6 +100,12 @@ async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, pro
         server = publisher.pgconn.server_version // 10000
         programs = await find_client_programs(order.bindir, server, sessions[0].version)
         entries = await read_archive(publisher, connection, programs, order.selection)
+        if order.only_new_tables:
+            entries = of_new_tables(entries, {(schema or "", name or "") for schema, name in await sessions[0].query(_EXISTING)})
+        lines = list[str]()
+        if order.left_out_keys is not None and Section.POST_DATA in order.sections:
+            keys = await left_out_keys(publisher, order.publications)
+            entries, lines = adapt_keys(entries, keys, order.left_out_keys, sessions[0].version)
         roles = Roles({name or "" for (name,) in await sessions[0].query(_ROLES)}, order.renamed_roles)
         populated = {(schema, name) for schema, name in await publisher.execute(_VIEWS.format("true"))}
         for which in order.sections:
@@ -83,7 +114,8 @@ async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, pro
             await restore(section(entries, which), roles.sql, used, progress)
             if which is Section.POST_DATA:
                 await _finish(entries, populated, sessions, progress)
-    return sorted(roles.missing)
+    missing = [f'role "{role}" does not exist in the target: its ownership and privileges were left out' for role in sorted(roles.missing)]
+    return missing + lines
 
 
 async def _finish(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -24,7 +24,7 @@ from subscriber.errors import TargetError
 from subscriber.schema.archive import Entry
 from subscriber.sinks.postgres.scripts import ScriptSession
 
-__all__ = ["restore", "section"]
+__all__ = ["of_new_tables", "restore", "section"]
 
 _EXISTS: Final = frozenset({"42P07", "42710", "42P06", "42723", "42701"})
 _EXISTS_OF: Final = MappingProxyType(
@@ -58,6 +58,27 @@ def section(entries: Sequence[Entry], which: Section) -> list[Entry]:
     keys |= {entry.number for entry in entries if entry.type == "INDEX ATTACH" and len(entry.needs & keys) == 2}
     first = {entry.number for entry in entries if entry.before_data} | keys
     return [entry for entry in entries if (entry.number in first) is (which is Section.PRE_DATA)]
+
+
+def of_new_tables(entries: Sequence[Entry], existing: Collection[tuple[str, str]]) -> list[Entry]:
+    """Leave out what belongs to tables that exist in the target: even a statement that only finds this out waits for their locks.
+
+    Args:
+        entries: each after those that it needs.
+        existing: schema and name of these tables.
+    """
+    left_out = {entry.number for entry in entries if entry.type == "TABLE" and (entry.schema, entry.name) in existing}
+    new, kept = set[int](), list[Entry]()
+    for entry in entries:
+        if entry.number in left_out:
+            continue
+        if entry.needs & left_out and not entry.needs & new:
+            left_out.add(entry.number)
+            continue
+        if entry.type == "TABLE" or entry.needs & new:
+            new.add(entry.number)
+        kept.append(entry)
+    return kept
 
 
 async def restore(

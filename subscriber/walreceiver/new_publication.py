@@ -1,65 +1,249 @@
-"""Creates the publication of a migration."""
+"""Creates the publication of a migration, and adds the tables that are created later.
+
+A publication of all tables publishes new ones by itself. One with a list of tables does not: if a migration created it, which its comment
+says, the migration adds them. Publications that the user created are left as they are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ConfigurationError, PublisherError, raise_all
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.publication import missing_publications
 from subscriber.walreceiver.session import Session
+from subscriber.walreceiver.table_choice import TableChoice, pattern_condition
 
-__all__ = ["ensure_publication"]
+__all__ = ["ensure_publication", "extend_publication", "planned_tables"]
 
-_SHOWN: Final = 3
+_OURS: Final = "created by subscriber migrate, which adds new tables"
+_DENIED: Final = "42501"
 _OF_EXTENSION: Final = """EXISTS (
         SELECT FROM pg_catalog.pg_depend AS d
          WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e')"""
+_OWN_SCHEMAS: Final = f"""c.relpersistence = 'p' AND n.nspname NOT IN ('pg_catalog', 'information_schema', {quote_literal(CATALOG_SCHEMA)})
+   AND n.nspname !~ '^pg_'"""
 _TABLES: Final = f"""
-SELECT n.nspname, c.relname, {_OF_EXTENSION} FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
- WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
-   AND n.nspname NOT IN ('pg_catalog', 'information_schema', {quote_literal(CATALOG_SCHEMA)}) AND n.nspname !~ '^pg_'
- ORDER BY 1, 2
+SELECT c.oid, CASE WHEN c.relispartition THEN (SELECT i.inhparent FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = c.oid) END,
+       n.nspname, c.relname, c.relkind, {_OF_EXTENSION}, {{chosen}}, {{excluded}}
+  FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND {_OWN_SCHEMAS}
+ ORDER BY 3, 4
 """  # noqa: S608
-# without a replica identity, the publisher itself would reject each UPDATE and DELETE once the table is published; a deferrable key is none
+# without a replica identity, the publisher itself rejects each UPDATE and DELETE of a published table; a deferrable key is none
 _KEYLESS: Final = f"""
-SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
-   AND NOT {_OF_EXTENSION} AND (c.relreplident = 'n' OR (c.relreplident IN ('d', 'i') AND NOT EXISTS (
+SELECT n.nspname, c.relname,
+       (SELECT x.relname FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS x ON x.oid = i.indexrelid
+         WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+           AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
+                            WHERE a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::pg_catalog.int2[])[0:i.indnkeyatts - 1])
+                              AND NOT a.attnotnull)
+         ORDER BY i.indnkeyatts, x.relname LIMIT 1)
+  FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND {_OWN_SCHEMAS}
+   AND c.oid IN ({{oids}}) AND (c.relreplident = 'n' OR (c.relreplident IN ('d', 'i') AND NOT EXISTS (
         SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indimmediate
            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)))
- ORDER BY 1
+ ORDER BY 1, 2
 """  # noqa: S608
+# the changes of a partition are those of a published table, too
+_PUBLISHED: Final = """
+SELECT COALESCE(leaf.relid::pg_catalog.oid, gpt.relid)
+  FROM pg_catalog.pg_publication AS p CROSS JOIN LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
+  LEFT JOIN LATERAL pg_catalog.pg_partition_tree(gpt.relid) AS leaf ON true
+ WHERE p.pubname = {name}
+"""
+_CHANGED: Final = f"{_PUBLISHED} AND (p.pubupdate OR p.pubdelete)"
+_IS_OURS: Final = (
+    "SELECT FROM pg_catalog.pg_publication AS p WHERE p.pubname = {} AND NOT p.puballtables AND pg_catalog.obj_description(p.oid) = {}"
+)
 
 
-async def ensure_publication(session: Session, name: str) -> str:
-    """Create a publication of all tables, if there is none of this name.
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table that could be published. ``parent`` is the oid of the table that it is a partition of."""
+
+    oid: str
+    parent: str | None
+    namespace: str
+    name: str
+    kind: str
+    of_extension: bool
+    chosen: bool
+    excluded: bool
+
+    def __str__(self) -> str:
+        return f"{quote_identifier(self.namespace)}.{quote_identifier(self.name)}"
+
+    @property
+    def listed(self) -> str:
+        """The table in FOR TABLE. Children of a partitioned table are its partitions; others are chosen one by one."""
+        return f"{'ONLY ' if self.kind == 'r' else ''}{self}"
+
+
+async def ensure_publication(session: Session, name: str, choice: TableChoice) -> list[str]:
+    """Create a publication, if there is none of this name.
 
     Tables of extensions are left out: CREATE EXTENSION makes them in the target, often with rows.
+
+    Args:
+        session: with the publisher.
+        name: of the publication.
+        choice: of its tables; for one that exists and that no migration created, nothing may be chosen.
 
     Returns:
         What was done, for people.
 
     Raises:
-        ConfigurationError: a table has no replica identity.
+        ConfigurationError: a table has no replica identity; no table matches; the publication exists, and its tables cannot be chosen.
         PublisherError: the role may not create it.
     """
-    if not await missing_publications(session, [name]):
-        return f'publication "{name}" exists'
-    keyless = [table or "" for (table,) in await session.execute(_KEYLESS)]
-    if keyless:
-        shown = ", ".join(f'"{table}"' for table in keyless[:_SHOWN])
-        more = f" and {len(keyless) - _SHOWN:,} more" if len(keyless) > _SHOWN else ""
+    exists = not await missing_publications(session, [name])
+    if exists and not choice.is_all and not await _is_ours(session, name):
         raise ConfigurationError(
-            f"without a replica identity, the publisher would reject UPDATE and DELETE of published tables: {shown}{more}",
-            hint=f"ALTER TABLE … REPLICA IDENTITY FULL, or create publication {quote_identifier(name)} of other tables yourself",
+            f'publication "{name}" exists: its tables cannot be chosen by --table and --exclude-table',
+            hint="name another publication, which is created, or omit these options",
         )
-    tables = await session.execute(_TABLES)
-    left_out = next((f"{namespace}.{table}" for namespace, table, of_extension in tables if of_extension == "t"), None)
-    if left_out is None:
-        await session.execute(f"CREATE PUBLICATION {quote_identifier(name)} FOR ALL TABLES")
-        return f'publication "{name}" created'
-    listed = ", ".join(f"{quote_identifier(each[0] or '')}.{quote_identifier(each[1] or '')}" for each in tables if each[2] == "f")
-    await session.execute(f"CREATE PUBLICATION {quote_identifier(name)}{f' FOR TABLE {listed}' if listed else ''}")
-    return f'publication "{name}" created, without the tables of extensions, such as "{left_out}"'
+    if exists:
+        await _require_identities(session, _CHANGED.format(name=quote_literal(name)))
+        return [f'publication "{name}" exists', *await extend_publication(session, name, choice)]
+    tables = await _tables(session, choice)
+    listed = _chosen(tables, choice)
+    everything = choice.is_all and not any(table.of_extension for table in tables.values())
+    await _require_identities(session, _members(tables, listed))
+    what = "ALL TABLES" if everything else f"TABLE {', '.join(table.listed for table in listed)}" if listed else ""
+    # one query is one transaction: without its comment, tables that are created later would not be added
+    comment = f"COMMENT ON PUBLICATION {quote_identifier(name)} IS {quote_literal(_OURS)}"
+    await _create(session, f"CREATE PUBLICATION {quote_identifier(name)}{f' FOR {what}' if what else ''}; {comment}", everything=everything)
+    extensions = [table for table in tables.values() if table.of_extension]
+    lines = [f'publication "{name}" created']
+    if not choice.is_all:
+        lines = [f'publication "{name}" created for {len(listed):,} of {sum(table.parent is None for table in tables.values()):,} tables']
+    elif extensions:
+        example = f"{extensions[0].namespace}.{extensions[0].name}"
+        lines = [f'publication "{name}" created, without the tables of extensions, such as "{example}"']
+    return lines
+
+
+async def planned_tables(session: Session, name: str, choice: TableChoice) -> tuple[str, list[ConfigurationError]]:
+    """What :func:`ensure_publication` would publish, without a change.
+
+    Returns:
+        The oids of the tables in SQL, and an error for each table without a replica identity.
+
+    Raises:
+        ConfigurationError: no table matches.
+    """
+    if not await missing_publications(session, [name]):
+        changed = _CHANGED.format(name=quote_literal(name))
+        return _PUBLISHED.format(name=quote_literal(name)), await _lacking_identities(session, changed)
+    tables = await _tables(session, choice)
+    members = _members(tables, _chosen(tables, choice))
+    return members, await _lacking_identities(session, members)
+
+
+async def extend_publication(session: Session, name: str, choice: TableChoice) -> list[str]:
+    """Add tables that were created since, if a migration has created the publication, with a list of tables.
+
+    Returns:
+        What was done, for people.
+
+    Raises:
+        ConfigurationError: one of them has no replica identity.
+        PublisherError: the role may not alter it.
+    """
+    if not await _is_ours(session, name):
+        return []
+    published = {oid or "" for (oid,) in await session.execute(_PUBLISHED.format(name=quote_literal(name)))}
+    tables = await _tables(session, choice)
+    known = published | {parent for oid in published for parent in (_lineage(tables[oid], tables) if oid in tables else ())}
+    new = [table for table in _listed(tables) if table.oid not in known]
+    if not new:
+        return []
+    await _require_identities(session, _members(tables, new))
+    await session.execute(f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {', '.join(table.listed for table in new)}")
+    return [f'table "{table.namespace}.{table.name}" was added to publication "{name}"' for table in new]
+
+
+async def _is_ours(session: Session, name: str) -> bool:
+    return bool(await session.execute(_IS_OURS.format(quote_literal(name), quote_literal(_OURS))))
+
+
+async def _tables(session: Session, choice: TableChoice) -> Mapping[str, _Table]:
+    matching = [" OR ".join(map(pattern_condition, patterns)) for patterns in (choice.tables, choice.exclude_tables)]
+    rows = await session.execute(_TABLES.format(chosen=matching[0] or "true", excluded=matching[1] or "false"))
+    return {
+        oid or "": _Table(oid or "", parent, schema or "", name or "", kind or "", of_extension == "t", chosen == "t", excluded == "t")
+        for oid, parent, schema, name, kind, of_extension, chosen, excluded in rows
+    }
+
+
+def _lineage(table: _Table, tables: Mapping[str, _Table]) -> Sequence[str]:
+    """The table, and those that it is a partition of, as oids."""
+    found = [table.oid]
+    while (parent := tables[found[-1]].parent) in tables:
+        found.append(parent or "")
+    return found
+
+
+def _listed(tables: Mapping[str, _Table]) -> Iterator[_Table]:
+    """The chosen tables. A partitioned table stands for its partitions if all of them are chosen."""
+
+    def is_chosen(table: _Table) -> bool:
+        line = [tables[oid] for oid in _lineage(table, tables)]
+        return any(each.chosen for each in line) and not any(each.excluded or each.of_extension for each in line)
+
+    left_out = {oid for table in tables.values() if not is_chosen(table) for oid in _lineage(table, tables)}
+    for table in tables.values():
+        if table.oid not in left_out and (table.parent is None or table.parent in left_out):
+            yield table
+
+
+def _chosen(tables: Mapping[str, _Table], choice: TableChoice) -> list[_Table]:
+    listed = list(_listed(tables))
+    if choice.tables and not listed:
+        raise ConfigurationError(f"no table matches {' or '.join(choice.tables)}", hint="correct --table")
+    return listed
+
+
+def _members(tables: Mapping[str, _Table], listed: Sequence[_Table]) -> str:
+    """The tables that hold the rows of these tables, as oids in SQL."""
+    roots = {table.oid for table in listed}
+    return ", ".join(table.oid for table in tables.values() if table.kind == "r" and not roots.isdisjoint(_lineage(table, tables))) or "0"
+
+
+async def _require_identities(session: Session, oids: str) -> None:
+    """Check that the publisher accepts updates and deletes of tables that are published.
+
+    Raises:
+        ConfigurationError: one for each table that has no replica identity.
+    """
+    raise_all(await _lacking_identities(session, oids))
+
+
+async def _lacking_identities(session: Session, oids: str) -> list[ConfigurationError]:
+    errors = []
+    for namespace, name, index in await session.execute(_KEYLESS.format(oids=oids)):
+        table = f"{quote_identifier(namespace or '')}.{quote_identifier(name or '')}"
+        identity = "FULL" if index is None else f"USING INDEX {quote_identifier(index)}"
+        errors.append(
+            ConfigurationError(
+                f'table "{namespace}.{name}" has no replica identity: once published, its UPDATE and DELETE fail on the publisher',
+                hint=f"ALTER TABLE {table} REPLICA IDENTITY {identity};",
+            )
+        )
+    return errors
+
+
+async def _create(session: Session, sql: str, *, everything: bool) -> None:
+    try:
+        await session.execute(sql)
+    except PublisherError as error:
+        if error.sqlstate == _DENIED and everything:
+            error.hint = "only a superuser may publish all tables: let one create the publication, and name it with --publication"
+        elif error.sqlstate == _DENIED:
+            error.hint = "let the owner of the tables create the publication, and name it with --publication"
+        raise

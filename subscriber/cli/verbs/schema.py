@@ -17,6 +17,7 @@ from subscriber.subscription.management.schema import SchemaOptions, copy_schema
 __all__ = ["SchemaNarrator", "add_arguments", "add_copy_options", "schema_options"]
 
 _SHOWN_SECONDS = 1.0
+_JOBS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +66,8 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(execute=_diff)
 
 
-def add_copy_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a copied schema."""
+def add_copy_options(parser: argparse.ArgumentParser, jobs: str = "") -> None:
+    """Add the options of a copied schema. ``jobs``: what else ``--jobs`` limits."""
     parser.add_argument("--schema", action="append", default=[], metavar="S", help="copy only this schema; may be repeated")
     parser.add_argument("--exclude-schema", action="append", default=[], metavar="S", help="do not copy this schema; may be repeated")
     parser.add_argument(
@@ -90,9 +91,8 @@ def add_copy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs",
         type=_jobs,
-        default=4,
         metavar="N",
-        help="how many indexes and constraints are built at the same time; default: %(default)s",
+        help=f"how many indexes and constraints are built at the same time{jobs}; default: {_JOBS}",
     )
     parser.add_argument("--bindir", metavar="DIR", help="directory of pg_dump and pg_restore; default: PATH, then the usual directories")
 
@@ -121,7 +121,7 @@ def schema_options(args: argparse.Namespace, *sections: Section) -> SchemaOption
         event_triggers=args.event_triggers,
         owners=args.owners,
         map_roles=dict(args.map_role),
-        jobs=args.jobs,
+        jobs=args.jobs or _JOBS,
         bindir=args.bindir,
     )
 

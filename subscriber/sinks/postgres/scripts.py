@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Self
 
 import psycopg
@@ -55,6 +55,20 @@ class ScriptSession:
         """
         with translated():
             return await (await self._connection.execute(sql.encode())).fetchall()
+
+    async def try_copy(self, columns: int, rows: AsyncIterator[bytes]) -> None:
+        """Copy rows, in the text format of COPY, into a temporary table of so many texts, and roll that back.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        names = ", ".join(f"c{number} text" for number in range(columns))
+        with translated():
+            async with self._connection.transaction(force_rollback=True), self._connection.cursor() as cursor:
+                await cursor.execute(f"CREATE TEMPORARY TABLE subscriber_sample ({names})".encode())
+                async with cursor.copy(b"COPY pg_temp.subscriber_sample FROM STDIN") as copy:
+                    async for piece in rows:
+                        await copy.write(piece)
 
     async def __aenter__(self) -> Self:
         return self

@@ -29,8 +29,18 @@ from subscriber.walreceiver.session import Session
 
 __all__ = ["find_cutover_problems", "lag", "unfenced"]
 
-# by qualified name: table, its columns' types, whether it has a usable replica identity, what is switched off
+# by qualified name: table, its columns' types, whether it has a usable replica identity, what is switched off. A foreign key to a table
+# that is not moved cannot be validated
 _DESCRIBE: Final = """
+WITH wanted (nspname, relname) AS (VALUES {names}), moved AS MATERIALIZED (
+    SELECT c.oid, n.nspname, c.relname FROM wanted JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
+      JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname), leaf AS MATERIALIZED (
+    SELECT c.oid AS root, l.relid, EXISTS (SELECT FROM moved WHERE moved.oid = l.relid
+               OR moved.oid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(l.relid))) AS moved
+      FROM pg_catalog.pg_class c CROSS JOIN LATERAL (
+        SELECT c.oid AS relid WHERE c.relkind = 'r'
+        UNION SELECT relid FROM pg_catalog.pg_partition_tree(c.oid) WHERE isleaf AND c.relkind = 'p') AS l
+     WHERE c.oid IN (SELECT confrelid FROM pg_catalog.pg_constraint WHERE contype = 'f' AND NOT convalidated))
 SELECT n.nspname, c.relname,
        (SELECT pg_catalog.json_object_agg(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod))
           FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
@@ -42,15 +52,15 @@ SELECT n.nspname, c.relname,
              UNION ALL
              SELECT 'constraint "' || k.conname || '" is ' || CASE WHEN k.convalidated THEN 'disabled' ELSE 'not valid' END
                FROM pg_catalog.pg_constraint k
-              WHERE k.conrelid = c.oid AND (NOT k.convalidated OR EXISTS (
+              WHERE k.conrelid = c.oid AND (NOT k.convalidated AND (k.contype <> 'f' OR (
+                    k.conparentid = 0 AND EXISTS (SELECT FROM leaf WHERE leaf.root = k.confrelid AND leaf.moved)
+                    AND NOT EXISTS (SELECT FROM leaf WHERE leaf.root = k.confrelid AND NOT leaf.moved))) OR EXISTS (
                     SELECT FROM pg_catalog.pg_trigger t WHERE t.tgconstraint = k.oid AND t.tgenabled = 'D' AND t.tgrelid = c.oid))
              UNION ALL
              SELECT 'index "' || x.relname || '" is not valid' FROM pg_catalog.pg_index i
                JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = c.oid AND NOT i.indisvalid
              ORDER BY 1))::text
-FROM (VALUES {names}) AS wanted (nspname, relname)
-JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
-JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
+FROM moved JOIN pg_catalog.pg_class c ON c.oid = moved.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 ORDER BY 1, 2
 """
 
@@ -94,8 +104,8 @@ async def find_cutover_problems(
     notes += [f"rows of table {table.name} that its row filter leaves out are not moved" for table in tables if table.row_filters]
     errors += await unfenced(source, found.definition.publications)
     notes += [f'prepared transaction "{gid}" must end while writers are stopped: commit it or roll it back before' for (gid,) in prepared]
-    if source.fence is not None and (closed := await source.fence.row(own=False)) is not None:
-        opens = await source.fence.how_to_open(closed)
+    if source.fence is not None and (closed := await source.fence.closed_by()) is not None:
+        opens = await source.fence.how_to_open(*closed)
         error(
             f"{source.title} is closed already, by another cutover",
             f"end that one first; if there is none, this SQL opens {source.title}: {opens}",

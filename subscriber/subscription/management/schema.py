@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from subscriber.abc.schema import SchemaProgress, Section
 from subscriber.abc.table_schema import SchemaDifference
@@ -14,7 +15,7 @@ from subscriber.subscription.setup.schema_differences import NO_SCHEMA, copy_to_
 from subscriber.subscription.targets import is_postgres, required_ability
 from subscriber.walreceiver.session import Session
 
-__all__ = ["SchemaOptions", "copy_schema", "diff_schema"]
+__all__ = ["SchemaOptions", "check_client_programs", "copy_schema", "diff_schema"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ class SchemaOptions:
         map_roles: the target's role for a role of the publisher. Owners and privileges are kept if it is not empty.
         jobs: how many indexes and constraints are built at the same time.
         bindir: the directory of pg_dump and pg_restore; None: they are looked for.
+        only_new_tables: leave out what belongs to tables that exist in the target, so that their locks are not waited for.
+        left_out_keys: foreign keys of published tables that refer to other tables are created NOT VALID, or skipped; None: they are created
+            as they are.
     """
 
     sections: Sequence[Section] = tuple(Section)
@@ -44,6 +48,8 @@ class SchemaOptions:
     map_roles: Mapping[str, str] | None = None
     jobs: int = 4
     bindir: str | None = None
+    only_new_tables: bool = False
+    left_out_keys: Literal["not-valid", "skip"] | None = None
 
 
 async def copy_schema(
@@ -66,7 +72,8 @@ async def copy_schema(
         progress: told about each object.
 
     Returns:
-        What was left out, one line each: privileges of roles that the target lacks; kinds of indexes and constraints that it lacks.
+        What was left out, one line each: privileges of roles that the target lacks; foreign keys; kinds of indexes and constraints that
+        it lacks.
 
     Raises:
         ConfigurationError: the publisher is not known; pg_dump is missing, or older than the publisher; this kind of target has no schema.
@@ -94,10 +101,30 @@ async def copy_schema(
         owners=options.owners or bool(options.map_roles),
     )
     order = SchemaOrder(
-        selection=selection, sections=options.sections, renamed_roles=options.map_roles or {}, jobs=options.jobs, bindir=options.bindir
+        selection=selection,
+        sections=options.sections,
+        renamed_roles=options.map_roles or {},
+        jobs=options.jobs,
+        bindir=options.bindir,
+        publications=published,
+        only_new_tables=options.only_new_tables,
+        left_out_keys=options.left_out_keys,
     )
-    missing = await copy_to_postgres(conninfo, target, order, progress)
-    return [f'role "{role}" does not exist in the target: its ownership and privileges were left out' for role in missing]
+    return await copy_to_postgres(conninfo, target, order, progress)
+
+
+async def check_client_programs(*, connection: str, target: str, options: SchemaOptions) -> None:
+    """Check that :func:`copy_schema` will find programs that fit both servers.
+
+    Raises:
+        ConfigurationError: pg_dump is missing, or older than the publisher.
+        PublisherError, TargetError: a server cannot be reached.
+    """
+    if not is_postgres(target):
+        return
+    from subscriber.schema.postgres import client_programs  # noqa: PLC0415 -- its drivers come with an extra
+
+    await client_programs(connection, target, options.bindir)
 
 
 async def diff_schema(

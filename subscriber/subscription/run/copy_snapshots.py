@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from functools import partial
 
 from subscriber.abc import CopyFormat, KeptRows, PublishedTable, SnapshotOrder, TableName
-from subscriber.apply.table_sync import CopyPart, ResumedRange
+from subscriber.apply.table_synchronization import CopyPart, ResumedRange
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.resumed_copy import resumed_ranges
@@ -49,7 +49,7 @@ class PublishedSnapshot:
     async def resumed(
         self, table: PublishedTable, kept: KeptRows, copy_format: CopyFormat, rows: Callable[[int], None], kept_rows: Callable[[int], None]
     ) -> Sequence[ResumedRange] | None:
-        """See :meth:`subscriber.apply.table_sync.SnapshotSource.resumed`."""
+        """See :meth:`subscriber.apply.table_synchronization.SnapshotSource.resumed`."""
 
         def read(condition: str) -> CopyPart:
             part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r", condition=condition)

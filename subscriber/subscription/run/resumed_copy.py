@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from subscriber.abc import KeptRows, PublishedTable
-from subscriber.apply.table_sync import CopyPart, Replacement, ResumedRange
+from subscriber.apply.table_synchronization import CopyPart, Replacement, ResumedRange
 from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Quiet, RowKind, TableReport, VerificationLimits
 from subscriber.verification.parts import Part

@@ -45,9 +45,9 @@ from subscriber.sinks.postgres.catalog.session_rows import COPY_PART, SessionRow
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
-from subscriber.sinks.postgres.session.errors import translated
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
+from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.relation_map import RelationMap

@@ -1,0 +1,5 @@
+"""``migrate``: everything from an empty target to the moment before the cutover."""
+
+from subscriber.subscription.migration.migration import Migration
+
+__all__ = ["Migration"]
