@@ -36,7 +36,15 @@ if _typing.TYPE_CHECKING:
         UndecidedTransaction,
     )
     from subscriber.protocol.lsn import Lsn
-    from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
+    from subscriber.subscription.cutover.cutover import (
+        abort_cutover,
+        complete_cutover,
+        cutover,
+        open_target,
+        plan_cutover,
+        rehearse_cutover,
+        roll_back,
+    )
     from subscriber.subscription.cutover.options import CutoverOptions
     from subscriber.subscription.launcher import Launcher
     from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
@@ -133,6 +141,7 @@ __all__ = [
     "drop_subscription",
     "open_target",
     "plan_cutover",
+    "rehearse_cutover",
     "repair",
     "reset_subscription_stats",
     "roll_back",
@@ -170,7 +179,15 @@ _MODULES = {
         "UndecidedTransaction",
     ),
     "subscriber.protocol.lsn": ("Lsn",),
-    "subscriber.subscription.cutover.cutover": ("abort_cutover", "complete_cutover", "cutover", "open_target", "plan_cutover", "roll_back"),
+    "subscriber.subscription.cutover.cutover": (
+        "abort_cutover",
+        "complete_cutover",
+        "cutover",
+        "open_target",
+        "plan_cutover",
+        "rehearse_cutover",
+        "roll_back",
+    ),
     "subscriber.subscription.cutover.options": ("CutoverOptions",),
     "subscriber.subscription.launcher": ("Launcher",),
     "subscriber.subscription.management.alter": ("SubscriptionAlteration", "alter_subscription"),

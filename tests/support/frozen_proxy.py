@@ -60,10 +60,11 @@ class FrozenProxy:
             if not frozen.is_set():
                 sink.shutdown(socket.SHUT_WR)
 
-    def freeze(self) -> None:
-        """The connections of now forward nothing any more; new ones do."""
+    def freeze(self, *, all_later: bool = False) -> None:
+        """The connections of now forward nothing any more; new ones do, unless ``all_later``."""
         self._frozen.set()
-        self._frozen = threading.Event()
+        if not all_later:
+            self._frozen = threading.Event()
 
     def close(self) -> None:
         # close() alone leaves accept() waiting, which would take one more connection

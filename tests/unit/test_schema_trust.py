@@ -8,7 +8,7 @@ from pathlib import Path
 from subscriber.catalog.schema_trust import TABLES
 
 PACKAGE = Path(__file__).parents[2] / "subscriber"
-SOURCES = ("sinks/postgres/catalog/schema.py", "walreceiver/fences/fence.py")
+SOURCES = ("sinks/postgres/catalog/schema.py", "walreceiver/fences/fence_row.py")
 
 
 def test_all_tables_are_checked() -> None:

@@ -10,7 +10,15 @@ from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import say
 from subscriber.errors import ConfigurationError
 from subscriber.printable import printable
-from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
+from subscriber.subscription.cutover.cutover import (
+    abort_cutover,
+    complete_cutover,
+    cutover,
+    open_target,
+    plan_cutover,
+    rehearse_cutover,
+    roll_back,
+)
 from subscriber.subscription.cutover.options import CutoverOptions
 
 __all__ = ["add_arguments"]
@@ -28,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_argument(parser)
     act = parser.add_mutually_exclusive_group()
     act.add_argument("--dry-run", action="store_true", help="print the plan and what would make it fail; change nothing")
+    act.add_argument("--rehearse", action="store_true", help="do everything before writers are stopped, and report the expected seconds")
     act.add_argument("--abort", action="store_true", help="undo an interrupted cutover or rollback")
     act.add_argument("--open-target", action="store_true", help="let writers into a target that --abort or --rollback has left closed")
     act.add_argument("--rollback", action="store_true", help="move the writers back to the publisher, with everything written since")
@@ -52,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leads the application to the other database; gets SUBSCRIBER_DIRECTION=forward or back. It may run again after a crash."
         " It is not stored: give it again to continue or to roll back",
     )
+    parser.add_argument(
+        "--pool",
+        metavar="pgbouncer:CONNINFO",
+        help="admin console of the PgBouncer before the database: its clients wait instead of failing (PAUSE; RELOAD after the switch"
+        " command, which writes the new address into its configuration file; RESUME). It is not stored: give it again, also with --abort",
+    )
     parser.add_argument("--switch-timeout", type=float, metavar="S", help="seconds that it may take; default: 60")
     parser.add_argument(
         "--max-downtime",
@@ -67,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(args, name) for name in ("fence", "verify", "sequences", "switch", "switch_timeout", "max_lag")}
+    given = {name: getattr(args, name) for name in ("fence", "verify", "sequences", "switch", "pool", "switch_timeout", "max_lag")}
     given = {name: value for name, value in given.items() if value is not None}
     if args.max_downtime is not None:
         given["max_downtime"] = args.max_downtime or None
@@ -85,14 +100,19 @@ async def _execute(args: argparse.Namespace) -> int:
     def tell(text: str) -> None:
         confirm(args, text)
 
-    if (args.abort or args.complete or args.open_target) and options is not None:
+    if (args.abort or args.complete or args.open_target) and set(given) - ({"pool"} if args.abort else set()):
         raise ConfigurationError("--abort, --open-target and --complete take no options of a cutover", hint="omit them")
     if args.dry_run:
         lines = await plan_cutover(args.name, target=args.target, options=options, **admins)
         say("\n".join(map(printable, lines)))
         return int(any(line.startswith("error: ") for line in lines))
-    if args.abort:
-        await abort_cutover(args.name, target=args.target, tell=tell, **admins)
+    if args.rehearse:
+        steps = await rehearse_cutover(args.name, target=args.target, options=options, tell=tell, **admins)
+        say("\n".join(f"{step}: {took:.2f} s" for step, took in steps.items()))
+        switch = ", and your switch command" if options is not None and options.switch else ""
+        say(f"expected without writes: {sum(steps.values()):.2f} s{switch}")
+    elif args.abort:
+        await abort_cutover(args.name, target=args.target, pool=args.pool, tell=tell, **admins)
         confirm(args, "undone")
     elif args.open_target:
         await open_target(args.name, target=args.target, tell=tell, **admins)

@@ -23,7 +23,7 @@ from subscriber.subscription.management.drop import drop_subscription
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import observe_target, open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.fences.fence import SCHEMA_IS_EMPTY
+from subscriber.walreceiver.fences.fence_row import drop_row
 from subscriber.walreceiver.session import Session
 
 __all__ = ["BackLink", "ForwardLink", "Link", "drop_unused_catalog", "opened_catalog"]
@@ -159,6 +159,9 @@ class Link:
         """Remove what :meth:`establish` makes. May be repeated."""
         raise NotImplementedError
 
+    async def clean(self) -> None:
+        """Remove what :meth:`remove` leaves in a closed database."""
+
 
 class ForwardLink(Link):
     """The subscription that is cut over. A rollback makes a new slot for it.
@@ -235,6 +238,10 @@ class BackLink(Link):
         async with await self._session() as session:
             await session.execute(f"DROP PUBLICATION IF EXISTS {quote_identifier(self.name)}")
         crash_points.reached("cutover.removed")
+        await self.clean()
+
+    async def clean(self) -> None:
+        """Drop the catalog if it was only for this subscription."""
         await drop_unused_catalog(self.target, self._target_admin)
 
     async def _session(self) -> Session:
@@ -271,9 +278,7 @@ async def drop_unused_catalog(target: str, admin: str, place: str | None = None,
             return False
         if catalog is None:
             if fence is not None:
-                await session.execute("DROP TABLE subscriber.fence")
-                if await session.execute(SCHEMA_IS_EMPTY) == [("t",)]:
-                    await session.execute("DROP SCHEMA subscriber")
+                await drop_row(session)
             return False
         async with opened_catalog(target) as opened:
             if await opened.subscriptions():

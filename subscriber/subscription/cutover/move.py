@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from subscriber import crash_points
 from subscriber.abc.sequences import SequenceState
-from subscriber.errors import ConfigurationError, SubscriberError, TargetError
+from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.cutover.clients import PooledClients
 from subscriber.subscription.cutover.command import run_command
 from subscriber.subscription.cutover.link import Link
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.subscription.cutover.record import Record
 from subscriber.subscription.management.sequences import sync_sequences
 from subscriber.subscription.management.verify import verify
 from subscriber.walreceiver.fences.fence import Fence
+from subscriber.walreceiver.fences.fence_row import FenceRow, State
 
-__all__ = ["BACKWARD", "FORWARD", "Move", "Place", "Tell", "sequence_left"]
+__all__ = ["BACKWARD", "FORWARD", "Move", "Place", "Tell", "compare_rows", "sequence_left"]
 
 _log = logging.getLogger(__name__)
 
-FORWARD: Final = ""
-BACKWARD: Final = "back "
-"""Begins the names of a rollback's steps in the record."""
+FORWARD: Final = "forward"
+BACKWARD: Final = "back"
+_HELD: Final = frozenset({"close_destination", "stop", "way_back", "sequences"})
+"""The steps that would do harm if they were made after another process has let writers into the destination."""
+_POLL: Final = 0.05
+_REST_SECONDS: Final = 30.0
+"""How long it may take to undo what is not in the source. Writers use the source meanwhile."""
 
 Tell = Callable[[str], None]
 """Is told about each step."""
-
-_Details = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +62,10 @@ class Move:
         source, destination: where the writers are, and where they will be.
         link: the subscription from source to destination.
         back: the subscription of the opposite direction; None: it is not made.
-        publications: of ``link``.
-        record: is in the new database in both directions.
+        slot: name of the slot of the first subscription.
         options: how.
         tell: is told about each step.
+        row: the record of a move that another process has begun.
     """
 
     def __init__(
@@ -72,23 +76,26 @@ class Move:
         destination: Place,
         link: Link,
         back: Link | None,
-        record: Record,
+        slot: str,
         options: CutoverOptions,
         tell: Tell,
+        row: FenceRow | None = None,
     ) -> None:
         self._direction = direction
         self._source = source
         self._destination = destination
         self._link = link
         self._back = back
-        self._record = record
+        names = row.details.get("pool", ()) if row is not None else ()
+        self._clients = PooledClients(options.pool, source.conninfo, source.title, tell, names)
+        self._details = {"slot": slot, "switch": bool(options.switch), "way_back": back is not None}
         self._options = options
         self._tell = tell
-        self._passed = record.made(self.key("open")) or self.key("open") in record.entries
-        # not, if another cutover has closed it
-        self._is_open = True
-        self._steps: dict[str, Callable[[], Awaitable[_Details]]] = {
+        self._attempt = "" if row is None else row.attempt
+        self._end = Lsn(0)
+        self._steps: dict[str, Callable[[], Awaitable[None]]] = {
             "close_destination": self._close_destination,
+            **({"pause": self._clients.pause} if options.pool else {}),
             "close_source": self._close_source,
             "drain": self._drain,
             "catch_up": self._catch_up,
@@ -99,32 +106,13 @@ class Move:
             "switch": self._switch,
         }
 
-    def key(self, step: str) -> str:
-        """The name of a step in the record."""
-        return self._direction + step
-
-    @property
-    def keys(self) -> list[str]:
-        """The names of all steps in the record."""
-        return [self.key(step) for step in ("plan", *self._steps, "open", "abort")]
-
-    @property
-    def begun(self) -> bool:
-        """Whether it may have changed anything."""
-        return any(self.key(step) in self._record.entries for step in (*self._steps, "open", "abort"))
-
-    @property
-    def passed(self) -> bool:
-        """Whether the point of no return is passed."""
-        return self._passed
-
     @property
     def _fence(self) -> Fence:
         assert self._source.fence is not None, "writers can only be moved from PostgreSQL"
         return self._source.fence
 
     async def run(self) -> float | None:
-        """Make all steps that were not made yet. After an error, or if cancelled, everything is undone, unless writers were let in.
+        """Make all steps. After an error, or if cancelled, everything is undone, unless writers were let in.
 
         Returns:
             For how many seconds no writer could write.
@@ -132,200 +120,190 @@ class Move:
         Raises:
             SubscriberError: what is wrong. It says whether everything was undone.
         """
-        if not await self._has_left() and (self.key("abort") in self._record.entries or await self._is_stale()):
-            await self.undo()
-            raise ConfigurationError(
-                "an earlier attempt was interrupted, and is undone now: writers use " + self._source.title, hint="run the command again"
-            )
-        if not self._passed:
-            limit = asyncio.timeout(self._seconds_left())
-            try:
-                async with limit:
-                    for name, make in self._steps.items():
-                        await self._make(name, make)
-                    if not await self._fence.leave():
-                        raise ConfigurationError(f"{self._source.title} was opened meanwhile", hint="find out by whom, and try again")
-            except BaseException as error:
-                late = self._late() if limit.expired() else None
-                await self._undo_after(late or error)
-                if late is not None:
-                    raise late from None
-                raise
-        self._passed = True
+        await self._clients.find(self._options.max_downtime)
+        details = {**self._details, "pool": self._clients.names}
+        self._attempt = (await self._fence.begin(self._options.fence, details)).attempt
+        crash_points.reached("cutover.step")
+        limit = asyncio.timeout(self._options.max_downtime)
+        name = ""
+        try:
+            async with limit:
+                for name, make in self._steps.items():
+                    await self._make(name, make)
+                await self._fence.leave(self._attempt)
+        except BaseException as error:
+            late = self._late(name) if limit.expired() else None
+            await self._undo_after(late or error)
+            if late is not None:
+                raise late from None
+            raise
+        return await self.finish()
+
+    async def _make(self, name: str, make: Callable[[], Awaitable[None]]) -> None:
+        began = time.monotonic()
+        crash_points.reached("cutover.step")
+        async with self._fence.held(self._attempt) if name in _HELD else contextlib.nullcontext():
+            await make()
+        crash_points.reached("cutover.step")
+        _log.info("step %s took %.3f s", name, time.monotonic() - began)
+
+    async def finish(self) -> float | None:
+        """Let writers into the destination, and end what belongs to the source. May be repeated.
+
+        Returns:
+            For how many seconds no writer could write, if they could not until now.
+
+        Raises:
+            SubscriberError: something could not be done yet.
+        """
         crash_points.reached("cutover.left")
         try:
-            await self._make("open", self._open)
+            async with self._fence.held(self._attempt):
+                seconds = await self._open()
+                for make in (self._clients.resume, self._enable_back, self._link.remove):
+                    crash_points.reached("cutover.step")
+                    await make()
+            crash_points.reached("cutover.step")
+            await self._fence.finish(self._attempt, State.KEPT if self._direction == BACKWARD else State.MOVED)
         except SubscriberError as error:
             error.add_note(f"writers are let into {self._destination.title}: run the command again to finish that")
             raise
-        closed = self._record.entries.get(self.key("close_source"))
-        opened = self._record.entries[self.key("open")].details.get("opened_at")
-        return opened - closed.began_at if closed is not None and opened is not None else None
+        crash_points.reached("cutover.step")
+        return seconds
 
-    async def _make(self, name: str, make: Callable[[], Awaitable[_Details]]) -> None:
-        key = self.key(name)
-        if self._record.made(key):
-            return
-        began = time.monotonic()
-        known: _Details = None
-        if name == "close_destination" and key not in self._record.entries and self._destination.fence is not None:
-            known = {"was_closed": await self._destination.fence.is_closed()}
-        await self._record.begin(key, known)
-        details = await make()
-        await self._record.end(key, details)
-        _log.info("step %s took %.3f s", key, time.monotonic() - began)
+    async def _open(self) -> float | None:
+        """Let writers into the destination. Return for how many seconds they were stopped."""
+        fence = self._destination.fence
+        if fence is not None:
+            closed = await fence.row(own=False)
+            if not await fence.open(State.BARRED, State.KEPT, State.MOVED):
+                raise ConfigurationError(f"{self._destination.title} was closed by another cutover", hint="end that one first")
+            if closed is None or closed.state == State.OPENED:
+                return None
+        row = await self._fence.row()
+        self._tell(f"writers can use {self._destination.title}")
+        return row.seconds if row is not None else None
 
-    def _seconds_left(self) -> float | None:
-        limit, closed = self._options.max_downtime, self._record.entries.get(self.key("close_source"))
-        if limit is None or closed is None:
-            return limit
-        return max(closed.began_at + limit - self._record.now(), 0)
+    async def _enable_back(self) -> None:
+        if self._back is not None:
+            await self._back.enable()
 
-    async def _has_left(self) -> bool:
-        """Whether the point of no return is passed. The source's fence knows it before the record."""
-        if not self._passed and self.key("close_source") in self._record.entries:
-            self._passed = await self._fence.has_left()
-        return self._passed
-
-    async def _is_stale(self) -> bool:
-        """Whether the source was opened, by this program while the record could not be written, or by someone else."""
-        closed = self._record.entries.get(self.key("close_source"))
-        if closed is None or closed.ended_at is None:
-            return False
-        return not await self._fence.is_owned()
+    async def followed(self, seconds: float) -> None:
+        """Wait until a process runs the subscription, which was stopped, but not longer."""
+        until = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < until:
+            if await self._link.is_running():
+                return
+            await asyncio.sleep(_POLL)
 
     # --- undo
 
     async def _undo_after(self, error: BaseException) -> None:
         try:
-            await self.undo()
+            opened = await self.undo()
         except SubscriberError as failure:
-            if isinstance(error, SubscriberError) and not self._passed:
-                raise self._not_undone(error, failure) from failure
+            if isinstance(error, SubscriberError) and not isinstance(failure, _LeftError):
+                failed = TargetError(str(error), hint="not everything could be undone: run the command with --abort when the cause is gone")
+                failed.also = [failure]
+                raise failed from failure
             raise
         if isinstance(error, SubscriberError):
-            error.add_note("everything was undone" + (f": writers use {self._source.title}" if self._is_open else ""))
+            error.add_note("everything was undone" + opened)
 
-    def _late(self) -> ConfigurationError:
-        begun = [step for step in self._steps if self.key(step) in self._record.entries]
-        during = f"during step {begun[-1]}" if begun else "before the first step"
+    def _late(self, step: str) -> ConfigurationError:
         return ConfigurationError(
-            f"writers were stopped for {self._options.max_downtime:g} s, the maximum, {during}",
+            f"time was up during step {step}: --max-downtime is {self._options.max_downtime:g} s",
             hint="correct the cause, or allow more with --max-downtime",
         )
 
-    @staticmethod
-    def _not_undone(error: SubscriberError, failure: SubscriberError) -> SubscriberError:
-        failed = TargetError(str(error), hint="not everything could be undone: run the command with --abort when the cause is gone")
-        failed.also = [failure]
-        return failed
+    async def undo(self) -> str:
+        """Undo everything. Writers are let into the source first. May be repeated.
 
-    async def undo(self) -> None:
-        """Undo all steps that were begun. Writers are let into the source first. May be repeated.
+        Returns:
+            That writers use the source, and for how long they were stopped, for a message; empty: another cutover keeps it closed.
 
         Raises:
             ConfigurationError: writers were let into the destination.
             SubscriberError: something could not be undone yet.
         """
+        crash_points.reached("cutover.step")
+        await self._fence.lock()
+        row = await self._fence.row()
+        opened = f": writers use {self._source.title}"
+        if row is not None and row.state in {State.LEFT, State.MOVED}:
+            hint = (
+                "repeat --rollback to finish it"
+                if self._direction == BACKWARD
+                else "repeat the cutover to finish it; then --rollback returns"
+            )
+            raise _LeftError(f"writers were let into {self._destination.title}: there is nothing to undo", hint=hint)
+        if row is not None:
+            seconds = await self._fence.undo(self._attempt)
+            stopped = "" if seconds is None else f", and were stopped for {seconds:.1f} s"
+            self._tell(f"writers can use {self._source.title} again{stopped}")
+            opened += stopped
+        elif await self._fence.row(own=False) is not None:
+            opened = ""
+        crash_points.reached("cutover.step")
+        resumed = await asyncio.gather(self._clients.resume(), return_exceptions=True)
+        crash_points.reached("cutover.step")
         try:
-            left = await self._has_left()
-        except SubscriberError:
-            # the next call undoes it, unless the source's fence tells that writers have left
-            await self._record.begin(self.key("abort"))
-            raise
-        if left:
-            hint = "repeat --rollback to finish it" if self._direction else "repeat the cutover to finish it; then --rollback returns"
-            raise ConfigurationError(f"writers were let into {self._destination.title}: there is nothing to undo", hint=hint)
-        entries = self._record.entries
-        begun = {step for step in self._steps if self.key(step) in entries}
-        lost: TargetError | None = None
-        try:
-            await self._record.begin(self.key("abort"))
-        except TargetError as error:
-            # writers matter more than the record: without the fence, the next attempt undoes the rest. The lock of this cutover may be
-            # lost, too: another process may continue it. So nothing else is undone here
-            lost = error
-        if "close_source" in begun:
-            self._is_open = await self._fence.open(undo=True)
-            if self._is_open:
-                self._tell(f"writers can use {self._source.title} again")
-        if lost is not None:
-            raise lost
-        # fails if the lock is lost: another process may have begun again
-        await self._record.load()
-        if "stop" in begun:
-            await self._link.enable()
-        if "way_back" in begun and self._back is not None:
+            async with asyncio.timeout(_REST_SECONDS):
+                await self._undo_rest()
+        except TimeoutError:
+            raise TargetUnavailable(
+                f"{self._destination.title} did not answer within {_REST_SECONDS:g} s", hint="check the network connection to it"
+            ) from None
+        for error in resumed:
+            if error is not None:
+                raise error
+        if row is not None:
+            await self._fence.forget(self._attempt)
+        if self._back is not None:
+            await self._back.clean()
+        return opened
+
+    async def _undo_rest(self) -> None:
+        await self._link.enable()
+        crash_points.reached("cutover.step")
+        if self._back is not None:
             await self._back.remove()
-        kept = False
-        destination = self._destination.fence
-        if "close_destination" in begun and destination is not None:
-            kept = "switch" in begun or entries[self.key("close_destination")].details.get("was_closed", False)
-            if not kept:
-                await destination.open(undo=True)
-        await self._record.forget(*self.keys)
-        if kept and not self._direction:
+        crash_points.reached("cutover.step")
+        fence = self._destination.fence
+        if fence is not None and not await fence.open(State.BARRED) and self._direction == FORWARD:
             self._tell(f"{self._destination.title} stays closed to writers; --open-target opens it")
+        crash_points.reached("cutover.step")
 
     # --- the steps
 
-    async def _close_destination(self) -> _Details:
-        fence = self._destination.fence
-        if fence is None:
-            return None
-        await fence.close(self._options.fence, shared=True)
-        if await self._fence.has_left():
-            # the lock of this cutover is lost
-            await fence.open(undo=True)
-            raise ConfigurationError(f"writers use {self._destination.title} already", hint="another process has finished this")
-        return None
+    async def _close_destination(self) -> None:
+        if self._destination.fence is not None:
+            await self._destination.fence.bar(self._options.fence, self._attempt)
 
-    async def _close_source(self) -> _Details:
+    async def _close_source(self) -> None:
         self._tell(f"closing {self._source.title} to writers ({self._options.fence})")
-        await self._fence.close(self._options.fence)
-        return None
+        await self._fence.close(self._attempt)
 
-    async def _drain(self) -> _Details:
-        lsn = await self._fence.drain()
-        self._tell(f"nothing can commit in {self._source.title} any more; its WAL ends at {lsn}")
-        return {"lsn": str(lsn)}
+    async def _drain(self) -> None:
+        self._end = await self._fence.drain()
+        self._tell(f"nothing can commit in {self._source.title} any more; its WAL ends at {self._end}")
 
-    async def _catch_up(self) -> _Details:
-        lsn = Lsn.parse(self._record.entries[self.key("drain")].details["lsn"])
-        await self._link.wait(lsn)
-        self._tell(f"everything up to {lsn} is durable in {self._destination.title}")
-        return None
+    async def _catch_up(self) -> None:
+        await self._link.wait(self._end)
+        self._tell(f"everything up to {self._end} is durable in {self._destination.title}")
 
-    async def _verify(self) -> _Details:
-        if self._options.verify == "none":
-            return None
-        report = await verify(
-            self._link.name, target=self._link.target, connection=self._link.publisher, changed=self._options.verify == "changed"
-        )
-        for table in report.tables:
-            if table.left_out is not None:
-                raise ConfigurationError(f"table {table.table} could not be compared: {table.left_out}", hint="or use --verify none")
-        if report.differing:
-            names = ", ".join(str(table.table) for table in report.differing)
-            raise ConfigurationError(
-                f"the rows of {names} differ", hint=f"`subscriber verify {self._link.name} --repair` repairs them; then try again"
-            )
-        rows = sum(table.publisher_rows for table in report.tables)
-        self._tell(f"{len(report.tables)} tables with {rows:,} rows are equal, compared in {report.seconds:.1f} s")
-        return {"rows": rows}
+    async def _verify(self) -> None:
+        if self._options.verify != "none":
+            self._tell(await compare_rows(self._link, self._options))
 
-    async def _way_back(self) -> _Details:
-        if self._back is None:
-            return None
-        # the lock of this cutover may be lost: what is made after another process has let writers in would begin too late
-        async with self._fence.held():
+    async def _way_back(self) -> None:
+        if self._back is not None:
             await self._back.establish()
-        self._tell(f'the way back is subscription "{self._back.name}"')
-        return None
+            self._tell(f'the way back is subscription "{self._back.name}"')
 
-    async def _sequences(self) -> _Details:
+    async def _sequences(self) -> None:
         if self._options.sequences == "none":
-            return None
+            return
         found = await self._link.find()
         results = await sync_sequences(
             target=self._destination.conninfo,
@@ -337,33 +315,48 @@ class Move:
             if result.state is SequenceState.LEFT:
                 raise sequence_left(result.place or f"sequence {result.sequence}", result.reason)
         self._tell(f"{len(results)} sequences are set")
-        return {"sequences": len(results)}
 
-    async def _stop(self) -> _Details:
+    async def _stop(self) -> None:
         # a session that has overridden the fence may have committed meanwhile: that is not lost either
         found = await self._link.find()
         if found is not None and found.enabled:
             await self._link.wait(await self._fence.end())
         await self._link.stop()
-        return None
 
-    async def _switch(self) -> _Details:
-        if not self._options.switch:
-            return None
-        variables = {"SUBSCRIBER_NAME": self._link.name, "SUBSCRIBER_DIRECTION": "back" if self._direction else "forward"}
-        await run_command("switch", self._options.switch, variables, self._options.switch_timeout)
-        return None
-
-    async def _open(self) -> _Details:
-        entry = self._record.entries[self.key("open")]
+    async def _switch(self) -> None:
+        if not self._options.switch and not self._options.pool:
+            return
         if self._destination.fence is not None:
-            await self._destination.fence.open()
-        entry.details.setdefault("opened_at", self._record.now())
-        self._tell(f"writers can use {self._destination.title}")
-        if self._back is not None:
-            await self._back.enable()
-        await self._link.remove()
-        return entry.details
+            # from now on writers may be led there
+            await self._destination.fence.keep(self._attempt)
+        variables = {"SUBSCRIBER_NAME": self._link.name, "SUBSCRIBER_DIRECTION": self._direction}
+        if self._options.switch:
+            await run_command("switch", self._options.switch, variables, self._options.switch_timeout)
+        await self._clients.lead()
+
+
+class _LeftError(ConfigurationError):
+    """Nothing can be undone: writers were let into the destination."""
+
+
+async def compare_rows(link: Link, options: CutoverOptions) -> str:
+    """Compare the rows of both sides. Return what was compared, for a message.
+
+    Raises:
+        ConfigurationError: rows differ, or could not be compared.
+        SubscriberError: one of the two databases cannot be queried.
+    """
+    report = await verify(link.name, target=link.target, connection=link.publisher, changed=options.verify == "changed")
+    for table in report.tables:
+        if table.left_out is not None:
+            raise ConfigurationError(f"table {table.table} could not be compared: {table.left_out}", hint="or use --verify none")
+    if report.differing:
+        names = ", ".join(str(table.table) for table in report.differing)
+        raise ConfigurationError(
+            f"the rows of {names} differ", hint=f"`subscriber verify {link.name} --repair` repairs them; then try again"
+        )
+    rows = sum(table.publisher_rows for table in report.tables)
+    return f"{len(report.tables)} tables with {rows:,} rows are equal, compared in {report.seconds:.1f} s"
 
 
 def sequence_left(place: str, reason: str | None) -> ConfigurationError:

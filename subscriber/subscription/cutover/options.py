@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Literal
 
-from subscriber.errors import ConfigurationError, TargetError
+from subscriber.errors import ConfigurationError
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
 
 __all__ = ["CutoverOptions"]
@@ -21,8 +20,11 @@ class CutoverOptions:
         verify: which rows are compared while there are no writers: ``full``: all; ``changed``: those that changed since a verification
             found their table equal; ``none``.
         sequences: which sequences are set: those of the ``published`` tables, ``all`` of the database, or ``none``.
-        switch: a command that leads the application to the other database. None: nothing. It is not stored: a call that continues an
+        switch: a command that leads the application to the other database. None: nothing. It is not stored: a call that repeats an
             interrupted cutover, or rolls it back, must give it again.
+        pool: ``pgbouncer:CONNINFO`` of the admin console of a PgBouncer. Its clients wait instead of failing: PAUSE before the source is
+            closed, RELOAD after the switch command, which has written the new address into the configuration file, and RESUME at the end.
+            None: there is none. It is not stored, as the command.
         switch_timeout: how many seconds the command may take.
         max_downtime: how many seconds the source may be closed before everything is undone. None: no limit.
         max_lag: how many seconds the target may take to reach the publisher before writers are stopped.
@@ -33,6 +35,7 @@ class CutoverOptions:
     verify: Literal["full", "changed", "none"] = "changed"
     sequences: Literal["published", "all", "none"] = "published"
     switch: str | None = None
+    pool: str | None = field(default=None, repr=False)
     switch_timeout: float = 60.0
     max_downtime: float | None = 300.0
     max_lag: float = 10.0
@@ -45,22 +48,3 @@ class CutoverOptions:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be positive", hint="give a number of seconds")
         if self.fence not in {FenceKind.READ_ONLY, FenceKind.REVOKE}:
             raise ConfigurationError(f'unknown fence "{self.fence}"', hint="use read-only or revoke")
-
-    def recorded(self) -> dict[str, Any]:
-        """As values of JSON. Not the switch command, only whether there is one: what is executed never comes from a row."""
-        return {**asdict(self), "switch": bool(self.switch)}
-
-    @classmethod
-    def of_record(cls, values: Mapping[str, Any], switch: str | None) -> Self:
-        """From :meth:`recorded`, with this switch command.
-
-        Raises:
-            TargetError: another program has written these values.
-        """
-        try:
-            return cls(**{**values, "switch": switch})
-        except (TypeError, ConfigurationError) as error:
-            raise TargetError(
-                f"the table subscriber.cutover of the target has options that this program does not know: {error}",
-                hint="find out who wrote them; `subscriber cutover --abort` needs the row as it was",
-            ) from None

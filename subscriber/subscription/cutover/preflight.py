@@ -104,8 +104,8 @@ async def find_cutover_problems(
     notes += [f"rows of table {table.name} that its row filter leaves out are not moved" for table in tables if table.row_filters]
     errors += await unfenced(source, found.definition.publications)
     notes += [f'prepared transaction "{gid}" must end while writers are stopped: commit it or roll it back before' for (gid,) in prepared]
-    if source.fence is not None and (closed := await source.fence.closed_by()) is not None:
-        opens = await source.fence.how_to_open(*closed)
+    if source.fence is not None and (closed := await source.fence.row(own=False)) is not None:
+        opens = await source.fence.how_to_open(closed)
         error(
             f"{source.title} is closed already, by another cutover",
             f"end that one first; if there is none, this SQL opens {source.title}: {opens}",

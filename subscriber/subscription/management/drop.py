@@ -12,7 +12,6 @@ from typing import Final
 
 from subscriber.abc import SubscriptionState, TableState
 from subscriber.catalog import Catalog, Definition
-from subscriber.catalog.model import CUTOVER
 from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable, SlotInUse
@@ -21,6 +20,8 @@ from subscriber.protocol.session_name import session_name
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots, undo_copy
 from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.fences.fence_row import fence_owner, is_under_way
+from subscriber.walreceiver.session import Session
 
 __all__ = ["drop_subscription", "remove"]
 
@@ -50,19 +51,24 @@ async def drop_subscription(name: str, *, target: str, connection: str | None = 
     catalog = await open_catalog(target, "subscriber drop")
     try:
         async with catalog.claim(name) as definition:
-            await _require_no_cutover(catalog, definition)
+            await _require_no_cutover(catalog, definition, connection or definition.conninfo)
             await remove(catalog, definition, target=target, connection=connection, settings=settings or Settings())
     finally:
         await catalog.close()
 
 
-async def _require_no_cutover(catalog: Catalog, definition: Definition) -> None:
-    """Without its record, a cutover that was interrupted would leave both databases closed."""
-    if not isinstance(catalog, StoredCatalog) or definition.slot_name is None:
+async def _require_no_cutover(catalog: Catalog, definition: Definition, conninfo: str | None) -> None:
+    """Without the subscription, a cutover that was interrupted would leave both databases closed."""
+    if not isinstance(catalog, StoredCatalog) or definition.slot_name is None or conninfo is None:
         return
-    async with catalog.store.reading() as rows:
-        steps = {row["step"] for row in await rows.select(CUTOVER, {"subid": definition.oid})}
-    if "plan" in steps and "complete" not in steps:
+    owner = await fence_owner(catalog.store, definition.oid)
+    try:
+        async with await Session.connect(conninfo, application_name=session_name(definition.name, "drop")) as session:
+            under_way = await is_under_way(session, owner)
+    except PublisherUnavailable:
+        # its slot cannot be dropped either
+        return
+    if under_way:
         raise ConfigurationError(
             f'a cutover of subscription "{definition.name}" is under way',
             hint=f"`subscriber cutover {definition.name} --abort` undoes it. If the publisher is lost, disassociate the subscription from"

@@ -1,6 +1,7 @@
 """Migrate a database from PostgreSQL 15 to 18 while an application writes, and return. ``make demo-migration`` runs it.
 
-The application reads from a file where its database is. It stops only while no database takes writes, and its longest pause is printed.
+The application is behind PgBouncer, if that is installed: its clients wait while no database takes writes, and none of their queries is
+refused. Otherwise it reads from a file where its database is. Its longest pause is printed.
 The exit status is 0 if both databases hold the same rows at every comparison.
 """
 
@@ -10,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import shlex
 import sys
 import tempfile
 import threading
@@ -27,6 +29,7 @@ from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.repair import repair
 from subscriber.subscription.management.verify import verify
+from subscriber.testing.pgbouncer import entry, find_pgbouncer, pgbouncer
 from subscriber.testing.server import EmbeddedServer
 
 __all__ = ["main"]
@@ -56,6 +59,7 @@ class _Application:
 
     Attributes:
         booked: transactions so far, by place.
+        refused: how many failed.
         longest: the longest time without a transaction, in seconds.
     """
 
@@ -66,6 +70,7 @@ class _Application:
         self._lock = threading.Lock()
         self._last = time.monotonic()
         self.booked = dict.fromkeys(places, 0)
+        self.refused = 0
         self.longest = 0.0
         self._threads = [threading.Thread(target=self._write) for _ in range(_WRITERS)]
 
@@ -89,24 +94,33 @@ class _Application:
                 self._write_to(place)
             except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
                 # a real application reads its configuration again, too
-                continue
+                with self._lock:
+                    self.refused += 1
             finally:
                 self._stop.wait(_PAUSE)
 
     def _write_to(self, place: str) -> None:
-        with psycopg.connect(self._places[place]) as session:
+        with psycopg.connect(self._places[place], prepare_threshold=None) as session:
             while not self._stop.wait(_PAUSE):
                 session.execute("INSERT INTO entry (account, amount) VALUES (1 + floor(random() * 100)::int, 1)")
                 session.execute("UPDATE account SET balance = balance + 1 WHERE id = 1 + floor(random() * 100)::int")
                 session.commit()
-                self._count(place)
+                self._count()
 
-    def _count(self, place: str) -> None:
+    def _count(self) -> None:
+        place = self._file.read_text().strip() or "old"
         with self._lock:
             now = time.monotonic()
             self.longest = max(self.longest, now - self._last)
             self._last = now
             self.booked[place] += 1
+
+    def pauses(self, seconds: float | None) -> str:
+        """What it has noticed since the last call."""
+        text = f"   No session could write for {seconds or 0:.2f} s; the longest pause of the application was {self.longest:.2f} s"
+        text += f", and {self.refused} of its transactions failed."
+        self.longest, self.refused = 0.0, 0
+        return text
 
     async def books(self, place: str, more: int = 100) -> None:
         """Wait until it has made so many transactions there."""
@@ -158,22 +172,29 @@ async def _run(old: str, new: str, rows: int, directory: Path) -> bool:
     _say(f"   PostgreSQL {_OLD} with {rows:,} rows, and an empty PostgreSQL {_NEW} with the same tables.")
     _say(f"   {_WRITERS} sessions of the application write from now on.")
     file = directory / "database"
-    places = {"old": old, "new": new}
     file.write_text("old")
-    application = _Application(places, file)
     switch = f'if [ "$SUBSCRIBER_DIRECTION" = back ]; then echo old; else echo new; fi > "{file}"'
-    application.start()
-    try:
+    with contextlib.ExitStack() as stack:
+        places, options = {"old": old, "new": new}, CutoverOptions(switch=switch)
+        if (program := find_pgbouncer()) is not None:
+            pool = stack.enter_context(pgbouncer(program, {"app": old}, pool_mode="transaction"))
+            places = dict.fromkeys(places, pool.url)
+            addresses = (f"s|^app = .*|{entry('app', each)}|" for each in (new, old))
+            forward, back = (f"sed -i {shlex.quote(each)} {pool.file}" for each in addresses)
+            switch = f'{switch}; if [ "$SUBSCRIBER_DIRECTION" = back ]; then {back}; else {forward}; fi'
+            options = CutoverOptions(switch=switch, pool=f"pgbouncer:{pool.admin}")
+            _say("   The application is behind PgBouncer.")
+        application = _Application(places, file)
+        stack.callback(application.stop)
+        application.start()
         _say("\n2. Copy and follow")
         await create_subscription(_NAME, connection=old, publications=["app"], target=new)
         async with _launched(new) as launcher:
             await _timed("copied, and caught up with the writers", lambda: _caught_up(launcher, _NAME, old))
-            return await _move(old, new, application, switch, launcher)
-    finally:
-        application.stop()
+            return await _move(old, new, application, options, launcher)
 
 
-async def _move(old: str, new: str, application: _Application, switch: str, launcher: Launcher) -> bool:
+async def _move(old: str, new: str, application: _Application, options: CutoverOptions, launcher: Launcher) -> bool:
     _say("\n3. Verify: a difference is planted, found and repaired")
     async with await psycopg.AsyncConnection.connect(new, autocommit=True) as session:
         await session.execute("UPDATE entry SET amount = amount + 1 WHERE id = 77")
@@ -188,13 +209,12 @@ async def _move(old: str, new: str, application: _Application, switch: str, laun
     _say(f"   repaired; {'both databases are equal' if equal else 'NOT EQUAL'}")
 
     _say("\n4. Cut over, while the sessions write")
-    options = CutoverOptions(switch=switch)
     for line in await plan_cutover(_NAME, target=new, options=options):
         _say(f"   {line}")
-    application.longest = 0.0
+    application.pauses(None)
     seconds = await cutover(_NAME, target=new, options=options, tell=lambda text: _say(f"   {text}"))
     await application.books("new")
-    _say(f"   No session could write for {seconds or 0:.2f} s; the longest pause of the application was {application.longest:.2f} s.")
+    _say(application.pauses(seconds))
 
     _say("\n5. The application writes to the new database; the way back keeps the old one equal")
     async with _launched(old) as back:
@@ -204,10 +224,12 @@ async def _move(old: str, new: str, application: _Application, switch: str, laun
         _say(f"   {application.booked['new']:,} transactions in the new database; {'both are equal' if equal else 'NOT EQUAL'}")
 
         _say("\n6. Roll back, while the sessions write")
-        application.longest = 0.0
-        seconds = await roll_back(_NAME, target=new, tell=lambda text: _say(f"   {text}"))
+        application.pauses(None)
+        seconds = await roll_back(
+            _NAME, target=new, options={"switch": options.switch, "pool": options.pool}, tell=lambda text: _say(f"   {text}")
+        )
         await application.books("old")
-        _say(f"   No session could write for {seconds or 0:.2f} s; the longest pause of the application was {application.longest:.2f} s.")
+        _say(application.pauses(seconds))
     await application.books("old", 500)
     await _caught_up(launcher, _NAME, old)
     equal &= (await verify(_NAME, target=new)).equal

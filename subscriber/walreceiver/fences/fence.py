@@ -1,16 +1,5 @@
 """Keep writers out of one database, prove that none is left, and let them in again.
 
-A closed database has the table ``subscriber.fence`` with one row: how it was closed, and what opens it. Table and row are made in the
-transaction that closes the database. The transaction that opens it deletes the row. The table is dropped when the sessions that began in
-between are ended: a process that finds it without a row ends them. This program's own sessions may write in a closed database.
-
-The row has an owner: the slot of the subscription whose cutover has closed the database. Another cutover may find the database closed when
-it looked open before. It can then neither leave this database nor open it.
-
-The row also decides between two processes that work on one cutover because the first has lost its session with the target. Before writers
-are let into the other database, :meth:`Fence.leave` notes it in the row. From then on no undo opens this database. If it was opened first,
-the row is gone, and writers are not let into the other one.
-
 ============  =====================================================================================================================
 kind          what closes the database
 ============  =====================================================================================================================
@@ -19,38 +8,43 @@ read-only     ``ALTER DATABASE … SET default_transaction_read_only = on``. A s
 revoke        ``REVOKE CONNECT ON DATABASE``, from all roles but those of this program. Superusers can still connect.
 ============  =====================================================================================================================
 
-Afterwards the sessions that began before are ended. A session reads the setting, and the privilege, while it holds a lock on its database
-(``InitPostgres`` of src/backend/utils/init/postinit.c). So after the sessions that hold this lock have become visible, all others were
-begun under the fence. A prepared transaction can be committed at any time, also in a closed database: the proof waits for its end.
+Afterwards the sessions that began before are ended (:mod:`.foreign_sessions`). This program's own sessions may write in a closed database.
+The row of a closed database (:mod:`.fence_row`) says how it was closed, and is the record of the move that leaves it. A read-only database
+that was opened keeps the row until the sessions that began in between are ended: they would stay read-only.
+
+The lock of a cutover is an advisory lock in the database that writers leave. Its session does nothing else, so the lock is free as soon as
+the process is killed, also while the server still makes its last statement.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+import uuid
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from subscriber.catalog.schema_trust import DISTRUSTED, TRUST_HINT
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ConfigurationError, PublisherError, SubscriptionInUse
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_name import session_name
 from subscriber.walreceiver.fences.fence_kinds import OWN_DEFAULT, FenceKind, closing, opening
+from subscriber.walreceiver.fences.fence_row import LOCK, FenceRow, State, begin_change, drop_row, read_row, write_row
 from subscriber.walreceiver.fences.foreign_sessions import ForeignSessions
 from subscriber.walreceiver.session import Session
 
-__all__ = ["SCHEMA_IS_EMPTY", "Fence"]
+__all__ = ["Fence"]
 
 _POLL: Final = 0.02
-_ENDING_SECONDS: Final = 10.0
-"""How long sessions and prepared transactions may take to end."""
-
-_DATABASE: Final = "(SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
-_STARTING: Final = f"""
+_LOCK_SECONDS: Final = 2.0
+"""How long the lock of a process that was killed may be held."""
+_LOCK_KEY: Final = 7310868735423963504
+_HOLDER: Final = f"""
 SELECT pid FROM pg_catalog.pg_locks
-WHERE locktype = 'object' AND classid = 'pg_catalog.pg_database'::pg_catalog.regclass AND objid = {_DATABASE}
-  AND mode = 'RowExclusiveLock' AND pid <> pg_catalog.pg_backend_pid()
+WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = {_LOCK_KEY}
+  AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
 """  # noqa: S608
 _FLUSHED: Final = """
 BEGIN READ WRITE; SET LOCAL synchronous_commit = local;
@@ -63,27 +57,6 @@ WHERE s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname
   AND c LIKE 'default_transaction_read_only=%' AND lower(c) NOT LIKE ALL (ARRAY['%=on', '%=true', '%=yes', '%=1'])
 ORDER BY 1
 """
-SCHEMA_IS_EMPTY: Final = """
-SELECT NOT EXISTS (
-    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'subscriber'
-)
-"""
-
-
-class _Closed(NamedTuple):
-    """The row of a closed database.
-
-    Attributes:
-        owner: the slot of the subscription whose cutover has closed it.
-        kind: how it was closed.
-        before: JSON: the database's own default_transaction_read_only, or its grants of CONNECT: oid of the role, its name, grant option.
-        left: whether writers were let into the other database.
-    """
-
-    owner: str
-    kind: str
-    before: str
-    left: bool
 
 
 class Fence:
@@ -92,11 +65,11 @@ class Fence:
     Args:
         conninfo: of a role that may close the database and end its sessions.
         name: of the subscription.
-        slot: name of its slot.
-        others: names that sessions of this program also bear: that of the way back.
+        owner: identifies the subscription among all that use this database.
         place: what the database is, for messages.
+        names: names that sessions of this program also bear: the slot, the way back.
         roles: roles of this program, which may connect to a closed database.
-        names: values of application_name that its connection strings set.
+        applications: values of application_name that its connection strings set.
     """
 
     def __init__(
@@ -105,20 +78,21 @@ class Fence:
         name: str,
         place: str,
         *,
-        slot: str,
-        others: Sequence[str],
-        roles: Sequence[str],
+        owner: str,
         names: Sequence[str],
+        roles: Sequence[str],
+        applications: Sequence[str] = (),
     ) -> None:
         self._conninfo = conninfo
         self._name = name
         self._place = place
         self._roles = roles
-        self._owner = slot
-        self._foreign = ForeignSessions([name, slot, *others], roles=roles, names=names)
+        self._owner = owner
+        self._foreign = ForeignSessions(place, [name, *names], roles=roles, names=applications)
+        self._lock: Session | None = None
 
-    async def _session(self) -> Session:
-        session = await Session.connect(self._conninfo, application_name=session_name(self._name, "cutover"))
+    async def _session(self, role: str = "cutover") -> Session:
+        session = await Session.connect(self._conninfo, application_name=session_name(self._name, role))
         try:
             await self._require_trust(session)
         except BaseException:
@@ -126,88 +100,23 @@ class Fence:
             raise
         return session
 
-    async def is_closed(self) -> bool:
-        """Whether a cutover has closed the database.
-
-        Raises:
-            PublisherError: or a subclass.
-        """
-        async with await self._session() as session:
-            return await self._row(session) is not None
-
-    async def is_opened(self) -> bool:
-        """Whether nothing is left of a fence: also no session that began while the database was closed."""
-        async with await self._session() as session:
-            return not await self._exists(session)
-
-    async def is_owned(self) -> bool:
-        """Whether a cutover of this subscription has closed the database."""
-        async with await self._session() as session:
-            return await self._own_row(session) is not None
-
-    async def has_left(self) -> bool:
-        """Whether writers were let into the other database. See :meth:`leave`."""
-        async with await self._session() as session:
-            found = await self._own_row(session)
-        return found is not None and found.left
-
-    async def _own_row(self, session: Session) -> _Closed | None:
-        found = await self._row(session)
-        return found if found is not None and found.owner == self._owner else None
-
-    @staticmethod
-    async def _exists(session: Session) -> bool:
-        return await session.execute("SELECT pg_catalog.to_regclass('subscriber.fence')") != [(None,)]
-
     async def _require_trust(self, session: Session) -> None:
         for what, owner in await session.execute(DISTRUSTED):
             if owner not in self._roles:
                 raise ConfigurationError(f'{what} of {self._place} belongs to role "{owner}", which is not trusted', hint=TRUST_HINT)
 
-    @classmethod
-    async def _row(cls, session: Session) -> _Closed | None:
-        if not await cls._exists(session):
-            return None
-        rows = await session.execute('SELECT owner, kind, before, "left" FROM subscriber.fence')
-        return next((_Closed(owner or "", kind or "", before or "", left == "t") for owner, kind, before, left in rows), None)
+    async def row(self, *, own: bool = True) -> FenceRow | None:
+        """The row of the database.
 
-    async def leave(self) -> bool:
-        """Note that writers are let into the other database now: only :meth:`open` of a move in the other direction opens this one.
-
-        Durable on return.
-
-        Returns:
-            False: this database is open, or was closed by another cutover. So the other one must stay closed.
+        Args:
+            own: only if a cutover of this subscription has made it.
 
         Raises:
-            PublisherError: or a subclass. It is not known whether it was noted.
-        """
-        async with await self._session() as session:
-            if await self._own_row(session) is None:
-                return False
-            await session.execute("SET synchronous_commit = local")
-            return bool(
-                await session.execute(f'UPDATE subscriber.fence SET "left" = true WHERE owner = {quote_literal(self._owner)} RETURNING 1')  # noqa: S608
-            )
-
-    @contextlib.asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Keep other processes from a block of this kind, from :meth:`leave` and from :meth:`open`, while this one runs.
-
-        Raises:
-            ConfigurationError: another process has opened this database, or has let writers into the other one.
             PublisherError: or a subclass.
         """
         async with await self._session() as session:
-            if await self._exists(session):
-                await session.execute("BEGIN; LOCK TABLE subscriber.fence IN SHARE ROW EXCLUSIVE MODE")
-            found = await self._own_row(session)
-            if found is None or found.left:
-                raise ConfigurationError(
-                    f"{self._place} is not kept closed by this cutover any more", hint="another process has finished it, or has undone it"
-                )
-            yield
-            await session.execute("COMMIT")
+            found = await read_row(session)
+        return None if found is None or (own and found.owner != self._owner) else found
 
     async def problems(self, kind: str) -> list[tuple[str, str]]:
         """What keeps the database from being closed: errors, each with a hint."""
@@ -231,7 +140,7 @@ class Fence:
                     )
                 )
             if kind == FenceKind.READ_ONLY:
-                if await self._row(session) is None and await session.execute(f"SELECT ({OWN_DEFAULT})::bool") == [("t",)]:
+                if await read_row(session) is None and await session.execute(f"SELECT ({OWN_DEFAULT})::bool") == [("t",)]:
                     found.append(
                         (
                             f"{self._place} has default_transaction_read_only = on already: its writers override that",
@@ -253,160 +162,65 @@ class Fence:
                 found += [(f"CONNECT on {self._place} was granted by role {grantor}", "revoke that grant first") for (grantor,) in foreign]
         return found
 
-    async def close(self, kind: str, *, shared: bool = False) -> None:
-        """Keep writers out. Durable on return. A database that is closed already stays as it is.
+    # --- the lock
 
-        Args:
-            kind: see the module's docstring.
-            shared: another cutover may have closed it.
+    async def lock(self) -> None:
+        """Take the lock of a cutover, unless this process has it. End the statements of a process that was killed.
 
         Raises:
-            ConfigurationError: a session cannot be ended, or does not end, or another cutover has closed it. The database stays closed.
+            SubscriptionInUse: another process has it.
             PublisherError: or a subclass.
         """
-        async with await self._session() as session:
-            found = await self._row(session)
-            if found is None:
-                await self._close(session, kind)
-            elif found.owner != self._owner and not shared:
-                raise ConfigurationError(f"{self._place} was closed by another cutover", hint="end that one first")
-            await self._end_others(session)
+        if self._lock is not None:
+            with contextlib.suppress(PublisherError):
+                await self._lock.execute("SELECT 1")
+                return
+            await self.unlock()
+        session = await self._session("cutover lock")
+        try:
+            until = asyncio.get_running_loop().time() + _LOCK_SECONDS
+            while await session.execute(f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK_KEY})") != [("t",)]:
+                holder = await session.execute(_HOLDER)
+                if holder and asyncio.get_running_loop().time() > until:
+                    raise SubscriptionInUse(f"another cutover of {self._place} is active for PID {holder[0][0]}", hint="wait for its end")
+                await asyncio.sleep(_POLL)
+            await self._foreign.until_none(lambda: self._interrupted(session), "does not end", "end it, and try again")
+        except BaseException:
+            await session.close()
+            raise
+        self._lock = session
 
-    async def _close(self, session: Session, kind: str) -> None:
-        commands, before = await closing(session, kind, self._roles)
-        roles = ", ".join(map(quote_identifier, self._roles))
-        values = ", ".join(map(quote_literal, (self._owner, kind, before)))
-        await session.execute(
-            "BEGIN; SET LOCAL synchronous_commit = local; CREATE SCHEMA IF NOT EXISTS subscriber;"
-            f" GRANT USAGE, CREATE ON SCHEMA subscriber TO {roles};"
-            " CREATE TABLE IF NOT EXISTS subscriber.fence"
-            ' (owner text PRIMARY KEY, kind text NOT NULL, before text NOT NULL, "left" bool NOT NULL)'
-        )
-        # another role may have made them just now
-        await self._require_trust(session)
-        await session.execute(f"INSERT INTO subscriber.fence VALUES ({values}, false); {'; '.join([*commands, 'COMMIT'])}")  # noqa: S608
+    async def unlock(self) -> None:
+        """Release the lock. Idempotent."""
+        if self._lock is not None:
+            await self._lock.close()
+            self._lock = None
 
-    async def open(self, *, undo: bool = False) -> bool:
-        """Let writers in again. Durable on return. Does nothing if the database is open.
-
-        Sessions that began while it was closed are ended: they would stay read-only.
-
-        Args:
-            undo: do not open it after :meth:`leave`, nor if another cutover has closed it.
-
-        Returns:
-            False: another cutover has closed it.
+    @contextlib.asynccontextmanager
+    async def held(self, attempt: str) -> AsyncIterator[None]:
+        """Keep the row as it is during a block, which changes something that belongs to the move elsewhere.
 
         Raises:
-            ConfigurationError: with ``undo``: writers were let into the other database.
-            PublisherError: or a subclass.
+            ConfigurationError: another process, or a person, has changed the row.
+            PublisherError: or a subclass: the lock is lost, because its session is.
         """
-        async with await self._session() as session:
-            await self._until_none(session, self._interrupted, "does not end", "end it, and try again")
-            if await self._row(session) is not None:
-                await session.execute("BEGIN READ WRITE; SET LOCAL synchronous_commit = local; LOCK TABLE subscriber.fence")
-            found = await self._row(session)
-            if found is not None:
-                if undo and found.owner != self._owner:
-                    return False
-                if found.left and undo:
-                    raise ConfigurationError(
-                        f"{self._place} stays closed: writers were let into the other database", hint="find out by which process"
-                    )
-                commands = await opening(session, found.kind, found.before, self._roles)
-                await session.execute("; ".join([*commands, "DELETE FROM subscriber.fence", "COMMIT"]))
-            if await self._exists(session):
-                if found is None or found.kind == FenceKind.READ_ONLY:
-                    await self._end_others(session, wait=False)
-                await session.execute("BEGIN READ WRITE; SET LOCAL synchronous_commit = local; LOCK TABLE subscriber.fence")
-                await session.execute("COMMIT" if await self._row(session) is not None else "DROP TABLE subscriber.fence; COMMIT")
-                if await session.execute(SCHEMA_IS_EMPTY) == [("t",)]:
-                    await session.execute("DROP SCHEMA subscriber")
-        return True
+        assert self._lock is not None, "it was locked"
+        await self._lock.execute("BEGIN")
+        try:
+            if await read_row(self._lock) is not None:
+                await self._lock.execute(LOCK)
+            self._expected(await read_row(self._lock), State.UNDER_WAY, attempt)
+            yield
+        finally:
+            with contextlib.suppress(PublisherError):
+                await self._lock.execute("ROLLBACK")
 
-    async def closed_by(self) -> tuple[str, str] | None:
-        """How the database was closed, for :meth:`how_to_open`; None: it is open."""
-        async with await self._session() as session:
-            found = await self._row(session)
-        return None if found is None else (found.kind, found.before)
-
-    async def how_to_open(self, kind: str, before: str) -> str:
-        """SQL for people that lets writers in. Arguments: from :meth:`closed_by`."""
-        async with await self._session() as session:
-            commands = await opening(session, kind, before, self._roles)
-        return f"BEGIN READ WRITE; {'; '.join([*commands, 'DROP TABLE IF EXISTS subscriber.fence'])}; COMMIT"
-
-    async def drain(self) -> Lsn:
-        """Prove that nothing that was begun before the fence can commit any more. Return an LSN after all commits.
-
-        Raises:
-            ConfigurationError: a session or a prepared transaction does not end.
-            PublisherError: or a subclass.
-        """
-        async with await self._session() as session:
-            await self._end_others(session)
-            await self._until_none(session, self._foreign.writing, "writes", "end it, and try again")
-            await self._until_none(
-                session,
-                lambda found: _as_texts("prepared transaction", found),
-                "is neither committed nor rolled back",
-                "COMMIT PREPARED or ROLLBACK PREPARED it, and try again",
-            )
-            return await self.flushed(session)
-
-    async def end(self) -> Lsn:
-        """Return an LSN after all commits so far, up to which the WAL is flushed.
-
-        Raises:
-            PublisherError: or a subclass.
-        """
-        async with await self._session() as session:
-            return await self.flushed(session)
-
-    @staticmethod
-    async def flushed(session: Session) -> Lsn:
-        """As :meth:`end`, in an open session."""
-        ((lsn,),) = await session.execute(_FLUSHED)
-        return Lsn.parse(lsn or "0/0")
-
-    async def _until_none(self, session: Session, look: Callable[[Session], Awaitable[list[str]]], does: str, hint: str) -> None:
-        now = asyncio.get_running_loop().time
-        until = now() + _ENDING_SECONDS
-        while found := await look(session):
-            if now() > until:
-                raise ConfigurationError(f"{found[0]} in {self._place} {does} for {_ENDING_SECONDS:g} s", hint=hint)
-            await asyncio.sleep(_POLL)
-
-    async def _end_others(self, session: Session, *, wait: bool = True) -> None:
-        """End all sessions that are not this program's."""
-        starting = {pid for (pid,) in await session.execute(_STARTING)}
-
-        async def started(session: Session) -> list[str]:
-            nonlocal starting
-            starting &= {pid for (pid,) in await session.execute(_STARTING)}
-            return [f"session {pid}" for pid in starting]
-
-        await self._until_none(session, started, "is still connecting", "end it, or the session that it waits for, and try again")
-        ((before,),) = await session.execute("SELECT pg_catalog.clock_timestamp()")
-        since = f"(a.backend_start < {quote_literal(before or '')} OR a.backend_type IS NULL)"
-
-        async def ended(session: Session) -> list[str]:
-            others = await self._foreign.find(session, since)
-            for each in others:
-                if not each.may_end:
-                    raise ConfigurationError(
-                        f"{each.text} in {self._place} cannot be ended: permission denied",
-                        hint="give the connection string of a superuser with --publisher-admin or --target-admin, or end the session",
-                    )
-            if others:
-                pids = ", ".join(f"({each.pid})" for each in others)
-                await session.execute(f"SELECT pg_catalog.pg_terminate_backend(pid) FROM (VALUES {pids}) AS v (pid)")  # noqa: S608 (numbers)
-            return [each.text for each in others]
-
-        if wait:
-            await self._until_none(session, ended, "does not end", "end it, and try again")
-        else:
-            await ended(session)
+    def _expected(self, row: FenceRow | None, states: Collection[str], attempt: str) -> FenceRow:
+        if row is None or row.owner != self._owner or row.attempt != attempt or row.state not in states:
+            if row is not None and row.owner == self._owner and row.state in {State.LEFT, State.MOVED}:
+                raise ConfigurationError(f"writers have left {self._place}", hint="another process has finished this")
+            raise ConfigurationError(f"{self._place} was opened meanwhile", hint="find out by whom, and try again")
+        return row
 
     async def _interrupted(self, session: Session) -> list[str]:
         """End sessions of a process that was killed: the server would still make their last statement, for example close the database."""
@@ -417,13 +231,161 @@ class Fence:
         )
         return [f"session {pid} of an earlier cutover" for pid, _ in rows]
 
+    # --- the source of a move
 
-async def _prepared(session: Session) -> list[str]:
-    rows = await session.execute(
-        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
-    )
-    return [gid or "" for (gid,) in rows]
+    async def begin(self, kind: str, details: Mapping[str, Any]) -> FenceRow:
+        """Record that a move away from this database begins. Durable on return, as all changes of the row.
 
+        Raises:
+            ConfigurationError: it is closed, or another move is under way.
+            PublisherError: or a subclass.
+        """
+        row = FenceRow(self._owner, uuid.uuid4().hex, State.BEGUN, kind, "null", details, None)
+        async with await self._session() as session:
+            if await self._begin(session) is not None:
+                raise ConfigurationError(f"{self._place} was closed by another cutover", hint="end that one first")
+            await write_row(session, row)
+        return row
 
-async def _as_texts(what: str, session: Session) -> list[str]:
-    return [f'{what} "{gid}"' for gid in await _prepared(session)]
+    async def close(self, attempt: str) -> None:
+        """Keep writers out of the source.
+
+        Raises:
+            ConfigurationError: a session cannot be ended, or does not end. The database stays closed.
+            PublisherError: or a subclass.
+        """
+        async with await self._session() as session:
+            row = self._expected(await begin_change(session), {State.BEGUN}, attempt)
+            commands, before = await closing(session, row.kind, self._roles)
+            await write_row(session, replace(row, state=State.CLOSED, before=before), commands)
+            await self._foreign.end(session)
+
+    async def drain(self) -> Lsn:
+        """Prove that nothing that was begun before the fence can commit any more. Return an LSN after all commits.
+
+        Raises:
+            ConfigurationError: a session or a prepared transaction does not end.
+            PublisherError: or a subclass.
+        """
+        async with await self._session() as session:
+            await self._foreign.drain(session)
+            return await self.flushed(session)
+
+    async def end(self) -> Lsn:
+        """Return an LSN after all commits so far, up to which the WAL is flushed."""
+        async with await self._session() as session:
+            return await self.flushed(session)
+
+    @staticmethod
+    async def flushed(session: Session) -> Lsn:
+        """As :meth:`end`, in an open session."""
+        ((lsn,),) = await session.execute(_FLUSHED)
+        return Lsn.parse(lsn or "0/0")
+
+    async def leave(self, attempt: str) -> None:
+        """Record that writers are let into the other database: from now on nothing is undone.
+
+        Raises:
+            ConfigurationError: this database is open. So the other one must stay closed.
+            PublisherError: or a subclass. It is not known whether it was recorded.
+        """
+        await self._change({State.CLOSED}, State.LEFT, attempt)
+
+    async def finish(self, attempt: str, state: str) -> None:
+        """Record that a move away from this database is finished."""
+        await self._change({State.LEFT}, state, attempt)
+
+    async def undo(self, attempt: str) -> float | None:
+        """Let writers into the source again. The row stays: the rest is undone next.
+
+        Returns:
+            For how many seconds it was closed. None: it was open.
+
+        Raises:
+            ConfigurationError: writers were let into the other database, or another process has undone it.
+            PublisherError: or a subclass.
+        """
+        async with await self._session() as session:
+            row = self._expected(await begin_change(session), {State.BEGUN, State.CLOSED, State.UNDONE}, attempt)
+            commands = await opening(session, row.kind, row.before, self._roles) if row.state == State.CLOSED else []
+            await write_row(session, replace(row, state=State.UNDONE), commands)
+            await self._end_read_only(session, row)
+        return row.seconds if row.state == State.CLOSED else None
+
+    async def forget(self, attempt: str) -> None:
+        """Drop the row of a move that is undone."""
+        async with await self._session() as session:
+            self._expected(await read_row(session), {State.UNDONE}, attempt)
+            await drop_row(session)
+
+    # --- the destination of a move
+
+    async def bar(self, kind: str, attempt: str) -> None:
+        """Keep writers out of the destination. If it is closed already, it stays as it is, also after an undone move.
+
+        Raises:
+            ConfigurationError: another cutover moves writers, or a session cannot be ended. The database stays closed.
+            PublisherError: or a subclass.
+        """
+        async with await self._session() as session:
+            found = await self._begin(session)
+            if found is None or found.state == State.OPENED:
+                commands, before = await closing(session, kind, self._roles)
+                await write_row(session, FenceRow(self._owner, attempt, State.BARRED, kind, before, {}, None), commands)
+            elif found.state in {State.KEPT, State.MOVED}:
+                await session.execute("COMMIT")
+            elif found.state == State.BARRED and found.owner == self._owner:
+                await write_row(session, replace(found, attempt=attempt))
+            else:
+                raise ConfigurationError(f"{self._place} was closed by another cutover", hint="end that one first")
+            await self._foreign.end(session)
+
+    async def keep(self, attempt: str) -> None:
+        """Let the destination stay closed if the move is undone: writers may be led here."""
+        async with await self._session() as session:
+            found = await begin_change(session)
+            if found is not None and found.state == State.BARRED:
+                await write_row(session, replace(self._expected(found, {State.BARRED}, attempt), state=State.KEPT))
+
+    async def open(self, *states: str) -> bool:
+        """Let writers in, if the database is closed and has one of these states.
+
+        Returns:
+            Whether the database is open.
+
+        Raises:
+            PublisherError: or a subclass.
+        """
+        async with await self._session() as session:
+            row = await begin_change(session)
+            if row is None:
+                return True
+            if row.state not in {*states, State.OPENED}:
+                return False
+            commands = [] if row.state == State.OPENED else await opening(session, row.kind, row.before, self._roles)
+            await write_row(session, replace(row, state=State.OPENED), commands)
+            await self._end_read_only(session, row)
+            await drop_row(session)
+        return True
+
+    async def how_to_open(self, row: FenceRow) -> str:
+        """SQL for people that lets writers in."""
+        async with await self._session() as session:
+            commands = await opening(session, row.kind, row.before, self._roles)
+        return f"BEGIN READ WRITE; {'; '.join([*commands, 'DROP TABLE IF EXISTS subscriber.fence'])}; COMMIT"
+
+    async def _begin(self, session: Session) -> FenceRow | None:
+        found = await begin_change(session, readers=self._roles)
+        # another role may have made schema or table just now
+        await self._require_trust(session)
+        return found
+
+    async def _change(self, states: Collection[str], state: str, attempt: str) -> None:
+        async with await self._session() as session:
+            row = self._expected(await begin_change(session), states, attempt)
+            await write_row(session, replace(row, state=state))
+
+    async def _end_read_only(self, session: Session, row: FenceRow) -> None:
+        """End the sessions that began while the database was closed: they would stay read-only."""
+        if row.kind == FenceKind.READ_ONLY and row.state != State.BEGUN:
+            await self._foreign.end(session, wait=False)

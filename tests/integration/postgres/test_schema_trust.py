@@ -48,14 +48,14 @@ async def test_catalog_of_another_role(target_db: Database) -> None:
 
 async def test_fence_of_another_role(publisher18_db: Database) -> None:
     user = publisher18_db.value("SELECT current_user")
-    fence = Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[])
+    fence = Fence(publisher18_db.conninfo(), "ours", "the old database", owner="ours", names=[], roles=[user])
     with evil_schema(publisher18_db, FENCE) as evil:
-        for use in (lambda: fence.close("read-only"), fence.is_closed, fence.open):
+        for use in (lambda: fence.bar("read-only", "1"), fence.row, fence.open):
             with pytest.raises(ConfigurationError, match=f'of the old database belongs to role "{evil}", which is not trusted'):
                 await use()
-    await fence.close("read-only")
+    await fence.bar("read-only", "1")
     publisher18_db.reconnect()
-    await fence.open()
+    assert await fence.open("barred")
     publisher18_db.reconnect()
 
 

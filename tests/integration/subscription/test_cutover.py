@@ -14,9 +14,9 @@ import pytest
 
 from subscriber import ConfigurationError, Launcher, SubscriberError, SubscriptionInUse, create_subscription
 from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
-from subscriber.subscription.cutover.link import opened_catalog
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.walreceiver.fences import fence
+from subscriber.walreceiver.fences import foreign_sessions
+from subscriber.walreceiver.fences.fence import Fence
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, at_work, catch_up, create, launched
 from tests.support.program import subscriber
@@ -47,6 +47,12 @@ def writes(database: Database, conninfo: str | None = None, query: str = "UPDATE
     except (psycopg.errors.ReadOnlySqlTransaction, psycopg.OperationalError):
         return False
     return True
+
+
+def own_fence(database: Database, owner: str = "ours") -> Fence:
+    """A fence of the old database without a subscription."""
+    user = database.value("SELECT current_user")
+    return Fence(database.conninfo(), owner, "the old database", owner=owner, names=[], roles=[user])
 
 
 def again(*databases: Database) -> None:
@@ -88,6 +94,11 @@ async def test_rollback_needs_its_switch_command_and_has_the_fence_of_the_cutove
     async with moving(publisher18_db, target_db) as name:
         verb = ("cutover", name, "--target", target_db.dsn)
         switch = ("--fence", "revoke", "--switch", f"touch {tmp_path}/$SUBSCRIBER_DIRECTION")
+        done = await asyncio.to_thread(subscriber, *verb, "--rehearse", "--verify", "none", *switch)
+        assert done.status == 0, done.errors
+        assert "sequences: " in done.output
+        assert "expected without writes: " in done.output
+        assert "and your switch command" in done.output
         done = await asyncio.to_thread(subscriber, *verb, "--verify", "none", *switch, loud=True)
         assert done.status == 0, done.errors
         assert "keep the way back running with `subscriber run --target` for the old database" in done.errors
@@ -138,7 +149,7 @@ async def test_errors_are_found_before_writers_are_stopped(publisher18_db: Datab
             await cutover(name, target=target_db.dsn)
         assert len(caught.value.lines()) == 8
         assert publisher18_db.fetch("SELECT * FROM pg_db_role_setting") == before
-        assert target_db.value("SELECT count(*) FROM subscriber.cutover") == 0
+        assert publisher18_db.value("SELECT to_regclass('subscriber.fence')") is None
         publisher18_db.execute("ROLLBACK PREPARED 'waiting'")
     with pytest.raises(ConfigurationError, match="not part of the subscription"):
         await cutover(name, target=target_db.dsn)
@@ -179,13 +190,13 @@ def left_over(publisher: Database, target: Database, name: str) -> list[object]:
         ),
         *target.fetch("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"),
         *target.fetch("SELECT pubname FROM pg_publication"),
-        *target.fetch("SELECT step FROM subscriber.cutover"),
+        *target.fetch("SELECT relname FROM pg_class WHERE oid = to_regclass('subscriber.fence')"),
         *target.fetch(f"SELECT 'disabled' FROM subscriber.pg_subscription WHERE subname = '{name}' AND NOT subenabled"),
     ]
 
 
 async def test_what_keeps_writers_from_being_moved(publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "_ENDING_SECONDS", 0.5)
+    monkeypatch.setattr(foreign_sessions, "_ENDING_SECONDS", 0.5)
     async with moving(publisher18_db, target_db) as name:
 
         async def fails(text: str, **options: Any) -> None:
@@ -206,12 +217,12 @@ async def test_what_keeps_writers_from_being_moved(publisher18_db: Database, tar
         # an index that is built in the target for long keeps its slot from being created
         with target_db.connect(application_name=f"{name} ours") as session:
             session.execute("BEGIN; SELECT pg_current_xact_id()")
-            await fails("writers were stopped for 5 s, the maximum, during step", max_downtime=5.0, verify="none")
-        async with opened_catalog(target_db.dsn) as catalog:
-            oid = (await catalog.find(name)).oid
-            await catalog.store.take_lock(f"cutover-{oid}", "this test")
-            with pytest.raises(SubscriptionInUse, match=f'cutover of subscription "{name}" is active'):
-                await cutover(name, target=target_db.dsn)
+            await fails(r"(?s)time was up during step \w+: --max-downtime is 5 s.*were stopped for \d", max_downtime=5.0, verify="none")
+        other = own_fence(publisher18_db)
+        await other.lock()
+        with pytest.raises(SubscriptionInUse, match=r"another cutover of the old database is active for PID \d+"):
+            await cutover(name, target=target_db.dsn)
+        await other.unlock()
 
 
 async def test_revoked_privileges_come_back(publisher18_db: Database, target_db: Database) -> None:

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from subscriber import ConfigurationError, SubscriberError, SubscriptionInUse, crash_points, drop_subscription
-from subscriber.subscription.cutover import link, record
+from subscriber.subscription.cutover import link, move
 from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.walreceiver.fences import fence
+from subscriber.walreceiver.fences.foreign_sessions import ForeignSessions
 from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, writes
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.frozen_proxy import frozen_proxy
@@ -36,10 +36,14 @@ async def test_killed_before_the_first_step(publisher18_db: Database, target_db:
     async with moving(publisher18_db, target_db) as name:
         with pytest.raises(Killed), crash_points.watched(kill):
             await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", switch="false"))
-        assert target_db.fetch("SELECT step FROM subscriber.cutover") == [("plan",)]
+        assert publisher18_db.fetch("SELECT state FROM subscriber.fence") == [("begun",)]
+        assert writes(publisher18_db)
         publisher18_db.execute("CREATE TABLE more (id int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE more")
-        with pytest.raises(ConfigurationError, match="not part of the subscription"):
+        with pytest.raises(ConfigurationError, match="the interrupted cutover has a switch command, which is not stored"):
             await cutover(name, target=target_db.dsn, options=QUICKLY)
+        with pytest.raises(ConfigurationError, match="not part of the subscription"):
+            await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", switch=""))
+        assert left_over(publisher18_db, target_db, name) == []
 
 
 async def test_killed_while_the_server_closes_the_database(publisher18_db: Database, target_db: Database) -> None:
@@ -65,14 +69,11 @@ async def test_killed_while_the_server_closes_the_database(publisher18_db: Datab
         assert left_over(publisher18_db, target_db, name) == []
 
 
-def end_cutover(target: Database) -> None:
+def end_cutover(publisher: Database, name: str) -> None:
     """End the session of a cutover that has its lock."""
-    locked = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = %s)"
-    with psycopg.connect(target.server.dsn(), autocommit=True) as session:
+    with psycopg.connect(publisher.server.dsn(), autocommit=True) as session:
         ended = session.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'subscriber cutover'"
-            f" AND pid IN ({locked})".encode(),
-            [target.name],
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = %s", [f"{name} cutover lock"]
         )
         assert ended.fetchall() == [(True,)]
 
@@ -87,7 +88,7 @@ async def test_another_process_continues_a_cutover_that_still_runs(publisher18_d
                 while not (tmp_path / "first").exists():
                     assert not first.done(), await first
                     await asyncio.sleep(0.02)
-            end_cutover(target_db)
+            end_cutover(publisher18_db, name)
             with pytest.raises(ConfigurationError, match="has a switch command, which is not stored"):
                 await cutover(name, target=target_db.dsn)
             await cutover(name, target=target_db.dsn, options=CutoverOptions(switch="true"))
@@ -109,8 +110,8 @@ async def test_process_that_continues_after_another_one_has_finished(step: str, 
     stopped, go, points = threading.Event(), threading.Event(), itertools.count(1)
 
     def stop(point: str) -> None:
-        # after the plan, each step has three points; six steps are before the way back
-        at = {"close_destination": 2, "way_back": 20}[step]
+        # after the beginning, each step has two points; six steps are before the way back
+        at = {"close_destination": 2, "way_back": 14}[step]
         if point == "cutover.step" and threading.current_thread() is not threading.main_thread() and next(points) == at:
             stopped.set()
             go.wait()
@@ -120,10 +121,11 @@ async def test_process_that_continues_after_another_one_has_finished(step: str, 
             first = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(cutover(name, target=target_db.dsn, options=QUICKLY))))
             try:
                 assert await asyncio.to_thread(stopped.wait, WAIT_SECONDS)
-                target_db.reconnect()
-                assert target_db.fetch("SELECT step FROM subscriber.cutover WHERE ended_at IS NULL AND step <> 'plan'") == [(step,)]
-                end_cutover(target_db)
-                await cutover(name, target=target_db.dsn)
+                publisher18_db.reconnect()
+                state = {"close_destination": "begun", "way_back": "closed"}[step]
+                assert publisher18_db.fetch("SELECT state FROM subscriber.fence") == [(state,)]
+                end_cutover(publisher18_db, name)
+                await cutover(name, target=target_db.dsn, options=QUICKLY)
                 assert writes(target_db, query="INSERT INTO t (v) VALUES ('early')")
             finally:
                 go.set()
@@ -138,7 +140,6 @@ async def test_process_that_continues_after_another_one_has_finished(step: str, 
 
 
 async def test_killed_when_the_way_into_the_target_was_free(publisher18_db: Database, target_db: Database) -> None:
-    # the fence of the old database knows it, and the record does not
     def kill(point: str) -> None:
         if point == "cutover.left":
             raise Killed
@@ -146,8 +147,8 @@ async def test_killed_when_the_way_into_the_target_was_free(publisher18_db: Data
     async with moving(publisher18_db, target_db) as name:
         with pytest.raises(Killed), crash_points.watched(kill):
             await cutover(name, target=target_db.dsn, options=QUICKLY)
-        target_db.reconnect()
-        assert target_db.fetch("SELECT FROM subscriber.cutover WHERE step IN ('open', 'abort')") == []
+        publisher18_db.reconnect()
+        assert publisher18_db.fetch("SELECT state FROM subscriber.fence") == [("left",)]
         with pytest.raises(ConfigurationError, match="writers were let into the new database: there is nothing to undo"):
             await abort_cutover(name, target=target_db.dsn)
         with pytest.raises(ConfigurationError, match=f'a cutover of subscription "{name}" is under way'):
@@ -179,8 +180,8 @@ async def test_complete_is_killed_at_every_step(publisher18_db: Database, target
             with pytest.raises(SubscriptionInUse, match="a launcher uses the catalog of the old database"):
                 await complete_cutover(name, target=target_db.dsn)
     again(publisher18_db, target_db)
-    # the publication dropped; the catalog of the old database; the subscription; its catalog. What was dropped is not dropped again
-    for point in (2, 3, 3, 1):
+    # begun; the catalog of the old database; the subscription; its catalog. What was dropped is not dropped again
+    for point in (1, 3, 1, 1):
         left = point
         with pytest.raises(Killed), crash_points.watched(kill):
             await complete_cutover(name, target=target_db.dsn)
@@ -199,7 +200,7 @@ async def test_target_that_does_not_answer(
     publisher18_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the bug was that undoing waited for it without end, while writers were kept out of both databases
-    monkeypatch.setattr(record, "_SECONDS", 0.5)
+    monkeypatch.setattr(move, "_REST_SECONDS", 0.5)
     with psycopg.connect(target_db.dsn) as session:
         address = session.info.hostaddr or session.info.host, session.info.port
     async with moving(publisher18_db, target_db) as name:
@@ -212,11 +213,11 @@ async def test_target_that_does_not_answer(
                 while not (tmp_path / "begun").exists():
                     assert not moved.done(), await moved
                     await asyncio.sleep(0.02)
-                proxy.freeze()
-                with pytest.raises(SubscriberError, match="writers were stopped for 5 s, the maximum") as caught:
+                proxy.freeze(all_later=True)
+                with pytest.raises(SubscriberError, match="time was up during step switch: --max-downtime is 5 s") as caught:
                     await moved
             assert "not everything could be undone" in caught.value.one_line()
-            assert "the target's catalog did not answer within 0.5 s" in caught.value.one_line()
+            assert "the new database did not answer within 0.5 s" in caught.value.one_line()
             publisher18_db.reconnect()
             assert writes(publisher18_db)
         await abort_cutover(name, target=target_db.dsn)
@@ -245,7 +246,7 @@ async def test_killed_before_sessions_of_the_closed_database_are_ended(
     def kill(point: str) -> None:
         if point == "cutover.left":
             connect(target_db)
-            monkeypatch.setattr(fence.Fence, "_end_others", killed)
+            monkeypatch.setattr(ForeignSessions, "end", killed)
 
     async with moving(publisher18_db, target_db) as name:
         with pytest.raises(Killed), crash_points.watched(kill):
@@ -256,7 +257,7 @@ async def test_killed_before_sessions_of_the_closed_database_are_ended(
         opened(target_db)
         await roll_back(name, target=target_db.dsn)
         connect(target_db)
-        monkeypatch.setattr(fence.Fence, "_end_others", killed)
+        monkeypatch.setattr(ForeignSessions, "end", killed)
         with pytest.raises(Killed):
             await open_target(name, target=target_db.dsn)
         monkeypatch.undo()
@@ -278,7 +279,7 @@ async def cut_off(name: str, publisher: Database, target: Database) -> None:
 
     def cut(point: str) -> None:
         # close_source was made
-        if point == "cutover.step" and next(points) == 7:
+        if point == "cutover.step" and next(points) == 5:
             reachable(publisher, "false")
 
     with pytest.raises(SubscriberError, match="is not currently accepting connections"), crash_points.watched(cut):
@@ -286,24 +287,26 @@ async def cut_off(name: str, publisher: Database, target: Database) -> None:
     target.reconnect()
 
 
-@pytest.mark.parametrize("by", ["cutover", "abort"])
-async def test_undone_while_the_publisher_cannot_be_reached(by: str, publisher18_db: Database, target_db: Database) -> None:
-    # the bug was that nothing remembered it: the next call continued the cutover
+async def test_undone_while_the_publisher_cannot_be_reached(publisher18_db: Database, target_db: Database) -> None:
+    # the bug was that the next call continued what could not be undone
     async with moving(publisher18_db, target_db) as name:
+        said: list[str] = []
         try:
             await cut_off(name, publisher18_db, target_db)
-            if by == "abort":
-                # as after a kill
-                target_db.execute("BEGIN READ WRITE; DELETE FROM subscriber.cutover WHERE step = 'abort'; COMMIT")
-                with pytest.raises(SubscriberError, match="is not currently accepting connections"):
-                    await abort_cutover(name, target=target_db.dsn)
+            with pytest.raises(SubscriberError, match="is not currently accepting connections"):
+                await abort_cutover(name, target=target_db.dsn)
         finally:
             reachable(publisher18_db, "true")
         assert not writes(publisher18_db)
-        with pytest.raises(ConfigurationError, match="an earlier attempt was interrupted, and is undone now"):
-            await cutover(name, target=target_db.dsn)
+        with pytest.raises(ConfigurationError, match="the switch command failed"):
+            await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", switch="false"), tell=said.append)
+        assert said[0] == "an interrupted cutover is undone, and begins again"
+        assert said[1].startswith("writers can use the old database again, and were stopped for ")
         again(publisher18_db, target_db)
-        assert (writes(publisher18_db), left_over(publisher18_db, target_db, name)) == (True, [])
+        assert writes(publisher18_db)
+        await open_target(name, target=target_db.dsn)
+        target_db.reconnect()
+        assert left_over(publisher18_db, target_db, name) == []
 
 
 async def test_slot_that_is_lost(publisher18_db: Database, target_db: Database) -> None:
@@ -312,7 +315,7 @@ async def test_slot_that_is_lost(publisher18_db: Database, target_db: Database) 
 
     def lose(point: str) -> None:
         # close_source was made
-        if point == "cutover.step" and next(points) == 7:
+        if point == "cutover.step" and next(points) == 5:
             slot = f"FROM pg_replication_slots WHERE slot_name = '{name}'"
             with psycopg.connect(publisher18_db.server.dsn(), autocommit=True) as server:
                 server.execute(f"SELECT pg_terminate_backend(active_pid, 10000) {slot} AND active".encode())
@@ -331,7 +334,7 @@ async def test_publisher_that_is_lost_for_good(publisher18_db: Database, target_
     async with moving(publisher18_db, target_db) as name:
         try:
             await cut_off(name, publisher18_db, target_db)
-            with pytest.raises(ConfigurationError, match="a cutover of subscription"):
+            with pytest.raises(SubscriberError, match="drop replication slot"):
                 await drop_subscription(name, target=target_db.dsn)
             for arguments in (("alter", name, "--disable"), ("alter", name, "-o", "slot_name=NONE"), ("drop", name)):
                 done = await asyncio.to_thread(subscriber, *arguments, "--target", target_db.dsn)

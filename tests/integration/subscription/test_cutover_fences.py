@@ -15,11 +15,12 @@ from subscriber import ConfigurationError, SubscriberError, create_subscription
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.cutover.cutover import complete_cutover, cutover, open_target, plan_cutover
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.walreceiver.fences import fence
+from subscriber.walreceiver.fences import foreign_sessions
+from subscriber.walreceiver.fences.fence_row import State
 from subscriber.walreceiver.fences.foreign_sessions import ForeignSessions
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
-from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, writes
+from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, own_fence, writes
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.frozen_proxy import frozen_proxy
 from tests.support.managed import QUICK, catch_up
@@ -80,21 +81,25 @@ async def test_another_subscription_has_closed_the_database(publisher18_db: Data
 
 async def test_two_cutovers_close_the_database_at_the_same_time(publisher18_db: Database) -> None:
     # the bug was that each took the fence for its own: one opened what the other had closed, or ended without its steps when the other had
-    user = publisher18_db.value("SELECT current_user")
-    ours, theirs = (
-        fence.Fence(publisher18_db.conninfo(), slot, "the old database", slot=slot, others=[], roles=[user], names=[])
-        for slot in ("ours", "theirs")
-    )
-    await theirs.close("read-only")
+    ours, theirs = own_fence(publisher18_db), own_fence(publisher18_db, "theirs")
+    attempt = (await theirs.begin("read-only", {})).attempt
+    await theirs.close(attempt)
     with pytest.raises(ConfigurationError, match="the old database was closed by another cutover"):
-        await ours.close("read-only")
-    await theirs.leave()
-    assert (await ours.is_closed(), await ours.is_owned(), await theirs.is_owned()) == (True, False, True)
-    assert (await ours.has_left(), await theirs.has_left()) == (False, True)
-    assert not await ours.leave()
-    assert not await ours.open(undo=True)
+        await ours.begin("read-only", {})
+    with pytest.raises(ConfigurationError, match="the old database was closed by another cutover"):
+        await ours.bar("read-only", "1")
+    await theirs.leave(attempt)
+    assert await ours.row() is None
+    for change in (ours.leave, ours.undo, ours.forget):
+        with pytest.raises(ConfigurationError, match="the old database was opened meanwhile"):
+            await change(attempt)
+    for change in (theirs.leave, theirs.undo, theirs.forget):
+        with pytest.raises(ConfigurationError, match="writers have left the old database"):
+            await change(attempt)
+    assert not await ours.open(State.KEPT)
     assert not writes(publisher18_db, query="CREATE TABLE t ()")
-    assert await theirs.open()
+    await theirs.finish(attempt, State.KEPT)
+    assert await ours.open(State.KEPT)
     assert writes(publisher18_db, query="CREATE TABLE t ()")
     publisher18_db.reconnect()
 
@@ -128,7 +133,7 @@ async def test_a_database_that_was_closed_in_another_way(publisher18_db: Databas
 
 async def test_time_is_up_before_the_first_step(publisher18_db: Database, target_db: Database) -> None:
     async with moving(publisher18_db, target_db) as name:
-        with pytest.raises(ConfigurationError, match="the maximum"):
+        with pytest.raises(ConfigurationError, match="time was up during step close_destination"):
             await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", max_downtime=0.0001))
         again(publisher18_db, target_db)
         assert left_over(publisher18_db, target_db, name) == []
@@ -183,12 +188,11 @@ async def test_own_default_of_a_database_comes_back(publisher18_db: Database, ta
 
 
 async def test_session_that_does_not_finish_connecting(publisher18_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "_ENDING_SECONDS", 0.5)
+    monkeypatch.setattr(foreign_sessions, "_ENDING_SECONDS", 0.5)
     starting = "SELECT count(*) FROM pg_locks WHERE relation = 'pg_db_role_setting'::regclass AND NOT granted"
     with publisher18_db.connect(application_name="ours blocker") as blocker:
-        ((user,),) = blocker.execute("SELECT current_user").fetchall()
-        closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[])
-        await closed.close("read-only")
+        closed = own_fence(publisher18_db)
+        await closed.bar("read-only", "1")
         session = await closed._session()
         # a session reads its settings while it holds the lock on its database
         blocker.execute("BEGIN; LOCK pg_catalog.pg_db_role_setting IN ACCESS EXCLUSIVE MODE")
@@ -198,7 +202,7 @@ async def test_session_that_does_not_finish_connecting(publisher18_db: Database,
                 while blocker.execute(starting).fetchone() != (1,):
                     await asyncio.sleep(0.05)
                 with pytest.raises(ConfigurationError, match=r"session \d+ in the old database is still connecting for 0.5 s"):
-                    await closed._end_others(session)
+                    await closed._foreign.end(session)
         finally:
             blocker.execute("ROLLBACK")
             assert connecting.wait(WAIT_SECONDS) == 0
@@ -258,7 +262,7 @@ async def test_own_sessions_with_a_long_name(publisher18_db: Database) -> None:
             stack.enter_context(publisher18_db.connect(application_name=called))
         async with await Session.connect(publisher18_db.conninfo(), application_name="subscriber test") as session:
             ((user,),) = await session.execute("SELECT current_user")
-            found = await ForeignSessions([name], roles=[user or ""], names=[]).find(session)
+            found = await ForeignSessions("", [name], roles=[user or ""], names=[]).find(session)
             shown = await session.execute(
                 f"SELECT application_name FROM pg_stat_activity WHERE pid IN ({', '.join(each.pid for each in found)})"
                 " AND application_name <> ''"
@@ -269,18 +273,17 @@ async def test_own_sessions_with_a_long_name(publisher18_db: Database) -> None:
 
 async def test_privileges_of_roles_that_are_renamed_or_dropped(publisher18_db: Database) -> None:
     # the bug was that a database could not be opened again: a role of its grants did not exist any more
-    user = publisher18_db.value("SELECT current_user")
-    closed = fence.Fence(publisher18_db.conninfo(), "ours", "the old database", slot="ours", others=[], roles=[user], names=[])
+    closed = own_fence(publisher18_db)
     publisher18_db.execute("CREATE TABLE t ()")
     with role(publisher18_db) as renamed:
         with role(publisher18_db) as dropped:
             for each in (renamed, dropped):
                 publisher18_db.execute(f"GRANT CONNECT ON DATABASE {publisher18_db.name} TO {each.name}")
             publisher18_db.execute(f"REVOKE CONNECT ON DATABASE {publisher18_db.name} FROM PUBLIC")
-            await closed.close("revoke")
+            await closed.bar("revoke", "1")
             publisher18_db.reconnect()
         publisher18_db.execute(f"ALTER ROLE {renamed.name} RENAME TO {renamed.name}_new")
-        await closed.open()
+        await closed.open(State.BARRED)
         assert publisher18_db.value(f"SELECT has_database_privilege('{renamed.name}_new', current_database(), 'CONNECT')")
         assert publisher18_db.fetch(
             "SELECT a.privilege_type FROM pg_database, aclexplode(datacl) AS a WHERE datname = current_database() AND grantee = 0"

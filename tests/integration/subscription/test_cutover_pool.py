@@ -1,0 +1,173 @@
+"""``subscriber cutover --pool``: clients behind PgBouncer wait for seconds, and none of their queries is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from subscriber import ConfigurationError, crash_points
+from subscriber.subscription.cutover.cutover import abort_cutover, cutover, open_target, plan_cutover, rehearse_cutover, roll_back
+from subscriber.subscription.cutover.options import CutoverOptions
+from subscriber.testing.pgbouncer import Pool, entry
+from tests.integration.subscription.test_cutover import again, left_over, moving
+from tests.integration.subscription.test_cutover_faults import Killed
+from tests.support.database import WAIT_SECONDS, Database
+from tests.support.managed import catch_up, launched
+from tests.support.pgbouncer import pool
+
+CLIENTS = 4
+
+
+class Application:
+    """Clients that insert rows, each in one session that it keeps.
+
+    Attributes:
+        written: how many transactions were acknowledged.
+        refused: the errors of all others.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self.written = 0
+        self.refused: list[str] = []
+        self._threads = [threading.Thread(target=self._write) for _ in range(CLIENTS)]
+
+    def __enter__(self) -> Application:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self) -> None:
+        with psycopg.connect(self._url, autocommit=True, prepare_threshold=None, application_name="app") as session:
+            while not self._stop.wait(0.005):
+                try:
+                    session.execute("INSERT INTO t (v) VALUES ('app')")
+                    self.written += 1
+                except psycopg.Error as error:
+                    self.refused.append(str(error))
+                    return
+
+    async def writes(self) -> None:
+        """Wait until all clients write."""
+        until = self.written + 10 * CLIENTS
+        async with asyncio.timeout(WAIT_SECONDS):
+            while self.written < until:
+                assert self.refused == []
+                await asyncio.sleep(0.02)
+
+
+def command(found: Pool, publisher: Database, target: Database) -> str:
+    """A switch command that writes the new address into the configuration file."""
+    program = (
+        "import os, pathlib, re, sys; file = pathlib.Path(sys.argv[1]); back = os.environ['SUBSCRIBER_DIRECTION'] == 'back';"
+        f"file.write_text(re.sub('^{publisher.name} = .*$', sys.argv[2 + back], file.read_text(), flags=re.M))"
+    )
+    lines = entry(publisher.name, target.conninfo()), entry(publisher.name, publisher.conninfo())
+    return shlex.join([sys.executable, "-c", program, str(found.file), *lines])
+
+
+def paused(found: Pool) -> bool:
+    with psycopg.connect(found.admin, autocommit=True) as session:
+        cursor = session.execute("SHOW DATABASES")
+        assert cursor.description is not None
+        column = [each.name for each in cursor.description].index("paused")
+        return any(str(row[column]) == "1" for row in cursor)
+
+
+async def test_no_query_is_refused(publisher18_db: Database, target_db: Database) -> None:
+    said: list[str] = []
+    async with moving(publisher18_db, target_db) as name:
+        publisher18_db.execute("GRANT ALL ON t TO PUBLIC")
+        with pool(publisher18_db, "transaction") as found, Application(found.url) as application:
+            switch, admin = command(found, publisher18_db, target_db), f"pgbouncer:{found.admin}"
+            await application.writes()
+            lines = await plan_cutover(name, target=target_db.dsn, options=CutoverOptions(pool=admin))
+            assert not [line for line in lines if line.startswith("error: ")], lines
+            assert any("PAUSE in PgBouncer" in line for line in lines)
+            steps = await rehearse_cutover(name, target=target_db.dsn, options=CutoverOptions(pool=admin))
+            print(steps)
+            assert list(steps) == ["sessions", "pause", "catch_up", "verify", "way_back", "sequences"]
+            assert not paused(found)
+            # the command fails, or forgets the address: undone
+            for wrong, text in (("false", "the switch command failed"), ("true", "PgBouncer still leads .* to the old database")):
+                with pytest.raises(ConfigurationError, match=text):
+                    await cutover(name, target=target_db.dsn, options=CutoverOptions(switch=wrong, pool=admin, verify="none"))
+                assert not paused(found)
+                await application.writes()
+            await cutover(name, target=target_db.dsn, options=CutoverOptions(switch=switch, pool=admin), tell=said.append)
+            await application.writes()
+            again(publisher18_db, target_db)
+            count = "SELECT count(*) FROM t WHERE v = 'app'"
+            assert target_db.value(count) > publisher18_db.value(count)
+            async with launched(publisher18_db):
+                await asyncio.to_thread(catch_up, target_db, publisher18_db, f"{name}_back")
+                with pytest.raises(ConfigurationError, match="the cutover had paused a pool, which is not stored"):
+                    await roll_back(name, target=target_db.dsn, options={"switch": switch})
+                await roll_back(name, target=target_db.dsn, options={"switch": switch, "pool": admin}, tell=said.append)
+            await application.writes()
+        print(said, application.written)
+        assert application.refused == []
+        assert sum(text.startswith("the clients of PgBouncer waited for ") for text in said) == 2
+        again(publisher18_db, target_db)
+        assert abs(publisher18_db.value("SELECT count(*) FROM t WHERE v = 'app'") - application.written) == 0
+        await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
+        rows = "SELECT * FROM t ORDER BY id"
+        assert target_db.fetch(rows) == publisher18_db.fetch(rows)
+
+
+async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    said: list[str] = []
+    async with moving(publisher18_db, target_db) as name:
+        with pool(publisher18_db, "transaction") as found, Application(found.url) as application:
+            switch, admin = command(found, publisher18_db, target_db), f"pgbouncer:{found.admin}"
+            with psycopg.connect(found.url, application_name="report") as waiting:
+                waiting.execute("UPDATE t SET v = 'long' WHERE id = 1")
+                options = CutoverOptions(switch=switch, pool=admin, max_downtime=4.0, verify="none")
+                with pytest.raises(ConfigurationError, match="time was up during step pause: --max-downtime is 4 s"):
+                    await cutover(name, target=target_db.dsn, options=options, tell=said.append)
+                waiting.commit()
+            assert any('PgBouncer waits for the transactions of client "report" at 127.0.0.1:' in text for text in said), said
+            await application.writes()
+            options = CutoverOptions(switch=switch, pool=admin, verify="none")
+            # begun; after pause; after close_source; after the switch
+            for at in (1, 5, 7, 21):
+                points = itertools.count(1)
+
+                def kill(point: str, at: int = at, points: itertools.count[int] = points) -> None:
+                    if point == "cutover.step" and next(points) >= at:
+                        raise Killed
+
+                with pytest.raises(Killed), crash_points.watched(kill):
+                    await cutover(name, target=target_db.dsn, options=options)
+                assert paused(found) is (at > 1)
+                with pytest.raises(ConfigurationError, match="the interrupted cutover has paused a pool, which is not stored"):
+                    await abort_cutover(name, target=target_db.dsn)
+                if at == 21:
+                    # what the command has done is for its user to undo
+                    subprocess.run(switch, shell=True, check=True, env={**os.environ, "SUBSCRIBER_DIRECTION": "back"})
+                    with psycopg.connect(found.admin, autocommit=True) as session:
+                        session.execute("RELOAD")
+                await abort_cutover(name, target=target_db.dsn, pool=admin)
+                assert not paused(found)
+                await application.writes()
+                again(publisher18_db, target_db)
+                if at == 21:
+                    await open_target(name, target=target_db.dsn)
+                    target_db.reconnect()
+                assert left_over(publisher18_db, target_db, name) == []
+        assert application.refused == []
