@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DISTRUSTED", "READABLE", "TABLES", "TRUST_HINT"]
+__all__ = ["DISTRUSTED", "READABLE", "TABLES", "trust_hint"]
 
 TABLES: Final = (
     "version",
@@ -53,7 +53,10 @@ LIMIT 1
 """  # noqa: S608
 """A relation that even reading is not safe from: a view or a table with policies in place of a table. No row: there is none."""
 
-TRUST_HINT: Final = (
-    "if this program's role made it, connect as that role; else find out who made it, and drop it, or ALTER … OWNER TO the role of the"
-    " subscription"
-)
+
+def trust_hint(owner: str) -> str:
+    """What to do about something that a role owns which is not trusted."""
+    return (
+        f"if subscriptions run as role \"{owner}\", connect as that role, or act for it with options='-c role=…' in the connection string;"
+        " else find out who made it, and drop it"
+    )

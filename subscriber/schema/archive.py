@@ -13,6 +13,9 @@ The text is divided at these comments. ``pg_restore --list`` says which ones to 
 taken for one.
 
 Between the entries, pg_restore changes ``default_table_access_method``. Each entry gets the setting that is current at its place.
+
+pg_dump makes most settings of its session itself. It gets the others by ``options``, which a connection pooler refuses. So behind a pooler,
+the two that change the text of a schema must have the right default, unless the schema has no text that they change.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from subscriber.protocol.session_settings import as_options
+from subscriber.errors import ConfigurationError
+from subscriber.protocol.session_settings import PINNED, as_options
 from subscriber.schema.client_programs import ClientPrograms, run_program
 from subscriber.walreceiver.session import Session
 
@@ -44,6 +48,8 @@ _END: Final = re.compile(
 )
 _OWN_SCHEMA: Final = '"subscriber"'
 _LEFT_OUT: Final = ("SUBSCRIPTION", "PUBLICATION", "EVENT TRIGGER")
+_CHANGED_BY: Final = {"lc_monetary": ("money", "constants of type money"), "standard_conforming_strings": ("\\", "texts with a backslash")}
+"""What a setting that pg_dump does not make itself changes in a schema."""
 _OF_OBJECT: Final = frozenset({"COMMENT", "SECURITY LABEL", "ACL"})
 
 
@@ -124,6 +130,7 @@ async def read_archive(session: Session, conninfo: str, programs: ClientPrograms
         selection: what is read.
 
     Raises:
+        ConfigurationError: a pooler does not let pg_dump make a setting that it needs.
         PublisherError: pg_dump failed.
     """
     with tempfile.TemporaryDirectory(prefix="subscriber-schema-") as directory:
@@ -134,7 +141,7 @@ async def read_archive(session: Session, conninfo: str, programs: ClientPrograms
         options += ["--strict-names"] if selection.schemas else []
         options += [f"--schema={_pattern(name)}" for name in selection.schemas]
         options += [f"--exclude-schema={_pattern(name)}" for name in selection.exclude_schemas]
-        address = session.address(conninfo, as_options(session.pgconn.server_version))
+        address = session.address(conninfo, "" if session.pooled else as_options(session.pgconn.server_version))
         options += [f"--exclude-schema={_OWN_SCHEMA}", f"--file={archive}", f"--dbname={address}"]
         # the same servers are refused as by this session
         environment = {"PGPASSWORD": session.pgconn.password.decode(), "PGREQUIREAUTH": session.required_authentication}
@@ -143,8 +150,21 @@ async def read_archive(session: Session, conninfo: str, programs: ClientPrograms
         listed = await run_program(programs.pg_restore, ["--list", archive])
         before = await run_program(programs.pg_restore, ["--list", "--section=pre-data", archive])
         script = await run_program(programs.pg_restore, ["--verbose", "--file=-", "--no-tablespaces", *shown, archive])
-    entries = _entries(script, set(_LISTED.findall(listed)), {int(number) for number, _, _ in _LISTED.findall(before)})
-    return [entry for entry in entries if selection.has(entry)]
+    found = _entries(script, set(_LISTED.findall(listed)), {int(number) for number, _, _ in _LISTED.findall(before)})
+    entries = [entry for entry in found if selection.has(entry)]
+    if session.pooled:
+        await _check_defaults(session, entries)
+    return entries
+
+
+async def _check_defaults(session: Session, entries: Sequence[Entry]) -> None:
+    for name, (text, what) in _CHANGED_BY.items():
+        ((default,),) = await session.execute(f"SELECT reset_val FROM pg_catalog.pg_settings WHERE name = '{name}'")  # noqa: S608 (ours)
+        if default != PINNED[name] and any(text in entry.sql for entry in entries):
+            raise ConfigurationError(
+                f"pg_dump cannot set {name} through a connection pooler, and its default {default} changes {what}",
+                hint=f"connect to the publisher itself, or ALTER ROLE … SET {name} = '{PINNED[name]}' for the role there",
+            )
 
 
 def _pattern(name: str) -> str:

@@ -51,6 +51,7 @@ class Session:
 
     Attributes:
         capabilities: the abilities of the publisher's version.
+        pooled: whether it goes through a connection pooler.
     """
 
     reads_rows = False
@@ -60,6 +61,7 @@ class Session:
         self._connection = connection
         self.pgconn = connection.pgconn
         self.capabilities: Capabilities = capabilities(self.pgconn.server_version)
+        self.pooled = False
 
     @classmethod
     async def connect(cls, conninfo: str, *, application_name: str, replication: bool = False) -> Self:
@@ -94,6 +96,7 @@ class Session:
 
     async def _configure(self) -> None:
         if not await self.execute(pin(self.pgconn.backend_pid, READING)):
+            self.pooled = True
             pid = await settle(self._number, self._another, "publisher")
             if not await self.execute(pin(pid, READING)):
                 raise shared_session("publisher")

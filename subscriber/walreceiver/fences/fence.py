@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from subscriber.catalog.schema_trust import DISTRUSTED, TRUST_HINT
+from subscriber.catalog.schema_trust import DISTRUSTED, trust_hint
 from subscriber.errors import ConfigurationError, PublisherError, SubscriptionInUse
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
@@ -103,7 +103,9 @@ class Fence:
     async def _require_trust(self, session: Session) -> None:
         for what, owner in await session.execute(DISTRUSTED):
             if owner not in self._roles:
-                raise ConfigurationError(f'{what} of {self._place} belongs to role "{owner}", which is not trusted', hint=TRUST_HINT)
+                raise ConfigurationError(
+                    f'{what} of {self._place} belongs to role "{owner}", which is not trusted', hint=trust_hint(owner or "")
+                )
 
     async def row(self, *, own: bool = True) -> FenceRow | None:
         """The row of the database.

@@ -7,13 +7,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from subscriber import ConfigurationError, PublisherError, SubscriberError, TableName, verify
+from subscriber import ConfigurationError, PublisherError, SchemaOptions, SubscriberError, TableName, copy_schema, verify
 from subscriber.schema.inspection import SchemaScope
 from subscriber.schema.postgres import inspect_target
 from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog, observe
 from subscriber.sinks.postgres.sequences import set_sequences
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.snapshots import read_snapshot
+from subscriber.testing.binaries import find_binaries
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import Session
 from tests.support.database import Database
@@ -98,3 +99,23 @@ async def test_publisher_behind_a_pooler(publisher18_db: Database, pool_mode: st
             with pytest.raises(ConfigurationError, match=f"the publisher {SHARED}"):
                 await Session.connect(url, application_name="x")
         assert settings_of(url) == before
+
+
+async def test_schema_copy_behind_a_pooler(publisher18_db: Database, target_db: Database) -> None:
+    """The bug was that pg_dump got its settings in the startup packet, which PgBouncer refuses."""
+    publisher18_db.execute(TABLES)
+    for name, value in (("standard_conforming_strings", "off"), ("lc_monetary", "'C.utf8'")):
+        publisher18_db.execute(f"ALTER DATABASE {publisher18_db.name} SET {name} = {value}")
+    options = SchemaOptions(bindir=str(find_binaries(18)))
+    with pgbouncer(publisher18_db, "session") as url:
+        await copy_schema(connection=url, target=target_db.dsn, options=options)
+        assert target_db.value("SELECT count(*) FROM child") == 0
+        for create, drop, setting in (
+            (r"FUNCTION f() RETURNS text LANGUAGE sql AS $$SELECT '\n'$$", "FUNCTION f()", "standard_conforming_strings"),
+            ("TABLE paid (price money DEFAULT 5)", "TABLE paid", "lc_monetary"),
+        ):
+            publisher18_db.execute(f"CREATE {create}")
+            with pytest.raises(ConfigurationError, match=f"pg_dump cannot set {setting} through a connection pooler") as found:
+                await copy_schema(connection=url, target=target_db.dsn, options=options)
+            assert "connect to the publisher itself" in str(found.value.hint)
+            publisher18_db.execute(f"DROP {drop}")

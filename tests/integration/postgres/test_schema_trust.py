@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from subscriber import ConfigurationError, TargetError
+from subscriber import ConfigurationError, TableName, TargetError, drop_subscription, verify
 from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog, observe
+from subscriber.subscription.run_status import Until
 from subscriber.walreceiver.fences.fence import Fence
 from tests.support.database import Database
+from tests.support.replica import replica, subscription_of
 from tests.support.roles import role
 
 EVIL = """
@@ -75,3 +77,34 @@ async def test_roles_that_are_trusted(target_db: Database) -> None:
         with pytest.raises(TargetError, match="is not trusted"):
             await PostgresCatalog.open(target_db.dsn, "test")
         target_db.execute(f"DROP OWNED BY {group.name}, {ours.name} CASCADE")
+
+
+async def test_superuser_and_the_subscriptions_of_another_role(publisher18_db: Database, target_db: Database) -> None:
+    """What the error says works: run, verify and drop."""
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher18_db.execute("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR TABLE t")
+    source = publisher18_db.conninfo()
+    with role(target_db) as plain:
+        target_db.execute(f"GRANT CREATE ON DATABASE {target_db.name} TO {plain.name}; ALTER TABLE t OWNER TO {plain.name}")
+        target_db.execute(f"GRANT SET ON PARAMETER session_replication_role TO {plain.name}")
+        await subscription_of(publisher18_db, target_db, target_url=plain.conninfo).run(Until())
+        found = subscription_of(publisher18_db, target_db)
+        for refused in (
+            lambda: found.run(Until()),
+            lambda: verify(found.name, target=target_db.dsn, connection=source),
+            lambda: drop_subscription(found.name, target=target_db.dsn, connection=source),
+        ):
+            with pytest.raises(TargetError, match=f'belongs to role "{plain.name}"') as error:
+                await refused()
+            assert f"role \"{plain.name}\", connect as that role, or act for it with options='-c role=…'" in str(error.value.hint)
+        acting = target_db.conninfo(options=f"-c role={plain.name}")
+        async with replica(publisher18_db, target_db, target_url=acting) as again:
+            publisher18_db.execute("INSERT INTO t VALUES (2, 'followed')")
+            await again.same("SELECT * FROM t ORDER BY id")
+            assert (await verify(found.name, target=acting, connection=source, tables=[TableName("public", "t")])).equal
+        assert target_db.fetch(
+            f"SELECT count(*) FROM pg_class WHERE relnamespace = 'subscriber'::regnamespace AND relowner <> '{plain.name}'::regrole"
+        ) == [(0,)]
+        await drop_subscription(found.name, target=acting, connection=source)
+        target_db.execute(f"REVOKE SET ON PARAMETER session_replication_role FROM {plain.name}; DROP OWNED BY {plain.name} CASCADE")

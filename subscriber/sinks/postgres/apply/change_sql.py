@@ -33,7 +33,7 @@ from subscriber.sinks.postgres.session.origins import PARALLEL
 from subscriber.sinks.postgres.session.statement import Statement, Written
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn, qualified_name
 
-__all__ = ["SWITCH_ROLE", "control", "delete", "insert", "set_role", "truncate", "update"]
+__all__ = ["OWN_ROLE", "SWITCH_ROLE", "control", "delete", "insert", "set_role", "truncate", "update"]
 
 _PARTITION: Final = {
     True: "(SELECT n.nspname::pg_catalog.text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
@@ -50,11 +50,13 @@ def control(sql: str, parameter_types: tuple[int, ...] = ()) -> Statement:
 
 
 SWITCH_ROLE: Final = b"SET LOCAL ROLE "
+OWN_ROLE: Final = "SET LOCAL role TO DEFAULT"
+"""Not NONE: ``options=-c role=…`` or ALTER ROLE … SET role may have given the session a role."""
 
 
 def set_role(role: str | None) -> Statement:
-    """Switch to ``role`` for the rest of the transaction; None: back to the session's own role."""
-    return control(f"{SWITCH_ROLE.decode()}{quote_identifier(role) if role else 'NONE'}")
+    """Switch to ``role`` for the rest of the transaction; None: back to the session's own role, which may have a default."""
+    return control(f"{SWITCH_ROLE.decode()}{quote_identifier(role)}" if role else OWN_ROLE)
 
 
 def _statement(

@@ -44,7 +44,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from subscriber.catalog.schema_trust import DISTRUSTED, READABLE, TRUST_HINT
+from subscriber.catalog.schema_trust import DISTRUSTED, READABLE, trust_hint
 from subscriber.catalog.store import CATALOG_KEY
 from subscriber.config import STORED, Option
 from subscriber.errors import TargetError
@@ -246,7 +246,7 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
 
 async def _require_trust(run: Run) -> None:
     for what, owner in await run(DISTRUSTED):
-        raise TargetError(f'{what} of the target belongs to role "{owner}", which is not trusted', hint=TRUST_HINT, sqlstate="42501")
+        raise TargetError(f'{what} of the target belongs to role "{owner}", which is not trusted', hint=trust_hint(owner), sqlstate="42501")
 
 
 def add_column(option: Option) -> str:
@@ -271,7 +271,7 @@ async def catalog_version(run: Run) -> int | None:
     if not found:
         return None
     for (what,) in await run(READABLE):
-        raise TargetError(f"{what} of the target is not the table that this program makes", hint=TRUST_HINT, sqlstate="42501")
+        raise TargetError(f"{what} of the target is not the table that this program makes", hint=CATALOG_HINT, sqlstate="42501")
     version: int | None
     ((version,),) = await run("SELECT max(version) FROM subscriber.version")
     if version is None:

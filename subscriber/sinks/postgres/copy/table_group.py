@@ -21,7 +21,7 @@ from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.config import SynchronousCommit
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.apply.change_sql import set_role
+from subscriber.sinks.postgres.apply.change_sql import OWN_ROLE, set_role
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import parallel_key, table_key
@@ -45,7 +45,7 @@ SELECT 1 / pg_catalog.pg_try_advisory_xact_lock({table})::int; {role}
 """
 # 1 / 0 if the table is in another state, or was altered since it was read
 _FINISH: Final = f"""
-SET LOCAL ROLE NONE;
+{OWN_ROLE};
 WITH done AS (
     UPDATE subscriber.pg_subscription_rel AS r SET srsubstate = 's', srsublsn = '{{lsn}}'
     WHERE r.srsubid = {{oid}}::oid AND r.srrelid = {{relid}}::oid AND r.srsubstate::text = 'i'
