@@ -126,6 +126,9 @@ class StreamSession:
             publisher_lsn = await connection.current_wal_lsn()
             two_phase = slot.options.two_phase
             wanted = slot.options
+            if wanted.streaming != "off" and await connection.is_standby():
+                _log.info("streaming is off: a standby does not say which subtransactions were rolled back")
+                wanted = replace(wanted, streaming="off")
             if slot.cautiously:
                 wanted = replace(wanted, streaming="off")
                 await connection.execute(_SET_MEMORY)

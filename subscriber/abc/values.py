@@ -212,6 +212,13 @@ class Finding:
     alone: bool = False
     stops: Literal["never", "without_copy", "always"] = "never"
 
+    @classmethod
+    def revoked(cls, function: str, place: str, without: str | None) -> Finding:
+        """The role may not use a function, which all roles may use by default. ``without``: what a run does instead; None: nothing."""
+        message = f"permission denied for function {function} {place}"
+        hint = "GRANT EXECUTE ON FUNCTION … TO the role"
+        return cls("error", message, hint) if without is None else cls("warning", f"{message}: {without}", hint)
+
     @property
     def refuses(self) -> bool:
         """Whether this prevents creating or running the subscription until it is fixed."""

@@ -35,6 +35,14 @@ pg_partition_ancestors pg_partition_tree pg_relation_filenode pg_relation_size p
 row_security_active set_config starts_with string_agg sum to_json to_jsonb to_regclass unnest
 """
 
+_FALLBACKS: Final = {
+    "pg_blocking_pids": "the log cannot say what a wait is for",
+    **dict.fromkeys(
+        ("pg_current_snapshot", "pg_snapshot_xmax", "pg_xact_status"),
+        "a large transaction with savepoints is received a second time, without streaming",
+    ),
+}
+"""What a run does without some of them."""
 _SHOWN: Final = 10
 
 
@@ -113,14 +121,12 @@ async def decoding_problems(session: Session, place: str) -> list[tuple[str, str
 
 async def _functions(connection: WalReceiverConnection) -> list[Finding]:
     rows = await connection.execute(f"""
-        SELECT p.oid::pg_catalog.regprocedure FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+        SELECT p.oid::pg_catalog.regprocedure, p.proname
+          FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
          WHERE n.nspname = 'pg_catalog' AND p.proname IN ({", ".join(map(quote_literal, _FUNCTIONS.split()))})
            AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') ORDER BY 1
     """)  # noqa: S608
-    return [
-        Finding("error", f"permission denied for function {name} on the publisher", "GRANT EXECUTE ON FUNCTION … TO the role")
-        for (name,) in rows
-    ]
+    return [Finding.revoked(function or "", "on the publisher", _FALLBACKS.get(name or "")) for function, name in rows]
 
 
 async def _slot(connection: WalReceiverConnection, name: str | None) -> list[Finding]:

@@ -259,6 +259,10 @@ class Session:
         params |= {"host": self.pgconn.host.decode(), "hostaddr": self.pgconn.hostaddr.decode(), "port": self.pgconn.port.decode()}
         return make_conninfo(**params)
 
+    async def is_standby(self) -> bool:
+        """Whether the server is in recovery."""
+        return await self.execute("SELECT pg_catalog.pg_is_in_recovery()") == [("t",)]
+
     async def current_wal_lsn(self) -> Lsn:
         """The end of the server's WAL: the flushed position (a walsender sends no more), or on a standby the replayed one."""
         ((position,),) = await self.execute(

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from subscriber.abc import Finding, PublishedTable, Query, TableName
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
-from subscriber.sinks.postgres.catalog.schema import catalog_version
+from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
 from subscriber.sinks.postgres.session.origins import Run, asyncpg_run, grant, limit_setting, may_use_origins
@@ -35,8 +35,10 @@ pg_advisory_xact_lock_shared pg_backend_pid pg_blocking_pids pg_control_system p
 pg_is_in_recovery pg_notify pg_partition_root pg_terminate_backend pg_try_advisory_xact_lock pg_xact_commit_timestamp_origin set_config
 split_part starts_with strpos to_regclass to_regtype unnest
 """
+_FALLBACKS: Final = {"pg_blocking_pids": "the log cannot say what a wait is for, and transactions are applied in parallel less often"}
+"""What a run does without some of them."""
 _REVOKED: Final = """
-SELECT p.oid::pg_catalog.regprocedure::text AS function
+SELECT p.oid::pg_catalog.regprocedure::text AS function, p.proname::text AS name
 FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
 WHERE n.nspname = 'pg_catalog' AND p.proname = ANY ($1::text[]) AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') ORDER BY 1
 """
@@ -143,7 +145,7 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
     found = (await reader.fetch(_SERVER))[0]
     role, findings = found["role"], list[Finding]()
     if found["standby"]:
-        findings.append(Finding("error", "the target is in recovery: it accepts no changes", "connect to the primary"))
+        findings.append(Finding("error", IN_RECOVERY, IN_RECOVERY_HINT))
     if two_phase and found["prepared"] == 0:
         hint = "set max_prepared_transactions of the target to a value above zero and restart it, or use two_phase = false"
         # PostgreSQL's CREATE and ALTER SUBSCRIPTION accept it, and the worker fails at the first prepared transaction
@@ -158,7 +160,7 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
 async def _functions(reader: CatalogReader, *, asynchronous: bool) -> list[Finding]:
     """Find functions that the role may not use. Those of the WAL are tried: some servers refuse them in spite of the privilege."""
     findings = [
-        Finding("error", f"permission denied for function {row['function']} in the target", "GRANT EXECUTE ON FUNCTION … TO the role")
+        Finding.revoked(row["function"], "in the target", _FALLBACKS.get(row["name"]))
         for row in await reader.fetch(_REVOKED, _FUNCTIONS.split())
     ]
     if asynchronous:

@@ -67,8 +67,7 @@ class SnapshotExporter:
             PublisherError: it cannot be reached, or it is a standby.
         """
         async with await Session.connect(conninfo, application_name=application_name) as session:
-            ((standby,),) = await session.execute("SELECT pg_catalog.pg_is_in_recovery()")
-            if standby == "t":
+            if await session.is_standby():
                 raise PublisherError(
                     "the publisher is a standby: its snapshots cannot be compared with its WAL", hint="verify against the primary server"
                 )

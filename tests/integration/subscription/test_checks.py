@@ -263,3 +263,16 @@ async def test_partitions_with_another_replica_identity(publisher_db: Database) 
     assert await check(publisher_db.dsn, "p") == []
     publisher_db.execute("ALTER PUBLICATION p SET (publish = 'insert, delete', publish_via_partition_root = false)")
     assert "partition" not in " ".join(messages(await check(publisher_db.dsn, "p")))
+
+
+async def test_functions_that_were_revoked(publisher18_db: Database) -> None:
+    """An error only if a run cannot do without them."""
+    publisher18_db.execute("REVOKE EXECUTE ON FUNCTION pg_blocking_pids, pg_xact_status, pg_get_expr(pg_node_tree, oid) FROM PUBLIC")
+    with role(publisher18_db, "LOGIN REPLICATION") as plain:
+        found = messages(await check(plain.conninfo))
+    assert [text for text in found if "function" in text] == [
+        "warning: permission denied for function pg_blocking_pids(integer) on the publisher: the log cannot say what a wait is for",
+        "error: permission denied for function pg_get_expr(pg_node_tree,oid) on the publisher",
+        "warning: permission denied for function pg_xact_status(xid8) on the publisher:"
+        " a large transaction with savepoints is received a second time, without streaming",
+    ]

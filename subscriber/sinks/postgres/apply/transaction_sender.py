@@ -57,6 +57,7 @@ class TransactionSender:
         without_sets: Collection[TableName] | None,
         differs: int | None,
     ) -> None:
+        relations.begin()
         self._relations = relations
         self._pipeline = pipeline
         self._gate = gate

@@ -53,6 +53,8 @@ from subscriber.sinks.postgres.session.origins import Run, asyncpg_run
 from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
 
 __all__ = [
+    "IN_RECOVERY",
+    "IN_RECOVERY_HINT",
     "VERSION",
     "add_column",
     "catalog_version",
@@ -60,6 +62,10 @@ __all__ = [
 ]
 
 VERSION: Final = 1
+IN_RECOVERY: Final = "the target is in recovery: it accepts no changes"
+IN_RECOVERY_HINT: Final = (
+    "connect to the primary (of several hosts in the connection string, target_session_attrs=read-write chooses it), or promote this server"
+)
 
 _CATALOG: Final = """
     CREATE TABLE subscriber.version (version integer PRIMARY KEY);
@@ -229,6 +235,8 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
         TargetError: a missing privilege, a read-only server, or a catalog of another version.
     """
     run = asyncpg_run(connection)
+    if await connection.fetchval("SELECT pg_catalog.pg_is_in_recovery()"):
+        raise TargetError(IN_RECOVERY, hint=IN_RECOVERY_HINT, sqlstate="25006")
     await _require_trust(run)
     if await catalog_version(run) is not None:
         return

@@ -6,7 +6,6 @@ an ALTER TABLE (:meth:`RelationMap.forget_targets`).
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
@@ -19,8 +18,6 @@ from subscriber.sinks.postgres.tables.relation_mapping import STREAM_HINT, Relat
 from subscriber.sinks.postgres.tables.table_reader import read_table, require_table
 
 __all__ = ["RelationMap"]
-
-_log = logging.getLogger(__name__)
 
 _OF_SUBSCRIPTION: Final = """
 SELECT srsubstate::text AS state, srsublsn::text AS lsn
@@ -44,29 +41,25 @@ class RelationMap(DescribedRelations):
         self._as_owner = as_owner
         self._subscription = subscription
         self._mappings: dict[int, RelationMapping] = {}
-        self._passed_over: set[tuple[int, bool]] = set()
+        self._passed_over: set[int] = set()
 
     def adopt(self, other: RelationMap) -> None:
         """Define the relations of another map that differ: they were described after those of this one."""
         for relation in other.remembered().values():
             self.define(relation)
 
-    def define(self, relation: Relation) -> bool:
-        relation_id = relation.relation_id
-        if not super().define(relation) and self._passed_over.isdisjoint({(relation_id, True), (relation_id, False)}):
-            return False
-        # a table that was passed over may be of the subscription now
-        self._forget_target(relation_id)
-        return True
-
     def forget_targets(self) -> None:
         """Read the target's tables again when they are needed next."""
         self._mappings.clear()
         self._passed_over.clear()
 
+    def begin(self) -> None:
+        """Before a transaction of the target: a table that was passed over may have another name, or be of the subscription, now."""
+        self._passed_over.clear()
+
     def _forget_target(self, relation_id: int) -> None:
         self._mappings.pop(relation_id, None)
-        self._passed_over -= {(relation_id, True), (relation_id, False)}
+        self._passed_over.discard(relation_id)
 
     async def mapping(self, relation: Relation) -> RelationMapping:
         """The relation with its target.
@@ -86,7 +79,8 @@ class RelationMap(DescribedRelations):
         """Whether the apply worker applies the changes of this relation.
 
         The caller of the sink identifies tables by name; the catalog identifies them by oid, as PostgreSQL's does. So a table that was
-        renamed on both sides is still replicated. A new table with the name of a subscribed one is not.
+        renamed on both sides is still replicated. A new table with the name of a subscribed one is an error: natively its changes are left
+        out, and would be lost if the old one gets its name back.
 
         Args:
             relation: the publisher's relation.
@@ -94,8 +88,8 @@ class RelationMap(DescribedRelations):
             by_name: the gate's answer for the name. None: the target need not have the table.
 
         Raises:
-            RelationError: the target has no such table. As in PostgreSQL, it must exist even if its changes are left out. Only the
-                publisher knows whether it was renamed, so that changes would be lost, or dropped.
+            RelationError: the target has no such table, or another one of that name. As in PostgreSQL, it must exist even if its changes
+                are left out. Only the publisher knows whether it was renamed, so that changes would be lost, or dropped.
             TargetUnavailable: the connection was lost.
         """
         if by_name is None:
@@ -106,7 +100,7 @@ class RelationMap(DescribedRelations):
         relation_id = relation.relation_id
         if by_name and relation_id in self._mappings:
             return True
-        if (relation_id, by_name) in self._passed_over:
+        if not by_name and relation_id in self._passed_over:
             return False
         name = TableName(relation.namespace, relation.name)
         try:
@@ -118,12 +112,13 @@ class RelationMap(DescribedRelations):
         state, lsn = (rows[0]["state"], rows[0]["lsn"]) if rows else (None, None)
         if state == TableState.READY or (state == TableState.SYNCDONE and (lsn is None or Lsn.parse(lsn) <= final_lsn)):
             return True
+        if state is None and by_name:
+            raise RelationError(
+                f'table "{name}" of the target was replaced by another one, which is not part of the subscription',
+                hint="give the old table its name back; or start the run again (or `subscriber alter NAME --refresh`):"
+                " that adds the new table and copies it",
+                sqlstate="55000",
+            )
         if state is None:
-            if by_name:
-                _log.warning(
-                    'table "%s" of the target was replaced by another one, which is not part of the subscription: its changes are left out'
-                    " (hint: refresh the subscription, or start the run again: the new table is added and copied)",
-                    name,
-                )
-            self._passed_over.add((relation_id, by_name))
+            self._passed_over.add(relation_id)
         return False

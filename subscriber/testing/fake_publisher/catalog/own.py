@@ -222,7 +222,7 @@ QUERIES: Final = (
         "SELECT c.oid, current_user, pg_catalog.has_schema_privilege(...) FROM (VALUES {wanted}) AS wanted (relid, attname) ...", _readable
     ),
     known("SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN ... WHERE c.relname = 'pg_subscription' AND ...", _nothing),
-    known("SELECT p.oid::pg_catalog.regprocedure FROM pg_catalog.pg_proc AS p JOIN ... 'EXECUTE') ORDER BY 1", _nothing),
+    known("SELECT p.oid::pg_catalog.regprocedure, p.proname FROM pg_catalog.pg_proc AS p JOIN ... 'EXECUTE') ORDER BY 1", _nothing),
     known("SELECT FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_database AS d ON ... WHERE l.locktype = 'advisory' AND ...", _nothing),
     known(
         """SELECT oid::pg_catalog.text, pg_catalog.pg_is_in_recovery()::pg_catalog.text FROM pg_catalog.pg_database
