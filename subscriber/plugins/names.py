@@ -12,6 +12,7 @@ from typing import Final
 from subscriber.errors import PublisherError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.types import TypeRegistry
+from subscriber.types.builtin import SQL_NAMES
 from subscriber.types.pg_type import TypeKind
 from subscriber.types.registry import PgType
 
@@ -39,25 +40,7 @@ _KEYWORDS_17: Final = frozenset(
     {"json", "json_exists", "json_query", "json_scalar", "json_serialize", "json_table", "json_value", "merge_action"}
 )
 
-_SQL_NAMES: Final = {
-    "bit": "bit",
-    "bool": "boolean",
-    "bpchar": "character",
-    "float4": "real",
-    "float8": "double precision",
-    "int2": "smallint",
-    "int4": "integer",
-    "int8": "bigint",
-    "interval": "interval",
-    "json": "json",
-    "numeric": "numeric",
-    "time": "time without time zone",
-    "timestamp": "timestamp without time zone",
-    "timestamptz": "timestamp with time zone",
-    "timetz": "time with time zone",
-    "varbit": "bit varying",
-    "varchar": "character varying",
-}
+_SQL_NAMES: Final = SQL_NAMES | {name: name for name in ("bit", "interval", "json", "numeric")}
 
 
 def quote_identifier(name: str, publisher: Capabilities) -> str:

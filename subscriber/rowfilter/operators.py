@@ -16,7 +16,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from subscriber.rowfilter.filter_errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, unsupported
-from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, TEXTS, float4, in_range
+from subscriber.rowfilter.sql_types import INTEGERS, TEXTS, float4, in_range
+from subscriber.types.builtin import SQL_NAMES
 
 __all__ = ["NUMBERS", "arithmetic", "call", "cast", "common_type", "comparison", "convert", "like", "operand_type"]
 

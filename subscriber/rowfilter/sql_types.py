@@ -29,8 +29,9 @@ from typing import Any, Final
 
 from subscriber.rowfilter.filter_errors import USER_TYPE, RowFilterError, not_allowed, unsupported
 from subscriber.types import PgType, codec
+from subscriber.types.builtin import SQL_NAMES
 
-__all__ = ["INTEGERS", "SQL_NAMES", "TEXTS", "TYPE_WORDS", "float4", "in_range", "read_literal", "type_of", "value_reader"]
+__all__ = ["INTEGERS", "TEXTS", "TYPE_WORDS", "float4", "in_range", "read_literal", "type_of", "value_reader"]
 
 TYPE_WORDS: Final[tuple[tuple[tuple[str, ...], str], ...]] = tuple(
     (tuple(words.split()), name)
@@ -66,21 +67,6 @@ TYPE_WORDS: Final[tuple[tuple[tuple[str, ...], str], ...]] = tuple(
     )
 )
 """The words that name a type in a cast, longest first. Type modifiers are not accepted."""
-
-SQL_NAMES: Final = {
-    "bool": "boolean",
-    "int2": "smallint",
-    "int4": "integer",
-    "int8": "bigint",
-    "float4": "real",
-    "float8": "double precision",
-    "bpchar": "character",
-    "varchar": "character varying",
-    "timestamp": "timestamp without time zone",
-    "timestamptz": "timestamp with time zone",
-    "time": "time without time zone",
-}
-"""Names for messages, where they differ (``format_type``)."""
 
 INTEGERS: Final = {"int2": 2**15, "int4": 2**31, "int8": 2**63}
 """The integer types, each with the number after its largest one."""

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from subscriber.rowfilter import operators
 from subscriber.rowfilter.filter_errors import RowFilterError, unsupported
-from subscriber.rowfilter.sql_types import INTEGERS, SQL_NAMES, TEXTS, read_literal
+from subscriber.rowfilter.sql_types import INTEGERS, TEXTS, read_literal
+from subscriber.types.builtin import SQL_NAMES
 
 __all__ = [
     "UNKNOWN",

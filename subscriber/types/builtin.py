@@ -7,9 +7,26 @@ from typing import Final
 
 from subscriber.types.pg_type import TypeFact, TypeKind
 
-__all__ = ["CATALOG", "builtin_facts"]
+__all__ = ["CATALOG", "SQL_NAMES", "builtin_facts"]
 
 CATALOG: Final = "pg_catalog"
+
+SQL_NAMES: Final = {
+    "bool": "boolean",
+    "bpchar": "character",
+    "float4": "real",
+    "float8": "double precision",
+    "int2": "smallint",
+    "int4": "integer",
+    "int8": "bigint",
+    "time": "time without time zone",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+    "timetz": "time with time zone",
+    "varbit": "bit varying",
+    "varchar": "character varying",
+}
+"""The names of types in SQL (``format_type``), where they differ from ``pg_type.typname``."""
 
 # name, oid, oid of its array type (0: none)
 _BASE: Final = (

@@ -13,21 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Final
 
 from subscriber.abc import KeyedRowSource, RowSource
+from subscriber.types.builtin import SQL_NAMES
 from subscriber.types.numerics import float4_text, float8_text
 from subscriber.verification.parts import Key, Part, Sums
 from subscriber.verification.values import array_literal, normalizer
 
 __all__ = ["ClientTable"]
 
-_NAMES: Final = {
-    "bool": "boolean",
-    "float4": "real",
-    "float8": "double precision",
-    "timestamptz": "timestamp with time zone",
-    "bit": "bit",
-    "varbit": "bit varying",
-}
-"""The types that :func:`normalizer` treats specially, by ``pg_type.typname``."""
 _SHOWN: Final = 200
 
 Text = Callable[[object], str | None]
@@ -118,7 +110,7 @@ def _cells(texts: Row, shown: Sequence[object], *, values: bool) -> Row:
 
 
 def _text(base: str) -> Text:
-    plain = normalizer(_NAMES.get(base, base))
+    plain = normalizer(SQL_NAMES.get(base, base))
     if base.startswith("_"):
         element = {"_float4": _real_text, "_float8": _double_text}.get(base)
         return lambda value: array_literal(value, element) if isinstance(value, list) else plain(value)

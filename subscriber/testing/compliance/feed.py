@@ -23,9 +23,10 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Message, Relation, RollbackPrepared
 from subscriber.testing.compliance.assertions import equal
-from subscriber.testing.compliance.sample_messages import SQL_NAMES, Table
+from subscriber.testing.compliance.sample_messages import Table
 from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget
 from subscriber.transaction.model import PreparedTransaction, Transaction
+from subscriber.types.builtin import SQL_NAMES
 from subscriber.verification.values import normalizer
 
 __all__ = ["FIRST_SUBXID", "NAME", "START", "Feed", "Spooled"]

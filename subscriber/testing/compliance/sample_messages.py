@@ -19,7 +19,7 @@ from subscriber.protocol.messages import (
     Update,
 )
 
-__all__ = ["SQL_NAMES", "TYPE_OIDS", "UNSENT", "Binary", "ColumnDefinition", "Table", "TypeName", "row", "truncate"]
+__all__ = ["TYPE_OIDS", "UNSENT", "Binary", "ColumnDefinition", "Table", "TypeName", "row", "truncate"]
 
 TypeName = Literal[
     "bool", "bytea", "int8", "int2", "int4", "text", "float8", "date", "timestamp", "timestamptz", "numeric", "uuid", "jsonb"
@@ -41,17 +41,6 @@ TYPE_OIDS: Final[dict[TypeName, int]] = {
     "jsonb": 3802,
 }
 """``pg_type.oid`` of the types in use."""
-
-SQL_NAMES: Final[dict[TypeName, str]] = {
-    "bool": "boolean",
-    "int2": "smallint",
-    "int4": "integer",
-    "int8": "bigint",
-    "float8": "double precision",
-    "timestamp": "timestamp without time zone",
-    "timestamptz": "timestamp with time zone",
-}
-"""Their names in ``format_type``, if different."""
 
 _FLAGS: Final = "*!^+"
 

@@ -14,20 +14,11 @@ from typing import Final
 
 from subscriber.errors import ConfigurationError
 from subscriber.types import PgType, TypeKind
+from subscriber.types.builtin import SQL_NAMES
 
 __all__ = ["stored"]
 
 _LARGEST: Final = {"int2": 2**15 - 1, "int4": 2**31 - 1, "int8": 2**63 - 1}
-_SQL_NAMES: Final = {
-    "bool": "boolean",
-    "int2": "smallint",
-    "int4": "integer",
-    "int8": "bigint",
-    "float4": "real",
-    "float8": "double precision",
-    "bpchar": "character",
-    "varchar": "character varying",
-}
 _HEADER: Final = 4
 _EXACT: Final = Context(prec=200_000)
 _FRACTION: Final = re.compile(r"\.(\d+)")
@@ -65,7 +56,7 @@ def stored(type_: PgType, text: str) -> str:
 
 
 def _invalid(name: str, text: str) -> ConfigurationError:
-    return ConfigurationError(f'invalid input syntax for type {_SQL_NAMES.get(name, name)}: "{text}"')
+    return ConfigurationError(f'invalid input syntax for type {SQL_NAMES.get(name, name)}: "{text}"')
 
 
 def _boolean(text: str) -> bool:
@@ -80,7 +71,7 @@ def _integer(name: str, text: str) -> str:
         raise _invalid(name, text)
     number = int(text)
     if not -_LARGEST[name] - 1 <= number <= _LARGEST[name]:
-        raise ConfigurationError(f'value "{text}" is out of range for type {_SQL_NAMES[name]}')
+        raise ConfigurationError(f'value "{text}" is out of range for type {SQL_NAMES[name]}')
     return str(number)
 
 
@@ -136,7 +127,7 @@ def _limited(name: str, length: int, text: str) -> str:
         return text
     if len(text) > length:
         if text[length:].strip(" "):
-            raise ConfigurationError(f"value too long for type {_SQL_NAMES[name]}({length})")
+            raise ConfigurationError(f"value too long for type {SQL_NAMES[name]}({length})")
         text = text[:length]
     return text.ljust(length) if name == "bpchar" else text
 

@@ -19,31 +19,18 @@ from subscriber.errors import ConfigurationError
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.testing.fake_publisher.stored import stored
 from subscriber.types import TypeFact, TypeKind, TypeRegistry
-from subscriber.types.builtin import builtin_facts
+from subscriber.types.builtin import SQL_NAMES, builtin_facts
 
 __all__ = ["FakeColumn", "FakeSequence", "FakeTable", "RowValues", "TableShape", "Types", "table_name"]
 
 RowValues = tuple[bytes | None, ...]
 """One row: a value for each column, in the table's order."""
 
-_ALIASES: Final = {
-    "bigint": "int8",
-    "bit varying": "varbit",
-    "boolean": "bool",
-    "character": "bpchar",
-    "character varying": "varchar",
+_ALIASES: Final = {sql: name for name, sql in SQL_NAMES.items()} | {
     "char": "bpchar",
     "decimal": "numeric",
-    "double precision": "float8",
     "float": "float8",
     "int": "int4",
-    "integer": "int4",
-    "real": "float4",
-    "smallint": "int2",
-    "time with time zone": "timetz",
-    "time without time zone": "time",
-    "timestamp with time zone": "timestamptz",
-    "timestamp without time zone": "timestamp",
 }
 _TYPE: Final = re.compile(r"\s*(?P<name>[^(\[]+?)\s*(?:\((?P<first>\d+)(?:,\s*(?P<second>-?\d+))?\))?\s*(?P<array>(?:\[\d*\])+)?\s*")
 _BYTEA: Final = 17

@@ -45,7 +45,7 @@ async def follow_streamed_transaction(first: Database, copy: Database) -> None:
         opening.result()
         try:
             first.execute(STREAMED)
-            rows = [change async for change in await anext(stream)]
+            rows = [change async for change in await anext(aiter(stream))]
         finally:
             await stream.__aexit__(None, None, None)
     assert len(rows) == 3001

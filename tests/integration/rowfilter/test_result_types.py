@@ -17,9 +17,10 @@ import pytest
 
 from subscriber.rowfilter import RowFilterError
 from subscriber.rowfilter.binding import bind_expression
-from subscriber.rowfilter.sql_types import SQL_NAMES, read_literal
+from subscriber.rowfilter.sql_types import read_literal
 from subscriber.rowfilter.syntax import ParsedExpression, parse_expression
 from subscriber.types import PgType, TypeRegistry
+from subscriber.types.builtin import SQL_NAMES
 from tests.support.database import Database
 
 pytestmark = pytest.mark.publisher(min=15, lacks="row filters")
