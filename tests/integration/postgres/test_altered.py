@@ -12,6 +12,7 @@ from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.observation import until
 from tests.support.replica import replica
 from tests.support.sink_postgres import START, Feed, Remote, opened, truncate
 
@@ -276,7 +277,7 @@ async def test_replaced_table_is_copied_by_the_next_run(publisher18_db: Database
         await asyncio.to_thread(target_db.wait, "SELECT srsubstate::text FROM subscriber.pg_subscription_rel", "r")
         target_db.execute("ALTER TABLE t RENAME TO t_old; CREATE TABLE t (id int PRIMARY KEY)")
         publisher18_db.execute("INSERT INTO t VALUES (2)")
-        await following.caught_up()
+        await until(lambda: isinstance(following.subscription.status.last_error, RelationError), "the table was replaced")
         assert target_db.fetch("SELECT id FROM t") == []
         await following.stop()
         async with replica(publisher18_db, target_db) as again:
