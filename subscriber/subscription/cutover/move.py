@@ -130,7 +130,7 @@ class Move:
             async with limit:
                 for name, make in self._steps.items():
                     await self._make(name, make)
-                await self._fence.leave(self._attempt)
+                await self._fence.advance(self._attempt, State.LEFT)
         except BaseException as error:
             late = self._late(name) if limit.expired() else None
             await self._undo_after(late or error)
@@ -164,7 +164,7 @@ class Move:
                     crash_points.reached("cutover.step")
                     await make()
             crash_points.reached("cutover.step")
-            await self._fence.finish(self._attempt, State.KEPT if self._direction == BACKWARD else State.MOVED)
+            await self._fence.advance(self._attempt, State.KEPT if self._direction == BACKWARD else State.MOVED)
         except SubscriberError as error:
             error.add_note(f"writers are let into {self._destination.title}: run the command again to finish that")
             raise

@@ -60,7 +60,7 @@ ORDER BY 1
 
 
 class Fence:
-    """The fence of one database.
+    """The fence of one database. All methods raise PublisherError, or a subclass, if the database cannot be used.
 
     Args:
         conninfo: of a role that may close the database and end its sessions.
@@ -112,9 +112,6 @@ class Fence:
 
         Args:
             own: only if a cutover of this subscription has made it.
-
-        Raises:
-            PublisherError: or a subclass.
         """
         async with await self._session() as session:
             found = await read_row(session)
@@ -171,7 +168,6 @@ class Fence:
 
         Raises:
             SubscriptionInUse: another process has it.
-            PublisherError: or a subclass.
         """
         if self._lock is not None:
             with contextlib.suppress(PublisherError):
@@ -204,7 +200,7 @@ class Fence:
 
         Raises:
             ConfigurationError: another process, or a person, has changed the row.
-            PublisherError: or a subclass: the lock is lost, because its session is.
+            PublisherError: the lock is lost, because its session is.
         """
         assert self._lock is not None, "it was locked"
         await self._lock.execute("BEGIN")
@@ -240,7 +236,6 @@ class Fence:
 
         Raises:
             ConfigurationError: it is closed, or another move is under way.
-            PublisherError: or a subclass.
         """
         row = FenceRow(self._owner, uuid.uuid4().hex, State.BEGUN, kind, "null", details, None)
         async with await self._session() as session:
@@ -254,7 +249,6 @@ class Fence:
 
         Raises:
             ConfigurationError: a session cannot be ended, or does not end. The database stays closed.
-            PublisherError: or a subclass.
         """
         async with await self._session() as session:
             row = self._expected(await begin_change(session), {State.BEGUN}, attempt)
@@ -267,7 +261,6 @@ class Fence:
 
         Raises:
             ConfigurationError: a session or a prepared transaction does not end.
-            PublisherError: or a subclass.
         """
         async with await self._session() as session:
             await self._foreign.drain(session)
@@ -284,18 +277,17 @@ class Fence:
         ((lsn,),) = await session.execute(_FLUSHED)
         return Lsn.parse(lsn or "0/0")
 
-    async def leave(self, attempt: str) -> None:
-        """Record that writers are let into the other database: from now on nothing is undone.
+    async def advance(self, attempt: str, state: str) -> None:
+        """Record that writers are let into the other database (``left``: from now on nothing is undone), or that the move is finished.
 
         Raises:
             ConfigurationError: this database is open. So the other one must stay closed.
-            PublisherError: or a subclass. It is not known whether it was recorded.
+            PublisherError: it is not known whether it was recorded.
         """
-        await self._change({State.CLOSED}, State.LEFT, attempt)
-
-    async def finish(self, attempt: str, state: str) -> None:
-        """Record that a move away from this database is finished."""
-        await self._change({State.LEFT}, state, attempt)
+        async with await self._session() as session:
+            before = State.CLOSED if state == State.LEFT else State.LEFT
+            row = self._expected(await begin_change(session), {before}, attempt)
+            await write_row(session, replace(row, state=state))
 
     async def undo(self, attempt: str) -> float | None:
         """Let writers into the source again. The row stays: the rest is undone next.
@@ -305,7 +297,6 @@ class Fence:
 
         Raises:
             ConfigurationError: writers were let into the other database, or another process has undone it.
-            PublisherError: or a subclass.
         """
         async with await self._session() as session:
             row = self._expected(await begin_change(session), {State.BEGUN, State.CLOSED, State.UNDONE}, attempt)
@@ -327,7 +318,6 @@ class Fence:
 
         Raises:
             ConfigurationError: another cutover moves writers, or a session cannot be ended. The database stays closed.
-            PublisherError: or a subclass.
         """
         async with await self._session() as session:
             found = await self._begin(session)
@@ -354,9 +344,6 @@ class Fence:
 
         Returns:
             Whether the database is open.
-
-        Raises:
-            PublisherError: or a subclass.
         """
         async with await self._session() as session:
             row = await begin_change(session)
@@ -381,11 +368,6 @@ class Fence:
         # another role may have made schema or table just now
         await self._require_trust(session)
         return found
-
-    async def _change(self, states: Collection[str], state: str, attempt: str) -> None:
-        async with await self._session() as session:
-            row = self._expected(await begin_change(session), states, attempt)
-            await write_row(session, replace(row, state=state))
 
     async def _end_read_only(self, session: Session, row: FenceRow) -> None:
         """End the sessions that began while the database was closed: they would stay read-only."""

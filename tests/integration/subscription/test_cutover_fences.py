@@ -88,17 +88,17 @@ async def test_two_cutovers_close_the_database_at_the_same_time(publisher18_db: 
         await ours.begin("read-only", {})
     with pytest.raises(ConfigurationError, match="the old database was closed by another cutover"):
         await ours.bar("read-only", "1")
-    await theirs.leave(attempt)
+    await theirs.advance(attempt, State.LEFT)
     assert await ours.row() is None
-    for change in (ours.leave, ours.undo, ours.forget):
+    for change in (ours.close, ours.undo, ours.forget):
         with pytest.raises(ConfigurationError, match="the old database was opened meanwhile"):
             await change(attempt)
-    for change in (theirs.leave, theirs.undo, theirs.forget):
+    for change in (theirs.close, theirs.undo, theirs.forget):
         with pytest.raises(ConfigurationError, match="writers have left the old database"):
             await change(attempt)
     assert not await ours.open(State.KEPT)
     assert not writes(publisher18_db, query="CREATE TABLE t ()")
-    await theirs.finish(attempt, State.KEPT)
+    await theirs.advance(attempt, State.KEPT)
     assert await ours.open(State.KEPT)
     assert writes(publisher18_db, query="CREATE TABLE t ()")
     publisher18_db.reconnect()
