@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, Self
 
-__all__ = ["INVALID_LSN", "POSTGRES_EPOCH", "Lsn", "datetime_from_postgres", "kept_in_years", "postgres_from_datetime"]
+__all__ = ["INVALID_LSN", "POSTGRES_EPOCH", "Lsn", "datetime_from_postgres", "kept_in_years"]
 
 POSTGRES_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -77,8 +77,3 @@ def kept_in_years(microseconds: int) -> int:
     No real clock is outside these years. A publisher with a wrong clock must not stop its changes.
     """
     return min(max(microseconds, _FIRST), _LAST)
-
-
-def postgres_from_datetime(moment: datetime) -> int:
-    """Turn an aware datetime into microseconds since the PostgreSQL epoch."""
-    return (moment - POSTGRES_EPOCH) // _MICROSECOND

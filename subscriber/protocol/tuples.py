@@ -24,7 +24,7 @@ from subscriber import _cython as cython
 from subscriber.protocol.malformed import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["BINARY_FIELD", "TEXT_FIELD", "peek_xid", "places_by_relation", "read_rows", "read_tuple", "relation_id"]
+__all__ = ["BINARY_FIELD", "TEXT_FIELD", "places_by_relation", "read_rows", "read_tuple", "relation_id"]
 
 TEXT_FIELD: Final = ord("T")
 BINARY_FIELD: Final = ord("B")
@@ -206,20 +206,6 @@ def places_by_relation(records: Sequence[bytes], place: int, offset: int) -> tup
         places.append(index)
         index += 1
     return groups, index
-
-
-def peek_xid(payload: bytes) -> int:
-    """Return the Int32 after the tag.
-
-    It is the (sub)transaction's id in Relation, Type, Insert, Update, Delete, Truncate and Message inside a streamed block. It is the top
-    transaction's id in Stream Start, Stream Commit and Stream Abort. In other messages it is another field: the caller knows the tag.
-
-    Raises:
-        ProtocolError: the payload is too short.
-    """
-    if len(payload) < 5:
-        raise ends_early(payload)
-    return int.from_bytes(payload[1:5])
 
 
 def relation_id(payload: bytes, prefixed: bool) -> int:

@@ -12,14 +12,12 @@ from subscriber.protocol.messages import (
     Delete,
     Insert,
     Relation,
-    StreamAbort,
-    StreamStart,
     Tag,
     Truncate,
     TruncateOption,
     TupleData,
 )
-from subscriber.protocol.tuples import peek_xid, places_by_relation, read_rows, read_tuple, relation_id
+from subscriber.protocol.tuples import places_by_relation, read_rows, read_tuple, relation_id
 from tests.unit.protocol.strategies import tuples, uint32
 
 HEADER = 6  # tag, relation id, 'N'
@@ -56,23 +54,16 @@ def test_values_are_copies_of_their_bytes_alone() -> None:
 @given(uint32, uint32, tuples)
 def test_ids_are_read_without_decoding(xid: int, relation: int, data: TupleData) -> None:
     prefixed, plain = encode(Insert(relation, data, xid)), encode(Insert(relation, data))
-    assert peek_xid(prefixed) == xid
     assert relation_id(prefixed, True) == relation
     assert relation_id(plain, False) == relation
     assert relation_id(encode(Relation(relation, "a", "b", "d", ())), False) == relation
-    assert peek_xid(encode(StreamStart(xid, True))) == xid
-    assert peek_xid(encode(StreamAbort(xid, 1))) == xid
 
 
 def test_ids_of_short_payloads_are_protocol_errors() -> None:
     with pytest.raises(ProtocolError):
-        peek_xid(b"I\0\0\0")
-    with pytest.raises(ProtocolError):
         relation_id(b"I\0\0\0", False)
     with pytest.raises(ProtocolError):
         relation_id(b"I\0\0\0\1\0\0\0", True)
-    with pytest.raises(ProtocolError):
-        peek_xid(b"")
 
 
 def test_a_tuple_does_not_show_its_values() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.abc import TableName
-from subscriber.protocol.lsn import Lsn, postgres_from_datetime
+from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.json_lines import JsonLines, json_line
 from subscriber.sinks.output_lines import ChangeFormat, Line, change_line, moment
@@ -191,10 +192,5 @@ class TestAnything:
 def test_moments() -> None:
     assert moment(0) == "2000-01-01T00:00:00.000000+00:00"
     assert moment(-(2**63)) == -(2**63)
-    assert moment(postgres_from_datetime_max()) == "9999-12-31T23:59:59.999999+00:00"
-
-
-def postgres_from_datetime_max() -> int:
-    from datetime import UTC, datetime
-
-    return postgres_from_datetime(datetime.max.replace(tzinfo=UTC))
+    last = datetime.max.replace(tzinfo=UTC) - POSTGRES_EPOCH
+    assert moment(last // timedelta(microseconds=1)) == "9999-12-31T23:59:59.999999+00:00"
