@@ -34,6 +34,7 @@ TableIds = Callable[[Relation], int | None]
 """Gives the lake's number of a relation's table, or None."""
 _ROW_OVERHEAD: Final = 100
 """Approximate size in bytes of a row without its values."""
+_TAGS: Final = {"i": messages.Tag.INSERT, "u": messages.Tag.UPDATE, "d": messages.Tag.DELETE}
 _COUNTERS: Final = {"i": "inserts", "u": "updates", "d": "deletes"}
 
 
@@ -147,8 +148,14 @@ class TransactionEncoder:
         if buffer is None:
             return
         count = len(rows)
-        buffer.append(form.op, self.stamp, self._seq, rows, size + _ROW_OVERHEAD * count, unchanged=form.unchanged)
-        self._seq += count
+        if len(form.parts) > 1:
+            width, each = len(buffer.schema.columns), size // count // 2 + _ROW_OVERHEAD
+            for row in rows:
+                buffer.append("d", self.stamp, self._next(), [row[:width]], each)
+                buffer.append("u", self.stamp, self._next(), [row[width:]], each, moved=True)
+        else:
+            buffer.append(form.op, self.stamp, self._seq, rows, size + _ROW_OVERHEAD * count, unchanged=form.unchanged)
+            self._seq += count
         self.counts[_COUNTERS[form.op]] += count
 
     def _add(self, record: bytes) -> None:
@@ -175,22 +182,25 @@ class TransactionEncoder:
         op = "i" if isinstance(change, Insert) else "d" if new is None else "u"
         if op != "i":
             _require_identity(schema)
-        for row in (old, new):
-            if row is not None and messages.BINARY in row.kinds:
-                raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
+        parts = parts_of(change)
+        if any(messages.BINARY in kinds for _, kinds in parts):
+            raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
         if old is not None and new is not None:
-            new = _completed(new, old)
-            moved = (isinstance(change, Update) and change.old is not None) or any(
-                column.key and before != after for column, before, after in zip(schema.columns, old.values, new.values, strict=True)
+            whole = isinstance(change, Update) and change.old is not None
+            found = _completed(new, old)
+            moved = whole or any(
+                column.key and before != after for column, before, after in zip(schema.columns, old.values, found.values, strict=True)
             )
             if moved:
                 self._append(buffer, "d", old)
-            self._append(buffer, op, new, moved=moved)
-        elif (row := new or old) is not None:
-            self._append(buffer, op, row)
-            tag = {"i": messages.Tag.INSERT, "u": messages.Tag.UPDATE, "d": messages.Tag.DELETE}[op]
+            self._append(buffer, op, found, moved=moved)
+            alike = whole and not any(messages.UNCHANGED in kinds for _, kinds in parts)
+        else:
+            alike, found = True, new or old or TupleData(b"", [])
+            self._append(buffer, op, found)
+        if alike:
             self._described.forms.add(
-                Form(tag=tag, parts=parts_of(change), relation_id=change.relation_id, op=op, unchanged=_unchanged(schema, row))
+                Form(tag=_TAGS[op], parts=parts, relation_id=change.relation_id, op=op, unchanged=_unchanged(schema, found))
             )
         self.counts[_COUNTERS[op]] += 1
 
