@@ -31,12 +31,16 @@ from struct import Struct
 from typing import Final, Generic, Self, TypeVar
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, TupleData, Update
+from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
 from subscriber.protocol.tuples import read_rows
 from subscriber.sinks.apply_counters import ChangeContext
 
-__all__ = ["Form", "LatestForms", "Part", "Row", "Run", "Runs", "is_plain", "old_and_new", "parts_of"]
+__all__ = ["CHANGES", "IGNORED", "Form", "LatestForms", "Part", "Row", "Run", "Runs", "is_plain", "old_and_new", "parts_of"]
 
+CHANGES: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
+"""Tags of the changes of rows."""
+IGNORED: Final = frozenset({Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN})
+"""Tags of messages that change nothing in a target."""
 _HEADER: Final = Struct(">IcH").pack
 _HEADED: Final = 8
 """The bytes before the first value, without the xid: tag, relation, marker of the tuple, number of columns."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
 from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, RelationError, SubscriberError
@@ -20,14 +19,10 @@ from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
-from subscriber.sinks.runs import LatestForms, Row
+from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionSender"]
-
-_ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
-_IGNORED: Final = frozenset({Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN})
-_NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
 
 
 class TransactionSender:
@@ -164,8 +159,8 @@ class TransactionSender:
         record = records[places.start]
         tag = record[0] if record else 0
         start = 5 if prefixed else 1
-        if tag not in _ROWS or len(record) < start + 4:
-            if tag not in _IGNORED:
+        if tag not in CHANGES or len(record) < start + 4:
+            if tag not in IGNORED:
                 await self._other(decode(record, in_stream=prefixed), context)
             return None
         mapping = await self._resolve(int.from_bytes(record[start : start + 4]), tag, context)
@@ -244,5 +239,5 @@ def _naming(relation: Relation, tag: int, context: ChangeContext) -> Iterator[No
     try:
         yield
     except RelationError as error:
-        error.add_note(describe(context, _NAMES[Tag(tag)], TableName(relation.namespace, relation.name)))
+        error.add_note(describe(context, Tag(tag).name, TableName(relation.namespace, relation.name)))
         raise

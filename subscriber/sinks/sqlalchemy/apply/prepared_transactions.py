@@ -46,6 +46,7 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared, Tag, Truncate
+from subscriber.sinks.runs import CHANGES
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Finish
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
@@ -58,7 +59,6 @@ __all__ = ["PreparedTransactions"]
 
 _LENGTH: Final = Struct(">I")
 _RELATION_ID: Final = Struct(">I").unpack_from
-_ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
 _CHUNK: Final = 256 * 1024
 _PER_COMMIT: Final = 8 * 1024**2
 
@@ -266,7 +266,7 @@ class _Keeping:
             ProtocolError
         """
         tag = record[0] if record else 0
-        if tag in _ROWS:
+        if tag in CHANGES:
             # decode it to detect a damaged record now: once it is stored, the publisher does not send it again
             decode(record, in_stream=self._transaction.prefixed)
             relation_id = _RELATION_ID(record, self._offset)[0]

@@ -20,7 +20,7 @@ from subscriber.errors import ProtocolError, TargetError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.sinks.apply_counters import ChangeContext, Counted, describe
-from subscriber.sinks.runs import LatestForms, Row, Run, Runs
+from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row, Run, Runs
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables, Uncounted
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind, has_triggers
@@ -32,9 +32,6 @@ from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionRunner"]
 
-_ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
-_SILENT: Final = frozenset({Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN})
-_NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
 
 _MOST_ROWS: Final = 500
 """The largest number of changes that are read together, so that their size is checked in between."""
@@ -121,8 +118,8 @@ class TransactionRunner:
         record, prefixed = records[places.start], transaction.prefixed
         tag = record[0] if record else 0
         offset = 5 if prefixed else 1
-        if tag not in _ROWS or len(record) < offset + 4:
-            if tag not in _SILENT:
+        if tag not in CHANGES or len(record) < offset + 4:
+            if tag not in IGNORED:
                 await self._other(record, transaction, context)
             return None
         plan = await self._plan(int.from_bytes(record[offset : offset + 4]), tag, context)
@@ -274,7 +271,7 @@ def _sort_by_key(rows: list[Row], keys: Sequence[Any]) -> None:
 @contextlib.contextmanager
 def _naming(table: TableName, tag: int, context: ChangeContext, *, count: Counted | None = None) -> Iterator[None]:
     """Add to an error which change it is about. ``count``: receives a conflict that is an error; None: the change will be retried."""
-    kind = _NAMES[Tag(tag)]
+    kind = Tag(tag).name
     try:
         yield
     except SchemaBehind:
