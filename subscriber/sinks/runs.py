@@ -254,13 +254,7 @@ class Runs(Generic[F]):
             size: of their messages, in bytes.
         """
         runs = self._tables.setdefault(form.table, [])
-        run: Run[F] | None = None
-        keys: Collection[object] | None = None
-        if runs and runs[-1].form is form:
-            run = runs[-1]
-        elif form.keys is not None and any(earlier.form is form for earlier in runs[-_LOOK_BACK:]):
-            keys = set(form.keys(rows))
-            run = _joined(runs, form, keys)
+        run, keys = _joined(runs, form, rows)
         if run is None:
             run = Run(form)
             runs.append(run)
@@ -283,11 +277,21 @@ class Runs(Generic[F]):
         return runs
 
 
-def _joined(runs: Sequence[Run[F]], form: F, keys: Collection[object]) -> Run[F] | None:
-    """The latest run of a form, if changes with these keys may join it."""
+def _joined(runs: Sequence[Run[F]], form: F, rows: Sequence[Row]) -> tuple[Run[F] | None, Collection[object] | None]:
+    """The run that changes may join, and the keys of the changes if they were needed to find out."""
+    if not runs or runs[-1].form is form:
+        return (runs[-1] if runs else None), None
+    if form.keys is None:
+        return None, None
+    for run in runs[-_LOOK_BACK:]:
+        if run.form is form:
+            break
+    else:
+        return None, None
+    keys = set(form.keys(rows))
     for run in reversed(runs):
         if run.form is form:
-            return run
+            return run, keys
         if not run.is_independent_of(form, keys):
-            return None
-    return None
+            break
+    return None, keys

@@ -44,16 +44,18 @@ _ODD = st.one_of(st.builds(_tuple, _ROWS, short=st.booleans(), kind=st.sampled_f
 _KEY = st.builds(lambda number: TupleData(b"tnn", [number, None, None]), _IDS)
 _INSERTS = st.lists(st.builds(lambda row: Insert(5, row), _NEW), min_size=1, max_size=5)
 _UPDATES = st.lists(st.builds(lambda row: Update(5, None, None, row), _NEW), min_size=1, max_size=5)
+_WHOLE = st.lists(st.builds(lambda old, row: Update(5, None, old, row), st.builds(_tuple, _ROWS), _NEW), min_size=1, max_size=5)
 _DELETES = st.lists(st.builds(lambda key: Delete(5, key, None), _KEY), min_size=1, max_size=5)
 _OTHERS: st.SearchStrategy[Message] = st.one_of(
     st.builds(lambda key, row: Update(5, key, None, row), _KEY, _NEW),
-    st.builds(lambda old, row: Update(5, None, old, row), st.builds(_tuple, _ROWS), _NEW),
     st.builds(lambda old: Delete(5, None, old), st.builds(_tuple, _ROWS)),
     st.just(Truncate(TruncateOption(0), (5,))),
     st.sampled_from([_PLAIN, _WIDER, _FULL]),
     st.builds(lambda row: Insert(5, row), _ODD),
 )
-_CHANGES: st.SearchStrategy[list[Message]] = st.one_of(_INSERTS, _INSERTS, _UPDATES, _UPDATES, _DELETES, st.lists(_OTHERS, max_size=1))
+_CHANGES: st.SearchStrategy[list[Message]] = st.one_of(
+    _INSERTS, _INSERTS, _UPDATES, _UPDATES, _WHOLE, _DELETES, st.lists(_OTHERS, max_size=1)
+)
 _TRANSACTIONS = st.lists(
     st.tuples(
         st.lists(_CHANGES, max_size=5).map(lambda bursts: [change for burst in bursts for change in burst]),
