@@ -13,7 +13,7 @@ A short run is sent one statement per change. So are very large rows, changes th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from subscriber.abc import TableName
@@ -71,19 +71,19 @@ class SetSender:
                 self._send_runs(runs)
 
     def _send_runs(self, runs: Sequence[Run[Form]]) -> None:
-        """Send the runs of a table."""
-        table = runs[0].form.mapping.table
-        sets = self._without_sets is not None and not table.watched and table.name not in self._without_sets
-        omitted: dict[Run[Form], int] = {}
-        if sets and sum(len(run.rows) for run in runs) >= _LEAST:
-            omitted = _omit_overwritten(runs)
+        """Send the runs of a table, or of the tables of a partition tree."""
+        omitted = _omit_overwritten(runs, self._in_sets) if sum(len(run.rows) for run in runs) >= _LEAST else {}
         for run in runs:
             if not run.rows:
                 continue
-            if sets and run.form.together is not None:
+            if self._in_sets(run.form):
                 self._send_sets(run, omitted.get(run, 0))
             else:
                 self._send_each(run.form, run.rows, run.contexts, run.size // len(run.rows))
+
+    def _in_sets(self, form: Form) -> bool:
+        """Whether changes are sent in sets."""
+        return self._without_sets is not None and form.together is not None and form.mapping.table.name not in self._without_sets
 
     def _send_sets(self, run: Run[Form], omitted: int) -> None:
         """Send a run in sets. ``omitted``: number of UPDATEs, of this run or of earlier ones, that its changes overwrite."""
@@ -111,18 +111,21 @@ class SetSender:
             send(statement, context, parameters(row), formats, size)
 
 
-def _omit_overwritten(runs: Sequence[Run[Form]]) -> dict[Run[Form], int]:
-    """Remove the UPDATEs of a table's runs that need not be made. Returns how many each later run overwrites."""
+def _omit_overwritten(runs: Sequence[Run[Form]], in_sets: Callable[[Form], bool]) -> dict[Run[Form], int]:
+    """Remove the UPDATEs that need not be made. Returns how many each later run overwrites.
+
+    Only a set fails if it does not find a row, so both changes are in sets.
+    """
     omitted: dict[Run[Form], int] = {}
     later: dict[object, Run[Form]] = {}
     key_space: object = None
     for run in reversed(runs):
         form = run.form
-        if form.keys is None or form.together is None or key_space != form.key_space:
+        if form.keys is None or not in_sets(form) or key_space != form.key_space:
             # equal keys may differ in their bytes
             later.clear()
             key_space = form.key_space
-        if form.keys is None or form.together is None:
+        if form.keys is None or not in_sets(form):
             continue
         keys = list(form.keys(run.rows))
         if form.not_null is None or (len(set(keys)) == len(keys) and later.keys().isdisjoint(keys)):

@@ -138,7 +138,11 @@ def transaction(*messages: Message) -> Transaction:
 
 
 async def send(
-    tables: TargetTable | Sequence[TargetTable], *messages: Message, left_out: Collection[str] = (), differs: int | None = None
+    tables: TargetTable | Sequence[TargetTable],
+    *messages: Message,
+    left_out: Collection[str] = (),
+    differs: int | None = None,
+    without_sets: Collection[TableName] = (),
 ) -> list[Sent]:
     """Send one transaction with these messages.
 
@@ -146,7 +150,7 @@ async def send(
         tables: the target's tables.
         messages: of the publisher, Relation messages included.
         left_out: tables whose changes the gate does not let through.
-        differs: see :class:`TransactionSender`.
+        differs, without_sets: see :class:`TransactionSender`.
     """
     pipeline = RecordingPipeline()
     relations = FixedTables([tables] if isinstance(tables, TargetTable) else tables)
@@ -156,7 +160,7 @@ async def send(
         lambda relation, _: relation.name not in left_out,
         "pg_1",
         set(),
-        without_sets=(),
+        without_sets=without_sets,
         differs=differs,
     )
     await sender.send([transaction(*messages)])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from subscriber._implementation import source_file
+from subscriber.abc import TableName
 from subscriber.protocol.messages import Message
 from subscriber.sinks.postgres.apply import arrays
 from subscriber.sinks.postgres.apply.arrays import converted_array, field_array, text_array
@@ -43,6 +46,16 @@ async def test_runs_that_are_sent_one_by_one(target: TargetTable, messages: list
     sent = await send(target, T.relation, *messages)
     assert len(sent) == len(messages)
     assert not any(one.statement.together for one in sent)
+
+
+async def test_partition_whose_sets_missed_rows_does_not_affect_another_one() -> None:
+    other = Remote("u", "*id", "v", "n", relation_id=T.relation_id + 1)
+    target = plain()
+    both = [target, replace(target, name=TableName("public", "u"))]
+    messages: list[Message] = [T.relation, other.relation]
+    messages += [remote.insert(number, "x", None) for remote in (T, other) for number in range(9)]
+    sent = await send(both, *messages, without_sets={target.name})
+    assert [one.statement.together for one in sent] == [False] * 9 + [True]
 
 
 async def test_origins_of_rows_are_reported_one_by_one() -> None:
