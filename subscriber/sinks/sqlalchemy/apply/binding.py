@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 from subscriber.errors import ApplyError
 from subscriber.protocol.messages import BINARY, TEXT
@@ -11,7 +11,7 @@ from subscriber.sinks.sqlalchemy.schema.target_table import ColumnPlan
 from subscriber.types import ValueRefused
 from subscriber.types.codec import READ_ERRORS
 
-__all__ = ["Bind", "UnfitValue", "bind_columns", "bind_rows", "binds_of"]
+__all__ = ["Bind", "UnfitValue", "bind_columns", "binds_of", "copy_binds", "picked"]
 
 _HINT: Final = "make the column text in the target, or compare its type with the publisher's"
 
@@ -39,6 +39,11 @@ def binds_of(plans: Sequence[ColumnPlan], kinds: bytes) -> list[Bind]:
     return [_bind_of(plan, kind) for plan, kind in zip(plans, kinds, strict=True)]
 
 
+def copy_binds(plans: Sequence[ColumnPlan], *, binary: bool) -> list[Bind]:
+    """The function of each column of a copy that binds its values."""
+    return binds_of(plans, bytes([BINARY if binary else TEXT]) * len(plans))
+
+
 def _bind_of(plan: ColumnPlan, kind: int) -> Bind:
     if plan.column is None or kind not in (TEXT, BINARY):
         return _nothing
@@ -57,26 +62,26 @@ def bind_columns(binds: Sequence[Bind], plans: Sequence[ColumnPlan], columns: Se
         raise _refusal(binds, plans, columns) from None
 
 
-def bind_rows(
-    plans: Sequence[ColumnPlan], count: int, columns: Sequence[Sequence[bytes | None]], *, binary: bool
-) -> list[tuple[object, ...]]:
-    """Bind the columns of copied rows; return the rows. ``count``: their number.
-
-    Raises:
-        UnfitValue: as :func:`bind_columns`.
-    """
-    if not columns:
-        return [()] * count
-    binds = binds_of(plans, bytes([BINARY if binary else TEXT]) * len(plans))
-    return list(zip(*bind_columns(binds, plans, columns), strict=True))
-
-
 def _bound(bind: Bind, values: Sequence[bytes | None]) -> Sequence[object]:
     if bind is _nothing:
         return [None] * len(values)
     if None in values:
         return [None if value is None else bind(value) for value in values]
     return list(map(bind, values))  # type: ignore[arg-type]
+
+
+def picked(vector: Sequence[Sequence[object]], pick: Callable[[Any], Any], count: int) -> Iterable[Any]:
+    """Pick the parameters of a statement from columns, for each of their rows.
+
+    Args:
+        vector: columns.
+        pick: picks the columns of the parameters, as :attr:`~subscriber.sinks.sqlalchemy.apply.statements.Statement.pick`.
+        count: the number of rows.
+    """
+    columns = pick(vector)
+    if isinstance(columns, dict):
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] if columns else [{}] * count
+    return zip(*columns, strict=True) if columns else [()] * count
 
 
 def _refusal(binds: Sequence[Bind], plans: Sequence[ColumnPlan], columns: Sequence[Sequence[bytes | None]]) -> ApplyError:

@@ -8,7 +8,7 @@ statement.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,12 +21,12 @@ from subscriber.errors import RelationError
 from subscriber.protocol.messages import NULL, UNCHANGED, Delete, Insert, Relation, Tag, TupleData, Update
 from subscriber.sinks import runs
 from subscriber.sinks.runs import Part, Row, is_plain, old_and_new, parts_of
-from subscriber.sinks.sqlalchemy.apply.binding import Bind, bind_columns, binds_of
+from subscriber.sinks.sqlalchemy.apply.binding import Bind, bind_columns, binds_of, picked
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_row, insert_row, update_row
 from subscriber.sinks.sqlalchemy.schema.target_table import ColumnPlan, TargetTable
 from subscriber.types.codec import READ_ERRORS
 
-__all__ = ["Form", "RelationPlan", "picked"]
+__all__ = ["Form", "RelationPlan"]
 
 _FORMS: Final = 256
 """How many forms of one relation are cached."""
@@ -82,14 +82,6 @@ class Form(runs.Form):
             del rows[:_PIECE]
             found += picked(vector, pick, count)
         return found
-
-
-def picked(vector: Vector, pick: Callable[[Vector], Any], count: int) -> Iterable[Any]:
-    """Pick the parameters of a statement from columns, for each of their rows. ``count``: the number of rows."""
-    columns = pick(vector)
-    if isinstance(columns, dict):
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] if columns else [{}] * count
-    return zip(*columns, strict=True) if columns else [()] * count
 
 
 class RelationPlan:

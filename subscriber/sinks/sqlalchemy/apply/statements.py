@@ -79,7 +79,6 @@ class Statement:
         many: the statement for many INSERTs, if it is used instead of ``executemany``.
         sortable: it is an UPDATE or DELETE of a row that is found by a key, and Python can sort such keys.
         search: finds out whether the row of an UPDATE or DELETE exists.
-        whole: the parameters of an INSERT are the vector itself.
     """
 
     sql: str
@@ -91,11 +90,6 @@ class Statement:
     many: MultiRow | None = None
     sortable: bool = False
     search: RowSearch | None = None
-    whole: bool = False
-
-    def picked(self, vectors: Sequence[tuple[object, ...]]) -> Sequence[Any]:
-        """Pick the parameters from each vector."""
-        return vectors if self.whole else list(map(self.pick, vectors))
 
 
 def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, search: RowSearch | None = None) -> Statement:
@@ -103,7 +97,7 @@ def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: D
     sql, positions, pick = _text(statement, width, dialect)
     if kind != "INSERT":
         return Statement(sql, kind, target.name, (), pick, search=search)
-    return Statement(sql, kind, target.name, (), pick, many=multi_row(sql, len(positions), dialect), whole=positions == [*range(width)])
+    return Statement(sql, kind, target.name, (), pick, many=multi_row(sql, len(positions), dialect))
 
 
 def _text(statement: Executable, width: int, dialect: Dialect) -> tuple[str, list[int], Callable[[Sequence[object]], Any]]:

@@ -21,10 +21,11 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.sinks.apply_counters import ChangeContext, Counted, describe
 from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row, Run, Runs
+from subscriber.sinks.sqlalchemy.apply.binding import picked
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables, Uncounted
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind, has_triggers
-from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan, picked
+from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan
 from subscriber.sinks.sqlalchemy.apply.statements import delete_all
 from subscriber.sinks.sqlalchemy.session.database_errors import UNIQUE_VIOLATION, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of

@@ -46,7 +46,7 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
-from subscriber.sinks.sqlalchemy.apply.binding import bind_rows
+from subscriber.sinks.sqlalchemy.apply.binding import bind_columns, copy_binds, picked
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, schema_change
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
@@ -238,6 +238,7 @@ class SqlAlchemyTableSink:
             target = await self._target(connection, described)
             into = self._staging.like(target) if row.row["srcopy"] == _STAGED else None
             statement = insert_row(target, connection.dialect, into=into)
+        binds = copy_binds(target.columns, binary=binary)
         decoder = copy_decoder(len(described.columns), binary=binary)
         waiting: list[tuple[object, ...]] = []
         size = 0
@@ -247,7 +248,7 @@ class SqlAlchemyTableSink:
                 size += len(chunk)
                 count, columns = decoder.columns(chunk)
                 del chunk  # not kept while its rows are stored
-                waiting += bind_rows(target.columns, count, columns, binary=binary)
+                waiting += picked(bind_columns(binds, target.columns, columns), statement.pick, count)
                 del columns
                 if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
                     if storing is not None:
@@ -279,7 +280,7 @@ class SqlAlchemyTableSink:
     async def _store(self, statement: Statement, rows: list[tuple[object, ...]], size: int) -> None:
         async with self._locked(TableState.DATASYNC) as (connection, _, _):
             with translated(), passing_values():
-                for piece in limit_of(connection).pieces(statement.sql, statement.picked(rows), size):
+                for piece in limit_of(connection).pieces(statement.sql, rows, size):
                     await insert_rows(connection, statement.sql, statement.many, piece)
             crash_points.reached("sqlalchemy.rows_copied")
 

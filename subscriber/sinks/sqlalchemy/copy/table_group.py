@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,9 +17,9 @@ from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, Ta
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.apply.binding import bind_rows
+from subscriber.sinks.sqlalchemy.apply.binding import bind_columns, copy_binds, picked
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
-from subscriber.sinks.sqlalchemy.apply.statements import insert_row
+from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable, reflect_all
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, plan_target_table
@@ -42,7 +42,8 @@ class _Copied:
     """A table whose rows wait for :meth:`SqlAlchemyTableGroup.finish`."""
 
     target: TargetTable
-    rows: list[tuple[object, ...]] = field(default_factory=list)
+    statement: Statement
+    rows: list[Any] = field(default_factory=list)
     size: int = 0
 
 
@@ -89,18 +90,20 @@ class SqlAlchemyTableGroup:
         return self._relids
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        dialect = self._usable_session.connection.dialect.name
-        target = plan_target_table(self._tables[table.name], table, table, dialect)
+        dialect = self._usable_session.connection.dialect
+        target = plan_target_table(self._tables[table.name], table, table, dialect.name)
         # columns are added, or left out, by the table's own synchronization
         target.require_complete()
-        copied = _Copied(target)
+        copied = _Copied(target, insert_row(target, dialect))
         binary = copy_format is CopyFormat.BINARY
+        binds = copy_binds(target.columns, binary=binary)
         decoder = copy_decoder(len(table.columns), binary=binary)
         async for chunk in data:
             copied.size += len(chunk)
             if copied.size > _MOST_BYTES:
                 raise TargetError(f'table "{table.name}" is too large to be copied with others')
-            copied.rows += bind_rows(target.columns, *decoder.columns(chunk), binary=binary)
+            count, columns = decoder.columns(chunk)
+            copied.rows += picked(bind_columns(binds, target.columns, columns), copied.statement.pick, count)
         decoder.finish()
         copied.size *= BINARY_GROWS if binary else 1
         self._copied = copied
@@ -128,10 +131,10 @@ class SqlAlchemyTableGroup:
             raise TargetError(f'table "{copied.target.name}" has rows already')
         if not copied.rows:
             return
-        statement = insert_row(copied.target, connection.dialect)
+        statement = copied.statement
         with translated(), passing_values():
             for start in range(0, len(copied.rows), _PIECE_ROWS):
-                rows = statement.picked(copied.rows[start : start + _PIECE_ROWS])
+                rows = copied.rows[start : start + _PIECE_ROWS]
                 for piece in limit_of(connection).pieces(statement.sql, rows, copied.size):
                     await insert_rows(connection, statement.sql, statement.many, piece)
 
