@@ -120,6 +120,9 @@ class FixedTables(DescribedRelations):
     def _forget_target(self, relation_id: int) -> None:
         self._mappings.pop(relation_id, None)
 
+    def begin(self) -> None:
+        pass
+
     async def mapping(self, relation: Relation) -> RelationMapping:
         if relation.relation_id not in self._mappings:
             table = self._tables[TableName(relation.namespace, relation.name)]
