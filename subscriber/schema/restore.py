@@ -72,7 +72,8 @@ def of_new_tables(entries: Sequence[Entry], existing: Collection[tuple[str, str]
     for entry in entries:
         if entry.number in left_out:
             continue
-        if entry.needs & left_out and not entry.needs & new:
+        # a partition needs its table, which may exist
+        if entry.type != "TABLE" and entry.needs & left_out and not entry.needs & new:
             left_out.add(entry.number)
             continue
         if entry.type == "TABLE" or entry.needs & new:

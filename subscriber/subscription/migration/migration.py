@@ -210,14 +210,18 @@ class Migration:
 
     async def _fill(self, running: RunningSubscription, new: Sequence[TableName] = ()) -> None:
         """Make the steps from ``copy`` on, for all tables or for those that were just added, until no further table is new."""
+        everything, compared = not new, list(new)
         while True:
             await self._step("copy", lambda: self._copy(running))
+            while more := await self._retried("copy", self._add_tables):
+                compared += more
+                await self._step("copy", lambda: self._copy(running))
             await self._step("indexes", lambda: self._copy_schema(Section.POST_DATA))
             await self._step("follow", lambda: self._follow(running))
             if self._verification:
-                await self._step("verify", partial(self._verify, new))
-            new = await self._retried("copy", self._add_tables)
-            if not new:
+                await self._step("verify", partial(self._verify, () if everything else tuple(compared)))
+            everything, compared = False, list(await self._retried("copy", self._add_tables))
+            if not compared:
                 break
         self._tell(f"ready for the cutover: subscriber cutover {self._name} --target URL")
 
@@ -338,7 +342,12 @@ class Migration:
     async def _create(self) -> None:
         found = await self._observed()
         if found is None:
-            await self._check()
+            try:
+                await self._check()
+            except ConfigurationError:
+                # a table may have been created since the schema was copied
+                await self._copy_schema(Section.PRE_DATA, only_new_tables=True)
+                await self._check()
             await self._defined(create_subscription)
             self._tell(f'subscription "{self._name}" created')
         elif tuple(found.definition.publications) != (self._publication,):

@@ -26,7 +26,7 @@ from subscriber.verification.model import Quiet, RowKind, TableReport, Verificat
 from subscriber.verification.parts import Part
 from subscriber.verification.postgres_table import PostgresTable
 from subscriber.verification.sides import Rate, Side
-from subscriber.verification.tables import KeyRanges, Pair, describe, divide, pair
+from subscriber.verification.tables import KeyRanges, Pair, describe, divide, may_have_ranges, pair
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot
 
 __all__ = ["resumed_ranges"]
@@ -55,10 +55,12 @@ async def resumed_ranges(
     Raises:
         PublisherError, TargetError: a query was rejected, or a session was lost.
     """
+    if not may_have_ranges(table):
+        return None
     async with snapshot.reader() as reader:
         here, there = await describe(reader.execute, table.name), await describe(kept.query, table.name)
         planned = pair(table, here, there) if here is not None and there is not None else ""
-        if isinstance(planned, str) or not planned.publisher.key:
+        if isinstance(planned, str):
             return None
         plan = await divide(reader.execute, planned, 1)
     if not isinstance(plan, KeyRanges) or len(plan.parts) < 2:

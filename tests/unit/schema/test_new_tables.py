@@ -14,8 +14,8 @@ def test_nothing_is_done_to_tables_that_exist() -> None:
     entries = [
         entry(1, "TYPE", "kind"),
         entry(2, "TABLE", "p", 1),
-        entry(3, "TABLE", "p1", 1),
-        entry(4, "TABLE", "p2", 1),
+        entry(3, "TABLE", "p1", 1, 2),
+        entry(4, "TABLE", "p2", 1, 2),
         entry(5, "TABLE ATTACH", "p1", 2, 3),
         entry(6, "TABLE ATTACH", "p2", 2, 4),
         entry(7, "SEQUENCE", "p_id_seq", 2),
