@@ -228,7 +228,9 @@ class Feed:
         return made
 
     def batch(self, *transactions: Transaction) -> Batch:
-        """Combine transactions to a batch."""
+        """Combine transactions to a batch. Those that were given before come again, as after a crash: their records are still there."""
+        for transaction in transactions:
+            transaction.discarded = False
         return Batch(transactions, self.gate)
 
     async def give(self, *transactions: Transaction) -> None:
