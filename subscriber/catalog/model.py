@@ -16,8 +16,8 @@ Tables and columns have the same names as in PostgreSQL's system catalogs, where
     what a verb asks the process that runs a subscription to do at one LSN (:mod:`subscriber.catalog.snapshot_requests`).
 ``verification``
     for each table, the snapshots in which both sides were last found equal.
-``cutover``
-    the steps of a cutover that were begun (:mod:`subscriber.subscription.cutover`).
+``migration``
+    the steps of a migration that were made (:mod:`subscriber.subscription.migration`).
 
 A kind of target can add columns and tables that only it needs (:meth:`Table.extended`).
 """
@@ -35,7 +35,7 @@ from subscriber.errors import TargetError
 
 __all__ = [
     "COUNTERS",
-    "CUTOVER",
+    "MIGRATION",
     "PG_SUBSCRIPTION",
     "PG_SUBSCRIPTION_REL",
     "POSITION",
@@ -272,13 +272,12 @@ VERIFICATION: Final = Table(
     subscription="subid",
 )
 
-CUTOVER: Final = Table(
-    "cutover",
+MIGRATION: Final = Table(
+    "migration",
     Column("subid", Kind.OID),
     Column("step", Kind.TEXT, length=40),
     Column("began_at", Kind.TIME),
-    Column("ended_at", Kind.TIME, null=True),
-    Column("details", Kind.LONG_TEXT),
+    Column("ended_at", Kind.TIME),
     key=("subid", "step"),
     subscription="subid",
 )

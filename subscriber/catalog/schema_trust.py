@@ -24,7 +24,7 @@ TABLES: Final = (
     "subscription_stats",
     "snapshot_request",
     "verification",
-    "cutover",
+    "migration",
     "fence",
 )
 """The tables that this program makes there. What others add to the schema is not used, and not looked at."""

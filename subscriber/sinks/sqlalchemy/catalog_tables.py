@@ -125,7 +125,7 @@ OF_SUBSCRIPTION: Final = (
     ),
     model.SNAPSHOT_REQUEST,
     model.VERIFICATION,
-    model.CUTOVER,
+    model.MIGRATION,
     model.SUBSCRIPTION_STATS,
     FENCE,
     model.PG_SUBSCRIPTION,

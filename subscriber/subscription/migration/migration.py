@@ -35,11 +35,11 @@ from subscriber.abc import TableName, TableState
 from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.catalog import Observation
+from subscriber.catalog.model import MIGRATION
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, ConfigurationError, SubscriberError, TargetError, raise_all
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.cutover.record import MIGRATION, Record
 from subscriber.subscription.management.alter import alter_subscription, limit_copies
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.schema import SchemaOptions, check_client_programs, copy_schema
@@ -314,13 +314,13 @@ class Migration:
     async def _record(self) -> None:
         """Store the steps. Those before ``create`` are stored with it: before, the target has no catalog."""
         async with open_store(self._target, _APPLICATION) as (store, find):
-            record = Record(store, (await find(self._name)).oid, MIGRATION)
-            await record.load()
-            for step in self._steps:
-                key = f"{MIGRATION}{step.name}"
-                if not record.made(key):
-                    await record.begin(key)
-                    await record.end(key, {"seconds": round(step.ended - step.began, 3)})
+            oid = (await find(self._name)).oid
+            async with store.transaction() as rows:
+                known = {row["step"] for row in await rows.select(MIGRATION, {"subid": oid})}
+                made = [each for each in self._steps if each.name not in known]
+                values = [{"subid": oid, "step": each.name, "began_at": each.began, "ended_at": each.ended} for each in made]
+                if values:
+                    await rows.insert(MIGRATION, values)
 
     async def _copy_schema(self, section: Section, *, only_new_tables: bool = False) -> None:
         self._existing = 0

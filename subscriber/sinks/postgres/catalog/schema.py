@@ -173,12 +173,11 @@ _CATALOG: Final = """
         compared text,
         PRIMARY KEY (subid, nspname, relname)
     );
-    CREATE TABLE subscriber.cutover (
+    CREATE TABLE subscriber.migration (
         subid oid NOT NULL,
         step text NOT NULL,
         began_at timestamptz NOT NULL,
-        ended_at timestamptz,
-        details text NOT NULL,
+        ended_at timestamptz NOT NULL,
         PRIMARY KEY (subid, step)
     );
 

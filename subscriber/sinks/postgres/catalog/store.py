@@ -33,7 +33,7 @@ _TABLES: Final = (
     model.WORKER,
     model.SNAPSHOT_REQUEST,
     model.VERIFICATION,
-    model.CUTOVER,
+    model.MIGRATION,
     model.SUBSCRIPTION_STATS,
     model.PG_SUBSCRIPTION,
 )
