@@ -68,6 +68,7 @@ POINTS: Final[Mapping[str, str]] = {
     "landing.copy_stored": "the document of a copy is written, and the table's state does not say that it is copied",
     "landing.prepared_files_written": "the files of a prepared transaction are complete, and no document names them",
     "landing.prepared": "the document of a prepared transaction is written, and the position is not moved",
+    "landing.prepare_forgotten": "the position does not name a prepared transaction any more, which has ended, and its files remain",
     "landing.commit_written": "the rows of a prepared transaction are in the landing zone, and no manifest names them",
     "publishing.files_written": "the files of a round are complete, and no table has committed them",
     "publishing.table_committed": "a table has committed its files; others may not have",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +55,7 @@ class CrashMariaDB(MariaDBTarget):
 
 
 def _of_catalog(fetch: Callable[[str], list[Any]]) -> list[str]:
-    tables = ("subscriber_prepared_transaction", "subscriber_prepared_transaction_chunk")
+    tables = ("subscriber_prepared_transaction", "subscriber_prepared_transaction_chunk", "subscriber_received_prepare")
     return [f"rows are left in {table}" for table in tables if fetch(f"SELECT count(*) FROM {table}") != [0]]
 
 
@@ -137,7 +138,8 @@ class CrashLake(LakeTarget):
     def left_behind(self) -> list[str]:
         unfinished = [file for directory in ("landing", "copy") for file in (self._path / directory).rglob(f"{TEMPORARY}*")]
         prepared = list((self._path / "prepared").glob("*"))
-        return [f"left behind: {path.relative_to(self._path)}" for path in (*unfinished, *prepared)]
+        received = json.loads((self._path / "position.json").read_text())["document"]["received"]
+        return [f"left behind: {path}" for path in (*(path.relative_to(self._path) for path in (*unfinished, *prepared)), *received)]
 
 
 class CrashMemory(MemoryAdapter):

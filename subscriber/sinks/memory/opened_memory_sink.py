@@ -17,13 +17,14 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.errors import NeverPrepared, RelationError, TargetError
+from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.memory.accepted_changes import Relations
 from subscriber.sinks.memory.applier import Applier
 from subscriber.sinks.memory.memory_table_sink import MemoryTableSink
 from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord, no_table
+from subscriber.sinks.prepared_errors import never_prepared
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["OpenedMemorySink"]
@@ -198,10 +199,7 @@ class OpenedMemorySink:
         key = message.xid, message.gid
         if message.end_lsn > self._position.lsn:
             if key not in prepared:
-                raise NeverPrepared(
-                    f"the target has no prepared transaction {message.xid}, which the publisher committed at {message.commit_lsn}",
-                    hint="its changes are missing: copy its tables again",
-                )
+                raise never_prepared(message)
             ended = Transaction(
                 xid=message.xid,
                 final_lsn=message.commit_lsn,

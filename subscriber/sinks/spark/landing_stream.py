@@ -21,7 +21,6 @@ from subscriber.errors import (
     ApplyError,
     ConfigurationError,
     DataLossError,
-    NeverPrepared,
     ProtocolError,
     RelationError,
     SubscriberError,
@@ -30,6 +29,7 @@ from subscriber.errors import (
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.sinks.prepared_errors import lost_prepared, never_prepared
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.location import Location
@@ -42,7 +42,7 @@ from subscriber.transaction.model import PreparedTransaction
 
 __all__ = ["LandingStream"]
 
-_REFUSALS: Final = (ApplyError, RelationError, ProtocolError, ConfigurationError, NeverPrepared)
+_REFUSALS: Final = (ApplyError, RelationError, ProtocolError, ConfigurationError, DataLossError)
 """Errors that belong to one transaction."""
 _LOOK_SECONDS: Final = 0.2
 """Interval of reading the applier's position, with ``confirm=applied``."""
@@ -157,14 +157,16 @@ class LandingStream:
         self.lander.count()
         self._report_landed(position)
 
-    async def _store_position(self, lsn: Lsn) -> None:
-        stored = self._lake.position
-        if stored is None or lsn <= max(stored.lsn, self.lander.zone.last):
+    async def _store_position(self, lsn: Lsn, received: frozenset[str] | None = None) -> None:
+        """Move the position to an LSN, and store which prepared transactions were received, if either differs from what is stored."""
+        lake, stored = self._lake, self._lake.position
+        received = lake.received if received is None else received
+        if stored is None or (lsn <= max(stored.lsn, self.lander.zone.last) and received == lake.received):
             return
-        moved = replace(stored, lsn=lsn)
-        await run_in_thread(lambda: self._lake.set_position(moved))
+        moved = replace(stored, lsn=max(lsn, stored.lsn))
+        await run_in_thread(lambda: lake.set_position(moved, received))
         crash_points.reached("landing.position_stored")
-        self.lander.position = max(self.lander.position, lsn)
+        self.lander.position = max(self.lander.position, moved.lsn)
 
     def _report_landed(self, lsn: Lsn) -> None:
         if self._location.confirm == "landed" and self._lake.position is not None:
@@ -234,8 +236,9 @@ class LandingStream:
         while self.failure is None:
             try:
                 applied = await self.applied()
-                for xid, gid in [known for known, ended in self._over.items() if ended <= applied]:
-                    await self._forget(xid, gid)
+                async with self._calls:
+                    for xid, gid in [known for known, ended in self._over.items() if ended <= applied]:
+                        await self._forget(xid, gid)
             except SubscriberError as error:
                 self.failure = error
                 return
@@ -270,14 +273,14 @@ class LandingStream:
                 await run_in_thread(lambda: self._files.prepare(batch, transaction, gid))
                 count(self._statistics, {**encoder.counts, "transactions": 1})
             await transaction.discard()
-            await self._store_position(transaction.end_lsn)
+            await self._store_position(transaction.end_lsn, self._lake.received | {self._files.directory(transaction.xid, gid)})
             self._report_landed(self.lander.position)
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
         """Land the rows of a prepared transaction, as of its commit.
 
         Raises:
-            NeverPrepared: it was neither prepared here nor committed.
+            DataLossError: it was received, and is lost. NeverPrepared: it was never received.
         """
         async with self._calls, self._failing():
             await self._land()
@@ -285,10 +288,8 @@ class LandingStream:
             if message.end_lsn > position:
                 landed = await run_in_thread(lambda: self._files.commit(message, zone.directory))
                 if landed is None:
-                    raise NeverPrepared(
-                        f"the lake has no prepared transaction of xid {message.xid}, which was committed at {message.commit_lsn}",
-                        hint="it was prepared before this lake began: start over in a new directory",
-                    )
+                    was_received = self._files.directory(message.xid, message.gid) in self._lake.received
+                    raise lost_prepared(message) if was_received else never_prepared(message)
                 if landed:
                     crash_points.reached("landing.commit_written")
                     time = message.commit_time
@@ -315,5 +316,5 @@ class LandingStream:
             self._over[xid, gid] = lsn
 
     async def _forget(self, xid: int, gid: str) -> None:
-        await run_in_thread(lambda: self._files.forget(xid, gid))
+        await run_in_thread(lambda: self._files.forget(self._lake, xid, gid))
         self._over.pop((xid, gid), None)

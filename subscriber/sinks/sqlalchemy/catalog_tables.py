@@ -19,6 +19,8 @@ begin with ``subscriber_``.
     the position of the subscription (``srrelid`` 0), and of each table that catches up.
 ``prepared_transaction``, ``prepared_transaction_chunk``
     the publisher's prepared transactions, until their COMMIT PREPARED or ROLLBACK PREPARED. One counts only if it is ``complete``.
+``received_prepare``
+    the xids of these transactions. If the row of one is missing in ``prepared_transaction`` only, the transaction was lost.
 ``worker``
     the latest reports of the workers of a process, renewed about once a second. A report counts only while the writer's lock is held.
 ``subscription_stats``
@@ -112,12 +114,16 @@ _PREPARED_TRANSACTION_CHUNK: Final = model.Table(
     key=("srsubid", "xid", "number"),
     subscription="srsubid",
 )
+_RECEIVED_PREPARE: Final = model.Table(
+    "received_prepare", model.Column("srsubid", Kind.OID), model.Column("xid", Kind.INTEGER), key=("srsubid", "xid"), subscription="srsubid"
+)
 
 OF_SUBSCRIPTION: Final = (
     model.PG_SUBSCRIPTION_REL.extended(model.Column("srcopy", Kind.CODE, null=True)),
     model.POSITION,
     _PREPARED_TRANSACTION_CHUNK,
     PREPARED_TRANSACTION,
+    _RECEIVED_PREPARE,
     model.WORKER.extended(
         model.Column("pid", Kind.INTEGER, null=True),
         model.Column("host", Kind.TEXT, null=True),
@@ -178,6 +184,10 @@ class CatalogTables:
     @property
     def prepared_transaction(self) -> Table:
         return self.by_name["prepared_transaction"]
+
+    @property
+    def received_prepare(self) -> Table:
+        return self.by_name["received_prepare"]
 
     @property
     def worker(self) -> Table:

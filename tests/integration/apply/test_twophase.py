@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from subscriber import Subscription, SubscriptionOptions
 from subscriber.errors import ApplyError, DataLossError, PublisherUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run import slot_follower
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid, until
 from tests.support.replica import QUICK, Replica, replica, subscription_of
+from tests.support.two_phase import finish, prepare
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "SELECT id, md5(v) FROM t ORDER BY id"
@@ -35,26 +35,6 @@ def make_tables(publisher: Database, target: Database) -> None:
     for database in (publisher, target):
         database.execute(TABLE)
     publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-
-
-def prepare(publisher: Database, gid: str, *statements: str) -> int:
-    """Prepare a transaction under a name of this database's own; return its xid."""
-    with publisher.connect() as session:
-        session.execute("BEGIN")
-        for statement in statements:
-            session.execute(statement.encode())
-        row = session.execute("SELECT pg_current_xact_id()::text::int8 % 4294967296").fetchone()
-        assert row is not None
-        session.execute(f"PREPARE TRANSACTION '{name(publisher, gid)}'".encode())
-    return int(row[0])
-
-
-def name(publisher: Database, gid: str) -> str:
-    return f"{publisher.name} {gid}"
-
-
-def finish(publisher: Database, gid: str, how: str) -> None:
-    publisher.execute(f"{how} PREPARED '{name(publisher, gid)}'")
 
 
 def large(first: int) -> str:
@@ -144,34 +124,6 @@ async def test_prepared_that_changed_nothing(publisher_db: Database, target_db: 
         assert len(await found.same(ROWS)) == 4
         assert target_db.fetch(PREPARED) == []
         assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
-
-
-@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
-async def test_prepared_that_changed_nothing_in_sqlite(publisher_db: Database, tmp_path: Path) -> None:
-    publisher_db.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'locked'); CREATE PUBLICATION pub FOR TABLE t")
-    subscription = Subscription(
-        slot_of(publisher_db),
-        connection=publisher_db.conninfo(),
-        publications=["pub"],
-        target=f"sqlite:///{tmp_path}/replica.db",
-        options=SubscriptionOptions(two_phase=True),
-        settings=QUICK,
-    )
-    running = asyncio.create_task(subscription.run())
-    try:
-        await eventually(
-            publisher_db, f"SELECT bool_or(two_phase) FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'", True
-        )
-        prepare(publisher_db, "empty", "SELECT FROM t FOR UPDATE")
-        await subscription.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
-        finish(publisher_db, "empty", "COMMIT")
-        publisher_db.execute("INSERT INTO t VALUES (2, 'after')")
-        await subscription.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
-        assert subscription.status.last_error is None
-        assert subscription.status.statistics.inserts == 1
-    finally:
-        subscription.stop()
-        await running
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")

@@ -37,13 +37,14 @@ from typing import Final
 
 from subscriber import crash_points
 from subscriber.abc import RelationGate
-from subscriber.errors import DataLossError, NeverPrepared, TargetError
+from subscriber.errors import DataLossError, TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession
+from subscriber.sinks.prepared_errors import never_prepared
 from subscriber.transaction.model import Transaction
 
 __all__ = ["PreparedTransactions"]
@@ -128,10 +129,7 @@ class PreparedTransactions:
             crash_points.reached("postgres.commit_prepared")
         elif not await self._has_row(self._session, gid):
             if not await self._has_row(self._session, _received(gid)):
-                raise NeverPrepared(
-                    f"the publisher committed prepared transaction {message.xid}, which was never prepared in the target",
-                    hint="its changes are missing: copy its tables again",
-                )
+                raise never_prepared(message)
             raise DataLossError(
                 f'prepared transaction with identifier "{gid}" does not exist in the target, and was not committed there',
                 hint="it was rolled back in the target, or the target was restored from a backup: copy its tables again",

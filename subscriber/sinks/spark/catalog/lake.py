@@ -4,7 +4,8 @@
 ``subscriber.json``       the subscription of the lake; without this file there is no lake
 ``definition.json``       what ``subscriber create`` and ``alter`` defined (``definition.py``), and ``generation.json``
 ``catalog.json``          slot, publications, two-phase state, and the tables with their states; replaced as a whole
-``position.json``         the position that was set, or moved without data; the last manifest counts if it ends further
+``position.json``         the position that was set, or moved without data; the last manifest counts if it ends further. Also the
+                          directories of the prepared transactions that were received
 ``landing/``              batches of the apply worker
 ``copy/<table>-<n>/``     of one table: the copied rows, then batches until it was handed to the apply worker
 ``prepared/<gid>/``       prepared transactions
@@ -105,6 +106,7 @@ class Lake:
         target_identifier: identifies this lake among all lakes.
         state: content of the catalog.
         position: the position that was set; None before the first.
+        received: the directories of prepared transactions that were received. If one does not exist, the transaction was lost.
         dropped: whether the subscription was dropped. Landed changes may still be applied, and the tables may be read.
         is_certain: whether :attr:`state` is what is stored. An error of the last :meth:`change` does not say whether it was stored.
     """
@@ -115,6 +117,7 @@ class Lake:
         self.target_identifier = target_identifier
         self.state = LakeState()
         self.position: Position | None = None
+        self.received: frozenset[str] = frozenset()
         self.dropped = False
         self.is_certain = True
         self._texts: dict[TableName, tuple[LakeTable, str]] = {}
@@ -137,7 +140,7 @@ class Lake:
         name, identifier, dropped = identity
         lake = cls(storage, name, identifier)
         lake.dropped = dropped
-        lake.position = parse_document(storage, POSITION, _position)
+        lake.position, lake.received = parse_document(storage, POSITION, _position_document) or (None, frozenset())
         lake._read_state()
         return lake
 
@@ -263,11 +266,13 @@ class Lake:
             return self.position.lsn
         return Lsn(max([*ends, int(self.position.lsn)]))
 
-    def set_position(self, position: Position) -> None:
+    def set_position(self, position: Position, received: frozenset[str] | None = None) -> None:
+        """Store the position, and which prepared transactions were received; None keeps those that are stored."""
         if self.position is None:
             self.settle()  # from now on, a missing catalog is an error
-        write_document(self.storage, POSITION, _position_json(position))
-        self.position = position
+        received = self.received if received is None else received
+        write_document(self.storage, POSITION, {**_position_json(position), "received": sorted(received)})
+        self.position, self.received = position, received
 
 
 def lake_of_another(lake: Lake, name: str) -> TargetError:
@@ -409,6 +414,10 @@ def _table(item: Mapping[str, Any]) -> LakeTable:
 
 def _position_json(position: Position) -> dict[str, Any]:
     return {"slot_name": position.slot_name, "system": position.system_identifier, "timeline": position.timeline, "lsn": str(position.lsn)}
+
+
+def _position_document(data: Mapping[str, Any]) -> tuple[Position, frozenset[str]]:
+    return _position(data), frozenset(data.get("received", ()))
 
 
 def _position(data: Mapping[str, Any]) -> Position:

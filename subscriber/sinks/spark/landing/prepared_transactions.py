@@ -12,6 +12,10 @@ the publisher sends a message again, this is known:
  does not exist           after it                    PREPARE is to be done; or data was lost
 =======================  ==========================  ============================================
 
+``position.json`` has the names of these directories (:attr:`Lake.received`). A name is added when the position moves past PREPARE, and is
+removed before the directory. At COMMIT PREPARED, it tells a transaction that was lost from one that was never received: before 18, a
+publisher sends no PREPARE of a transaction without changes.
+
 The LSN of a PREPARE decides nothing, because a PREPARE from before the slot's two-phase start is sent late. With ``confirm=applied``,
 landed transactions are sent again. Then a finished transaction is kept, marked as finished, until the position is after its end. Otherwise
 it would be prepared again, and stay prepared if its end is not sent again.
@@ -30,6 +34,7 @@ from subscriber import crash_points
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
+from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import EPOCH_MICROSECONDS, LandedFile
@@ -123,17 +128,18 @@ class PreparedTransactions:
         write_document(self._storage, f"{source}/{_DOCUMENT}", {**document, "ended": str(message.end_lsn)})
         return found
 
-    def recover(self, landed: Lsn, position: Lsn) -> None:
+    def recover(self, lake: Lake, landed: Lsn, position: Lsn) -> None:
         """After a crash: remove transactions that have ended and whose end is not sent again.
 
         Args:
+            lake: its position is stored.
             landed: transactions that end up to here are landed.
             position: everything after this is sent again.
         """
         for document in self._documents():
             xid, gid, ended = int(document["xid"]), str(document["gid"]), Lsn.parse(document.get("ended", "0/0"))
             if ended and ended <= position:
-                self.forget(xid, gid)
+                self.forget(lake, xid, gid)
             elif ended and ended <= landed:
                 self.end(xid, gid, ended)
 
@@ -164,6 +170,10 @@ class PreparedTransactions:
         except pa.ArrowInvalid as error:
             raise TargetError(f"{self._storage.what(file.path)} is damaged", hint="restore it from a backup") from error
 
-    def forget(self, xid: int, gid: str) -> None:
+    def forget(self, lake: Lake, xid: int, gid: str) -> None:
         """Remove it. No error if it does not exist."""
-        self._storage.remove_directory(self.directory(xid, gid))
+        directory = self.directory(xid, gid)
+        if directory in lake.received and lake.position is not None:
+            lake.set_position(lake.position, lake.received - {directory})
+            crash_points.reached("landing.prepare_forgotten")
+        self._storage.remove_directory(directory)

@@ -9,6 +9,9 @@ A stored transaction can be read on its own. Only changes of relations that the 
 description is stored before its first change, even if the stream sent it in an earlier transaction. (The columns of the relation cannot
 have changed in between: a prepared transaction on the publisher holds locks that block ALTER TABLE.)
 
+The row that completes them has a twin in ``received_prepare``, which is written and removed with it. Before 18, a publisher sends only
+COMMIT PREPARED of a transaction without changes. So one without both rows was never received, and one that only the twin knows is lost.
+
 ============================  =====================================  ==================================================================
  crash                         state of the target                    recovery
 ============================  =====================================  ==================================================================
@@ -41,11 +44,12 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import RelationGate
-from subscriber.errors import DataLossError, NeverPrepared, TargetError
+from subscriber.errors import DataLossError, TargetError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared, Tag, Truncate
+from subscriber.sinks.prepared_errors import lost_prepared, never_prepared
 from subscriber.sinks.runs import CHANGES
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Finish
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
@@ -129,6 +133,7 @@ class PreparedTransactions:
                 await self._remove(connection, transaction.xid)
             await self._write(connection, writing.take(limit_of(connection).chunk, last=True))
             await connection.execute(insert(self._tables.prepared_transaction).values(self._header_values(prepared, writing)))
+            await connection.execute(insert(self._tables.received_prepare).values(srsubid=self._oid, xid=transaction.xid))
             if finish is not None:
                 await finish(connection)
 
@@ -163,15 +168,21 @@ class PreparedTransactions:
         row = (await connection.execute(query)).mappings().one_or_none()
         return None if row is None else dict(row)
 
+    async def _was_received(self, xid: int) -> bool:
+        table = self._tables.received_prepare
+        async with self._session.snapshot() as connection:
+            return (await connection.execute(select(table).where(table.c.srsubid == self._oid, table.c.xid == xid))).first() is not None
+
     async def _remove(self, connection: AsyncConnection, xid: int) -> None:
-        for table in (self._tables.prepared_transaction_chunk, self._tables.prepared_transaction):
+        tables = self._tables
+        for table in (tables.prepared_transaction_chunk, tables.prepared_transaction, tables.received_prepare):
             await connection.execute(delete(table).where(table.c.srsubid == self._oid, table.c.xid == xid))
 
     async def commit(self, message: CommitPrepared) -> None:
         """Apply the stored transaction, unless it was applied already.
 
         Raises:
-            DataLossError: it is not stored, and was not applied.
+            DataLossError: it was received, and is lost. NeverPrepared: it was never received.
             ApplyError, RelationError: the target rejected a change; the transaction stays stored.
             TargetError, TargetUnavailable
         """
@@ -187,16 +198,10 @@ class PreparedTransactions:
             else:
                 self._applier.settled()
             return
-        if header is None:
-            raise NeverPrepared(
-                f'prepared transaction with identifier "{message.gid}" is not kept in the target, and was not committed there',
-                hint="it was removed, or the target was restored from a backup: copy its tables again",
-            )
-        if header["gid"] != message.gid:
-            raise DataLossError(
-                f'prepared transaction with identifier "{message.gid}" is not kept in the target, and was not committed there',
-                hint="it was removed, or the target was restored from a backup: copy its tables again",
-            )
+        if header is None and not await self._was_received(message.xid):
+            raise never_prepared(message)
+        if header is None or header["gid"] != message.gid:
+            raise lost_prepared(message)
         transaction = Transaction(
             xid=message.xid,
             final_lsn=message.commit_lsn,
@@ -207,7 +212,7 @@ class PreparedTransactions:
             spilled=header["changes"],
             size=header["size"],
         )
-        transaction.spool = _Kept(self._session, self._tables, self._oid, message.xid)
+        transaction.spool = _Kept(self._session, self._tables, self._oid, transaction)
         try:
             await self._applier.apply_all([transaction], _everything, self._make_relations(), remove)
         except TargetError as error:
@@ -338,16 +343,16 @@ class _Chunks:
 class _Kept:
     """Reads stored records, in the session's open transaction. A :class:`subscriber.transaction.model.SpooledRecords`."""
 
-    def __init__(self, session: Session, tables: CatalogTables, oid: int, xid: int) -> None:
+    def __init__(self, session: Session, tables: CatalogTables, oid: int, transaction: Transaction) -> None:
         self._session = session
+        self._records = transaction.spilled
         self._chunk = tables.prepared_transaction_chunk
-        self._row = (self._chunk.c.srsubid == oid, self._chunk.c.xid == xid)
+        self._row = (self._chunk.c.srsubid == oid, self._chunk.c.xid == transaction.xid)
 
     async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
         """See :meth:`subscriber.transaction.model.SpooledRecords.chunks`."""
         waiting = bytearray()
-        number = 0
-        skipped = 0
+        number = read = 0
         while True:
             query = select(self._chunk.c.data).where(*self._row, self._chunk.c.number == number)
             data = (await self._session.connection.execute(query)).scalar()
@@ -356,11 +361,11 @@ class _Kept:
             number += 1
             waiting += data
             records = _taken(waiting)
-            dropped = min(max(start - skipped, 0), len(records))
-            skipped += dropped
-            if records[dropped:]:
-                yield records[dropped:]
-        if waiting:
+            wanted = records[max(start - read, 0) :]
+            read += len(records)
+            if wanted:
+                yield wanted
+        if waiting or read != self._records:
             raise DataLossError(
                 "a prepared transaction that was kept in the target is damaged", hint="restore the target, or copy its tables again"
             )

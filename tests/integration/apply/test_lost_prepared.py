@@ -1,0 +1,141 @@
+"""Prepared transactions that SQL targets and lakes store: empty ones, those that wait over a restart, and those that were lost.
+
+Before 18, a publisher sends only COMMIT PREPARED of a transaction without changes. The bug was that a lost one was taken for such a one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from subscriber import Lsn, Subscription, SubscriptionOptions, TableName
+from subscriber.errors import DataLossError, NeverPrepared
+from subscriber.protocol.messages import CommitPrepared
+from tests.support.database import WAIT_SECONDS, Database
+from tests.support.lakes import applied, lake_rows
+from tests.support.observation import confirmed, eventually, slot_of
+from tests.support.replica import QUICK
+from tests.support.two_phase import finish, name, prepare
+
+_EMPTY = "SELECT FROM t WHERE id = 1 FOR UPDATE"
+_ROWS = "SELECT id FROM t ORDER BY id"
+
+
+class _Sqlite:
+    def __init__(self, path: Path) -> None:
+        self._path = path / "replica.db"
+        self.url = f"sqlite:///{self._path}"
+
+    async def ids(self) -> list[int]:
+        with contextlib.closing(sqlite3.connect(self._path)) as connection:
+            return [row[0] for row in connection.execute(_ROWS)]
+
+    def lose(self, xid: int) -> None:
+        with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
+            for table in ("prepared_transaction", "prepared_transaction_chunk"):
+                assert connection.execute(f"DELETE FROM subscriber_{table} WHERE xid = {xid}").rowcount == 1
+
+    def kept(self) -> int:
+        with contextlib.closing(sqlite3.connect(self._path)) as connection:
+            return int(connection.execute("SELECT count(*) FROM subscriber_prepared_transaction").fetchone()[0])
+
+
+class _Lake:
+    def __init__(self, path: Path) -> None:
+        self._path = path / "lake"
+        self.url = f"spark://{self._path}"
+
+    async def ids(self) -> list[int]:
+        snapshot = await applied(self._path)
+        rows = lake_rows(self._path, snapshot, TableName("public", "t"), ["id"])
+        return sorted(int(row[0] or "") for row in rows)
+
+    def lose(self, xid: int) -> None:
+        (directory,) = (self._path / "prepared").glob(f"{xid}-*")
+        shutil.rmtree(directory)
+
+    def kept(self) -> int:
+        return len(list((self._path / "prepared").glob("*")))
+
+
+def _subscription(publisher: Database, target: _Sqlite | _Lake) -> Subscription:
+    return Subscription(
+        slot_of(publisher),
+        connection=publisher.conninfo(),
+        publications=["pub"],
+        target=target.url,
+        options=SubscriptionOptions(two_phase=True),
+        settings=QUICK,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _running(publisher: Database, target: _Sqlite | _Lake) -> AsyncIterator[Subscription]:
+    """Run it until everything is applied that is committed at the end of the block."""
+    subscription = _subscription(publisher, target)
+    running = asyncio.create_task(subscription.run())
+    try:
+        yield subscription
+        await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
+        assert subscription.status.last_error is None
+    finally:
+        subscription.stop()
+        await running
+
+
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.parametrize("kind", [_Sqlite, _Lake])
+async def test_stored_prepared_transactions(
+    kind: type[_Sqlite | _Lake], publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = kind(tmp_path)
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
+    publisher_db.execute("CREATE TABLE unpublished (id int)")
+    async with _running(publisher_db, target) as subscription:
+        enabled = f"SELECT bool_or(two_phase) FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
+        await eventually(publisher_db, enabled, True)
+        for how in ("COMMIT", "ROLLBACK"):
+            prepare(publisher_db, "empty", _EMPTY)
+            prepare(publisher_db, "not published", "INSERT INTO unpublished VALUES (1)")
+            await subscription.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+            finish(publisher_db, "empty", how)
+            finish(publisher_db, "not published", how)
+            publisher_db.execute("INSERT INTO t SELECT max(id) + 1 FROM t")
+        prepare(publisher_db, "empty", _EMPTY)
+        prepare(publisher_db, "kept", "INSERT INTO t VALUES (10)")
+        prepare(publisher_db, "gone", "INSERT INTO t VALUES (20)")
+        lost = [prepare(publisher_db, gid, f"INSERT INTO t VALUES ({id_})") for gid, id_ in (("lost", 30), ("lost, unmissed", 40))]
+    assert await target.ids() == [1, 2, 3]
+    # while it does not run, entries are deleted; what has its entry continues, and so does what has no changes
+    for xid in lost:
+        target.lose(xid)
+    for gid, how in (("empty", "COMMIT"), ("kept", "COMMIT"), ("gone", "ROLLBACK"), ("lost, unmissed", "ROLLBACK")):
+        finish(publisher_db, gid, how)
+    async with _running(publisher_db, target) as subscription:
+        publisher_db.execute("INSERT INTO t VALUES (50)")
+    assert await target.ids() == [1, 2, 3, 10, 50]
+    before = confirmed(publisher_db)
+    finish(publisher_db, "lost", "COMMIT")
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="was received, and is lost") as raised:
+            await asyncio.wait_for(_subscription(publisher_db, target).run(), WAIT_SECONDS)
+        assert not isinstance(raised.value, NeverPrepared)
+    assert confirmed(publisher_db) - before < 100, "COMMIT PREPARED was acknowledged"
+    assert await target.ids() == [1, 2, 3, 10, 50]
+    # the way out: skip it
+    subscription = _subscription(publisher_db, target)
+    opened = await subscription._spec.sink.open(slot_of(publisher_db), lambda _: None)
+    end = publisher_db.current_lsn()
+    await opened.skip(CommitPrepared(0, Lsn(end - 8), end, 0, lost[0], name(publisher_db, "lost")))
+    await opened.close()
+    async with _running(publisher_db, target):
+        publisher_db.execute("INSERT INTO t VALUES (60)")
+    assert await target.ids() == [1, 2, 3, 10, 50, 60]
+    assert target.kept() == 0
+    assert caplog.text.count("its PREPARE never came") == (2 if publisher_db.version < 18 else 0)
