@@ -192,38 +192,38 @@ async def test_partitions_that_differ_from_their_root(nodes18: Nodes) -> None:
 
 
 @pytest.mark.parametrize("target", ["plain", "hash"])
-async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, target_db: Database, target: str) -> None:
+async def test_a_large_root_is_copied_by_partitions(publisher18_db: Database, target_db: Database, target: str) -> None:
     """Each partition is one part, the larger ones several; rows that move while they are copied are there once."""
-    publisher_db.execute(PUBLISHER + OTHER_ORDER + ATTACH)
-    publisher_db.execute("""
+    publisher18_db.execute(PUBLISHER + OTHER_ORDER + ATTACH)
+    publisher18_db.execute("""
         INSERT INTO t SELECT i, (ARRAY['north', 'south', 'west', 'east', 'north'])[i % 5 + 1], repeat('x', 150)
           FROM generate_series(1, 5000) AS i
     """)
-    publisher_db.execute(
-        f"CREATE PUBLICATION pub FOR TABLE t {publisher_db.row_filter('id > 10')} WITH (publish_via_partition_root = true)"
+    publisher18_db.execute(
+        f"CREATE PUBLICATION pub FOR TABLE t {publisher18_db.row_filter('id > 10')} WITH (publish_via_partition_root = true)"
     )
     target_db.execute(TARGETS[target])
     settings = changed(QUICK, copy_range_size=64 * 1024, max_copy_workers_per_table=3)
     with open_transaction(target_db, "LOCK TABLE t IN SHARE MODE") as release:
-        async with replica(publisher_db, target_db, settings=settings) as large:
+        async with replica(publisher18_db, target_db, settings=settings) as large:
             await asyncio.to_thread(target_db.wait, waiting_for_lock_on("t"), 3)
-            publisher_db.execute("UPDATE t SET region = 'west' WHERE id BETWEEN 1000 AND 1100")
-            publisher_db.execute(
+            publisher18_db.execute("UPDATE t SET region = 'west' WHERE id BETWEEN 1000 AND 1100")
+            publisher18_db.execute(
                 "UPDATE t SET id = id + 10000 WHERE region = 'south' AND id < 50; DELETE FROM t WHERE id BETWEEN 2000 AND 2100"
             )
             release()
             await large.caught_up()
-            wanted = "id > 10" if publisher_db.version >= 15 else "true"
-            expected = publisher_db.fetch(f"SELECT id, region, v FROM t WHERE {wanted} ORDER BY id, region")
+            wanted = "id > 10" if publisher18_db.version >= 15 else "true"
+            expected = publisher18_db.fetch(f"SELECT id, region, v FROM t WHERE {wanted} ORDER BY id, region")
             assert target_db.fetch(ROWS.format("t")) == expected
             # every partition was a part, and none of these is smaller than a range
             parts = target_db.value("SELECT count(DISTINCT xmin::text) FROM t WHERE id BETWEEN 2200 AND 5000")
-            assert parts >= 5 if publisher_db.version >= 14 else parts == 4  # 13 cannot read a range alone
+            assert parts >= 5 if publisher18_db.version >= 14 else parts == 4  # 13 cannot read a range alone
             by_region = target_db.fetch(
                 "SELECT xmin::text FROM t WHERE id BETWEEN 2200 AND 5000 GROUP BY 1 HAVING count(DISTINCT region) > 1"
             )
             assert by_region == []
-    assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
+    assert publisher18_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
 
 
 @pytest.mark.publisher(min=16, lacks="one list of tables for several publications: a partition comes twice")

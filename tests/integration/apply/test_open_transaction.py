@@ -59,13 +59,13 @@ async def test_applied_while_it_is_received(publisher_db: Database, any_target_d
         assert target_db.value(PARALLEL) == 0
 
 
-async def test_failed_attempts_change_nothing(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
-    make_tables(publisher_db, target_db)
+async def test_failed_attempts_change_nothing(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    make_tables(publisher18_db, target_db)
     make_row_gate(target_db, "t", "NEW.id % 10000 = 7000", 1)
-    async with following(publisher_db, target_db, tmp_path, **whole(tmp_path)) as found:
+    async with following(publisher18_db, target_db, tmp_path, **whole(tmp_path)) as found:
         # its session is terminated
         with closed_gates(target_db, 1) as release:
-            publisher_db.execute(fill(0))
+            publisher18_db.execute(fill(0))
             await eventually(target_db, waiting_at_gate(1), 1)
             assert target_db.value("SELECT count(*) FROM t") == 0
             assert target_db.value(PARALLEL.replace("count(*)", "pg_terminate_backend(pid)"))
@@ -74,16 +74,16 @@ async def test_failed_attempts_change_nothing(publisher_db: Database, target_db:
         assert (parallel(found), last_error(found)) == (0, None)
         # the connection to the publisher is lost before the end is received
         with closed_gates(target_db, 1) as release:
-            publisher_db.execute(fill(10_000, 5 * MANY))
+            publisher18_db.execute(fill(10_000, 5 * MANY))
             await eventually(target_db, waiting_at_gate(1), 1)
-            cut_connection(publisher_db)
+            cut_connection(publisher18_db)
             # the end may have been received already: then there is no error
             release(1)
         assert len(await found.same(ROWS)) == 6 * MANY
         assert parallel(found) == 1
         # the target rejects a row: the error is that of the commit
         target_db.execute("ALTER TABLE t ADD CONSTRAINT small CHECK (id < 107000)")
-        publisher_db.execute(fill(100_000))
+        publisher18_db.execute(fill(100_000))
         await until(lambda: isinstance(last_error(found), ApplyError), "an error")
         assert 'violates check constraint "small"' in str(last_error(found))
         assert target_db.value("SELECT count(*) FROM t") == 6 * MANY

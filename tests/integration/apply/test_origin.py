@@ -97,24 +97,23 @@ def prepare(database: Database, key: int) -> str:
     return gid
 
 
-@pytest.mark.publisher(min=16, lacks="origin = none")
-async def test_two_of_ours_replicate_into_each_other(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_two_of_ours_replicate_into_each_other(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute(f"{TABLE}; CREATE PUBLICATION pub FOR TABLE t")
-    publisher_db.execute(COPY)
+    publisher18_db.execute(COPY)
     settings = replace(QUICK, copy_range_size=64 * 1024)
     options = {"origin": "none", "two_phase": True, "settings": settings}
     # the way back first: there is nothing to copy on it yet
-    async with replica(target_db, publisher_db, **options) as back:
+    async with replica(target_db, publisher18_db, **options) as back:
         await enabled(back)
-        async with load(publisher_db, 1 * SIDE) as here, replica(publisher_db, target_db, **options) as forth:
+        async with load(publisher18_db, 1 * SIDE) as here, replica(publisher18_db, target_db, **options) as forth:
             await forth.caught_up()
             # not before: a copy takes all rows, those too that came from where it goes to
             async with load(target_db, 2 * SIDE) as there:
                 await enabled(forth)
                 await until(lambda: min(here.inserted, there.inserted) > 300, "load from both sides")
         # forth was stopped in the middle of the load
-        async with replica(publisher_db, target_db, **options) as forth:
+        async with replica(publisher18_db, target_db, **options) as forth:
             await both_equal(forth, back)
             gids = {side.publisher: prepare(side.publisher, number * SIDE - 1) for number, side in enumerate((forth, back), 1)}
             await both_caught_up(forth, back)
@@ -126,7 +125,7 @@ async def test_two_of_ours_replicate_into_each_other(publisher_db: Database, tar
             for side in (forth, back):
                 side.publisher.execute(f"COMMIT PREPARED '{gids[side.publisher]}'")
             await both_equal(forth, back)
-            assert prepared(publisher_db) == prepared(target_db) == set()
+            assert prepared(publisher18_db) == prepared(target_db) == set()
             # what came around would be a conflict, and would be counted
             assert back.subscription.status.statistics.inserts == there.inserted + 1
             for side in (forth, back):

@@ -21,8 +21,6 @@ from tests.support.observation import PREPARED, all_ready, eventually, until
 from tests.support.replica import QUICK, Replica, replica
 from tests.support.row_gates import closed_gates, make_row_gate, waiting_at_gate, waiting_for_lock_on
 
-pytestmark = pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
-
 ROWS = "SELECT id, u, md5(v) FROM t ORDER BY id"
 TABLES = """
     CREATE TABLE t (id int PRIMARY KEY, u int, v text);
@@ -80,6 +78,7 @@ def last_error(found: Replica) -> SubscriberError | None:
     return found.subscription.status.last_error
 
 
+@pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
 async def test_savepoints_and_rollbacks(publisher_db: Database, any_target_db: Database, tmp_path: Path) -> None:
     target_db = any_target_db
     make_tables(publisher_db, target_db)
@@ -152,20 +151,20 @@ async def test_savepoints_and_rollbacks(publisher_db: Database, any_target_db: D
     await eventually(target_db, PARALLEL, 0)
 
 
-async def test_depends_on_what_was_committed_before(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
-    make_tables(publisher_db, target_db)
+async def test_depends_on_what_was_committed_before(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    make_tables(publisher18_db, target_db)
     make_row_gate(target_db, "t", "NEW.id = 90000", 1)
-    async with following(publisher_db, target_db, tmp_path) as found:
-        with publisher_db.connect() as session, closed_gates(target_db, 1) as release:
+    async with following(publisher18_db, target_db, tmp_path) as found:
+        with publisher18_db.connect() as session, closed_gates(target_db, 1) as release:
             session.execute("BEGIN")
             session.execute(fill(1))
             await applied(target_db)
-            publisher_db.execute("INSERT INTO t VALUES (90000, 1, 'not yet in the target')")
+            publisher18_db.execute("INSERT INTO t VALUES (90000, 1, 'not yet in the target')")
             await eventually(target_db, waiting_at_gate(1), 1)
             session.execute("UPDATE t SET u = 2 WHERE id = 90000")
             session.execute(fill(1001))
-            publisher_db.execute("INSERT INTO other VALUES (1)")
-            end = publisher_db.current_lsn()
+            publisher18_db.execute("INSERT INTO other VALUES (1)")
+            end = publisher18_db.current_lsn()
             await until(lambda: found.subscription.status.received >= end, "the UPDATE received")
             await applied(target_db)
             assert target_db.value("SELECT count(*) FROM t") == 0
@@ -177,41 +176,41 @@ async def test_depends_on_what_was_committed_before(publisher_db: Database, targ
         assert (statistics.parallel_transactions, statistics.confl_update_missing) == (1, 0)
 
 
-async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
-    make_tables(publisher_db, target_db)
+async def test_never_a_deadlock(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    make_tables(publisher18_db, target_db)
     target_db.execute("""
         CREATE UNIQUE INDEX only_here ON t (u);
         CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM count(*) FROM public.emptied; RETURN NEW; END';
         CREATE TRIGGER look BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION look();
         ALTER TABLE other ENABLE ALWAYS TRIGGER look;
     """)
-    async with following(publisher_db, target_db, tmp_path) as found:
+    async with following(publisher18_db, target_db, tmp_path) as found:
         # a value that is unique in the target only
-        with publisher_db.connect() as session:
+        with publisher18_db.connect() as session:
             session.execute("BEGIN")
             session.execute(fill(1, u="g"))
             await applied(target_db)
-            publisher_db.execute("INSERT INTO t VALUES (5000, 7, 'waits for the stream')")
+            publisher18_db.execute("INSERT INTO t VALUES (5000, 7, 'waits for the stream')")
             await found.caught_up()
             assert target_db.value("SELECT u FROM t WHERE id = 5000") == 7
-            publisher_db.execute("UPDATE t SET u = 5000 WHERE id = 5000")
+            publisher18_db.execute("UPDATE t SET u = 5000 WHERE id = 5000")
             session.execute("COMMIT")
         assert len(await found.same(ROWS)) == MANY + 1
         assert parallel(found) == 0
 
         # TRUNCATE, and a table that is only read in the target
-        with publisher_db.connect() as session:
+        with publisher18_db.connect() as session:
             session.execute("BEGIN; TRUNCATE emptied")
             session.execute(fill(1001))
             await applied(target_db)
-            publisher_db.execute("INSERT INTO other VALUES (1)")
+            publisher18_db.execute("INSERT INTO other VALUES (1)")
             assert await found.same("SELECT * FROM other") == [(1,)]
             session.execute("COMMIT")
         await found.caught_up()
         assert parallel(found) == 0
 
         # through another session: an ALTER TABLE waits for the stream, and all others behind it
-        with publisher_db.connect() as session:
+        with publisher18_db.connect() as session:
             session.execute("BEGIN")
             session.execute(fill(2001))
             await applied(target_db)
@@ -219,7 +218,7 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
             with contextlib.closing(target_db.connect()) as watcher:
                 while watcher.execute(waiting_for_lock_on("t").encode()).fetchone() != (1,):
                     await asyncio.sleep(0.02)
-            publisher_db.execute("INSERT INTO t VALUES (5001, 5001, 'behind the ALTER TABLE')")
+            publisher18_db.execute("INSERT INTO t VALUES (5001, 5001, 'behind the ALTER TABLE')")
             await found.caught_up()
             await altering
             session.execute("COMMIT")
@@ -228,7 +227,7 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
         assert parallel(found) == 0
 
         # two streams that block each other; the one that waits is committed first
-        with publisher_db.connect() as one, publisher_db.connect() as two:
+        with publisher18_db.connect() as one, publisher18_db.connect() as two:
             one.execute("BEGIN; INSERT INTO t VALUES (6000, -1, 'x')")
             one.execute(fill(3001))
             await applied(target_db)
@@ -239,13 +238,13 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
             await found.caught_up()
             assert target_db.fetch("SELECT id FROM t WHERE u = -1") == [(6001,)]
             assert parallel(found) == 1
-            publisher_db.execute("UPDATE t SET u = -2 WHERE id = 6001")
+            publisher18_db.execute("UPDATE t SET u = -2 WHERE id = 6001")
             one.execute("COMMIT")
         assert len(await found.same(ROWS)) == 5 * MANY + 4
         assert parallel(found) == 1
 
         # and after all that
-        with publisher_db.connect() as session:
+        with publisher18_db.connect() as session:
             session.execute("BEGIN")
             session.execute(fill(7001))
             await applied(target_db)
@@ -257,24 +256,24 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
 
 
 async def test_never_a_deadlock_with_another_subscription(
-    publisher_db: Database, publisher: ServerAddress, target_db: Database, tmp_path: Path
+    publisher18_db: Database, publisher18: ServerAddress, target_db: Database, tmp_path: Path
 ) -> None:
     """The workers of two wait for each other's streams, which the server cannot see."""
-    with fresh_database(publisher, "pub") as second_db:
-        for database in (publisher_db, second_db, target_db):
+    with fresh_database(publisher18, "pub") as second_db:
+        for database in (publisher18_db, second_db, target_db):
             database.execute(TABLES)
         target_db.execute("CREATE UNIQUE INDEX only_here ON t (u)")
-        for database in (publisher_db, second_db):
+        for database in (publisher18_db, second_db):
             database.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-        async with following(publisher_db, target_db, tmp_path) as first, following(second_db, target_db, tmp_path) as second:
-            with publisher_db.connect() as one, second_db.connect() as two:
+        async with following(publisher18_db, target_db, tmp_path) as first, following(second_db, target_db, tmp_path) as second:
+            with publisher18_db.connect() as one, second_db.connect() as two:
                 one.execute("BEGIN; INSERT INTO t VALUES (1, -1, 'x')")
                 one.execute(fill(1001))
                 await applied(target_db)
                 two.execute("BEGIN; INSERT INTO t VALUES (2, -2, 'x')")
                 two.execute(fill(2001))
                 await applied(target_db, 2)
-                publisher_db.execute("INSERT INTO t VALUES (3, -2, 'waits for the other one'); DELETE FROM t WHERE id = 3")
+                publisher18_db.execute("INSERT INTO t VALUES (3, -2, 'waits for the other one'); DELETE FROM t WHERE id = 3")
                 second_db.execute("INSERT INTO t VALUES (4, -1, 'waits for the other one'); DELETE FROM t WHERE id = 4")
                 goals = [(found, found.publisher.current_lsn()) for found in (first, second)]
                 await until(lambda: any(found.subscription.status.flushed >= lsn for found, lsn in goals), "one of them goes on")
@@ -289,17 +288,17 @@ async def test_never_a_deadlock_with_another_subscription(
 
 
 async def test_errors_are_those_of_the_commit(
-    publisher_db: Database, target_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    publisher18_db: Database, target_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="subscriber")
-    make_tables(publisher_db, target_db)
+    make_tables(publisher18_db, target_db)
     target_db.execute("ALTER TABLE t ADD CONSTRAINT small CHECK (u < 100)")
-    async with following(publisher_db, target_db, tmp_path) as found:
-        with publisher_db.connect() as session:
+    async with following(publisher18_db, target_db, tmp_path) as found:
+        with publisher18_db.connect() as session:
             session.execute("BEGIN; SAVEPOINT a; INSERT INTO t VALUES (0, 100, 'refused by the target')")
             session.execute(fill(1))
             await until(lambda: "is not applied in parallel" in caplog.text, "the refusal")
-            publisher_db.execute("INSERT INTO t VALUES (5000, 1, 'goes on')")
+            publisher18_db.execute("INSERT INTO t VALUES (5000, 1, 'goes on')")
             await found.caught_up()
             assert last_error(found) is None
             session.execute("ROLLBACK TO a")
@@ -309,7 +308,7 @@ async def test_errors_are_those_of_the_commit(
         assert parallel(found) == 0
 
         # by a session that was terminated
-        with publisher_db.connect() as session:
+        with publisher18_db.connect() as session:
             session.execute("BEGIN")
             session.execute(fill(2001))
             await applied(target_db)
@@ -319,7 +318,7 @@ async def test_errors_are_those_of_the_commit(
         assert last_error(found) is None
 
         # one that stays
-        with publisher_db.connect() as session:
+        with publisher18_db.connect() as session:
             session.execute("BEGIN")
             session.execute(fill(3001))
             await applied(target_db)
@@ -334,10 +333,10 @@ async def test_errors_are_those_of_the_commit(
         assert len(await found.same(ROWS)) == 3 * MANY + 2
 
 
-async def test_as_many_as_are_allowed(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
-    make_tables(publisher_db, target_db)
+async def test_as_many_as_are_allowed(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    make_tables(publisher18_db, target_db)
     with contextlib.ExitStack() as stack:
-        sessions = [stack.enter_context(publisher_db.connect()) for _ in range(3)]
+        sessions = [stack.enter_context(publisher18_db.connect()) for _ in range(3)]
 
         async def stream_all(found: Replica, first: int, expected: int) -> None:
             for number, session in enumerate(sessions):
@@ -348,12 +347,12 @@ async def test_as_many_as_are_allowed(publisher_db: Database, target_db: Databas
                 session.execute("COMMIT")
             assert len(await found.same(ROWS)) % (3 * MANY) == 0
 
-        async with following(publisher_db, target_db, tmp_path) as found:
+        async with following(publisher18_db, target_db, tmp_path) as found:
             await stream_all(found, 0, 2)
             # the first to commit had no session
             assert parallel(found) >= 2
         none = settings(tmp_path, max_parallel_apply_workers_per_subscription=0)
-        async with following(publisher_db, target_db, tmp_path, settings=none) as found:
+        async with following(publisher18_db, target_db, tmp_path, settings=none) as found:
             await stream_all(found, 10_000, 0)
             assert parallel(found) == 0
             assert target_db.value(PARALLEL) == 0

@@ -219,39 +219,38 @@ async def test_toast_keys_and_truncate_inside_a_stream(publisher_db: Database, t
             assert publisher_db.value(stats) == 1
 
 
-@pytest.mark.parametrize("streaming", STREAMING)
-async def test_abort_message_for_what_was_never_streamed(publisher_db: Database, target_db: Database, streaming: Any) -> None:
+@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+async def test_abort_message_for_what_was_never_streamed(publisher18_db: Database, target_db: Database, streaming: Any) -> None:
     # the bug was PostgreSQL 18's: a large transaction, rolled back, with a subtransaction still in memory is answered with a
     # STREAM ABORT even where nothing was streamed; its own apply worker dies of it. 14 to 17 send empty chunks before
-    make_tables(publisher_db, target_db)
-    async with replica(publisher_db, target_db, streaming=streaming) as found:
+    make_tables(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, streaming=streaming) as found:
         await ready(found)
         for number in range(3):
-            with publisher_db.connect() as session:
+            with publisher18_db.connect() as session:
                 session.execute("BEGIN; SAVEPOINT a; INSERT INTO t VALUES (1, 'x'); RELEASE SAVEPOINT a")
                 session.execute(fill(10, 1000, "y"))
                 session.execute("ROLLBACK")
-            publisher_db.execute(f"INSERT INTO t VALUES ({2000 + number}, 'after')")
+            publisher18_db.execute(f"INSERT INTO t VALUES ({2000 + number}, 'after')")
         assert len(await found.same(ROWS)) == 3
         status = found.subscription.status
         assert status.last_error is None
-        await acknowledged(publisher_db, status.flushed)
+        await acknowledged(publisher18_db, status.flushed)
 
 
-@STREAMS
-async def test_stream_cut_in_its_middle(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
-    make_tables(publisher_db, target_db)
-    async with replica(publisher_db, target_db, streaming="on", settings=settings(tmp_path)) as found:
+async def test_stream_cut_in_its_middle(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    make_tables(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, streaming="on", settings=settings(tmp_path)) as found:
         await ready(found)
-        with publisher_db.connect() as session:
+        with publisher18_db.connect() as session:
             session.execute("BEGIN")
             session.execute(fill(1, 400, "a"))
             session.execute("SAVEPOINT a")
             session.execute(fill(401, 800, "b"))
-            await streamed(publisher_db)
+            await streamed(publisher18_db)
             await until(lambda: bool(spool_files(tmp_path)), "something in the spool")
-            cut = f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
-            assert publisher_db.value(cut)
+            cut = f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher18_db)}'"
+            assert publisher18_db.value(cut)
             session.execute("ROLLBACK TO a")
             session.execute(fill(801, 1200, "c"))
             session.execute("COMMIT")

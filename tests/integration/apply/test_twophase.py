@@ -294,33 +294,32 @@ async def process(publisher: Database, target: Database) -> AsyncIterator[asynci
         await running.communicate()
 
 
-@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
-async def test_killed_between_prepare_and_commit(publisher_db: Database, target_db: Database) -> None:
-    make_tables(publisher_db, target_db)
+async def test_killed_between_prepare_and_commit(publisher18_db: Database, target_db: Database) -> None:
+    make_tables(publisher18_db, target_db)
     prepared = f"SELECT count(*) FROM pg_prepared_xacts WHERE database = '{target_db.name}'"
-    async with replica(publisher_db, target_db, two_phase=True) as found:
+    async with replica(publisher18_db, target_db, two_phase=True) as found:
         await enabled(found)
-        stopped = prepare(publisher_db, "stopped", "INSERT INTO t VALUES (1, 'over a stop')")
+        stopped = prepare(publisher18_db, "stopped", "INSERT INTO t VALUES (1, 'over a stop')")
         await found.caught_up()
     assert target_db.fetch(PREPARED) == [(target_gid(target_db, stopped),)]
-    publisher_db.execute("INSERT INTO t VALUES (100, 'while away')")
-    async with process(publisher_db, target_db) as running:
+    publisher18_db.execute("INSERT INTO t VALUES (100, 'while away')")
+    async with process(publisher18_db, target_db) as running:
         await eventually(target_db, COUNT, 1)
-        xid = prepare(publisher_db, "killed", "INSERT INTO t VALUES (2, 'over a kill')")
-        prepare(publisher_db, "killed too", "INSERT INTO t VALUES (3, 'gone')")
+        xid = prepare(publisher18_db, "killed", "INSERT INTO t VALUES (2, 'over a kill')")
+        prepare(publisher18_db, "killed too", "INSERT INTO t VALUES (3, 'gone')")
         await eventually(target_db, prepared, 3)
         running.send_signal(signal.SIGKILL)
         assert await running.wait() == -signal.SIGKILL
-    finish(publisher_db, "stopped", "COMMIT")
-    finish(publisher_db, "killed too", "ROLLBACK")
-    publisher_db.execute("INSERT INTO t VALUES (101, 'while away')")
-    async with process(publisher_db, target_db) as running:
+    finish(publisher18_db, "stopped", "COMMIT")
+    finish(publisher18_db, "killed too", "ROLLBACK")
+    publisher18_db.execute("INSERT INTO t VALUES (101, 'while away')")
+    async with process(publisher18_db, target_db) as running:
         await eventually(target_db, COUNT, 3)
         assert target_db.fetch(PREPARED) == [(target_gid(target_db, xid),)]
         running.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(running.wait(), WAIT_SECONDS) == 0
-    finish(publisher_db, "killed", "COMMIT")
-    async with replica(publisher_db, target_db, two_phase=True) as found:
+    finish(publisher18_db, "killed", "COMMIT")
+    async with replica(publisher18_db, target_db, two_phase=True) as found:
         assert [row[0] for row in await found.same(ROWS)] == [1, 2, 100, 101]
         assert target_db.fetch(PREPARED) == []
         assert found.subscription.status.last_error is None

@@ -80,21 +80,21 @@ async def test_the_first_and_later_starts_ask_no_more_for_many_tables(
     assert many["later"] <= few["later"] + 10
 
 
-async def test_a_tree_is_read_once_for_all_its_partitions(publisher_db: Database, target_db: Database, queries: list[str]) -> None:
+async def test_a_tree_is_read_once_for_all_its_partitions(publisher18_db: Database, target_db: Database, queries: list[str]) -> None:
     """The publisher describes the root for each partition that has a change. Each time, the target's whole tree was read again."""
     tree = "CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);" + ";".join(
         f"CREATE TABLE leaf{number} PARTITION OF root FOR VALUES FROM ({number}) TO ({number + 1})" for number in range(MANY)
     )
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute(tree)
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE root WITH (publish_via_partition_root)")
-    async with replica(publisher_db, target_db) as running:
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE root WITH (publish_via_partition_root)")
+    async with replica(publisher18_db, target_db) as running:
         await running.caught_up()
         queries.clear()
         # one transaction that is streamed, and one for each partition
-        publisher_db.execute(f"INSERT INTO root SELECT g, repeat('x', 4000) FROM generate_series(0, {MANY} - 1) AS g")
+        publisher18_db.execute(f"INSERT INTO root SELECT g, repeat('x', 4000) FROM generate_series(0, {MANY} - 1) AS g")
         for number in range(MANY):
-            publisher_db.execute(f"UPDATE root SET v = '{number}' WHERE id = {number}")
+            publisher18_db.execute(f"UPDATE root SET v = '{number}' WHERE id = {number}")
         await running.same("SELECT id, v FROM root ORDER BY id")
     # by the apply worker, and by the session of a streamed transaction
     assert len([query for query in queries if "relispartition" in query and "AS fingerprint" in query]) <= 2

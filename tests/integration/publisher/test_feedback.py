@@ -56,31 +56,31 @@ async def heard_for(publisher: Database, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("synchronous_commit", ["off", "on"])
-async def test_idle_database_of_a_busy_cluster(publisher_db: Database, target_db: Database, synchronous_commit: Any) -> None:
-    make_tables(publisher_db, target_db)
-    with fresh_database(publisher_db.server, "busy") as busy:
+async def test_idle_database_of_a_busy_cluster(publisher18_db: Database, target_db: Database, synchronous_commit: Any) -> None:
+    make_tables(publisher18_db, target_db)
+    with fresh_database(publisher18_db.server, "busy") as busy:
         busy.execute("CREATE TABLE b (id int, v text)")
-        publisher_db.execute("CREATE TABLE unpublished (id int, v text)")
-        async with replica(publisher_db, target_db, synchronous_commit=synchronous_commit) as found:
+        publisher18_db.execute("CREATE TABLE unpublished (id int, v text)")
+        async with replica(publisher18_db, target_db, synchronous_commit=synchronous_commit) as found:
             await all_ready(found)
-            publisher_db.execute("INSERT INTO t VALUES (1, 'a')")
+            publisher18_db.execute("INSERT INTO t VALUES (1, 'a')")
             await found.same(ROWS)
             inserts = found.subscription.status.statistics.inserts
-            for database, table in ((busy, "b"), (publisher_db, "unpublished"), (busy, "b")):
+            for database, table in ((busy, "b"), (publisher18_db, "unpublished"), (busy, "b")):
                 database.execute(f"INSERT INTO {table} SELECT g, repeat('x', 200) FROM generate_series(1, 5000) AS g")
                 # without a wait for an LSN: the feedback has to be sent unasked
-                await acknowledged(publisher_db, busy.current_lsn())
+                await acknowledged(publisher18_db, busy.current_lsn())
             # never more acknowledged than the target knows
-            assert confirmed(publisher_db) <= Lsn.parse(target_db.value(POSITION))
+            assert confirmed(publisher18_db) <= Lsn.parse(target_db.value(POSITION))
             assert found.subscription.status.statistics.inserts == inserts
-            publisher_db.execute("INSERT INTO t VALUES (2, 'b')")
+            publisher18_db.execute("INSERT INTO t VALUES (2, 'b')")
             await found.same(ROWS)
 
 
-async def test_shutdown_and_crash_of_the_publisher(make_server: MakeServer, target_db: Database, publisher_version: int) -> None:
-    server = make_server(publisher_version)
+async def test_shutdown_and_crash_of_the_publisher(make_server: MakeServer, target_db: Database) -> None:
+    server = make_server(18)
     server.createdb("pub")
-    address = ServerAddress(server.dsn(), publisher_version)
+    address = ServerAddress(server.dsn(), 18)
 
     async def stop(mode: Any) -> float:
         began = time.monotonic()
@@ -157,37 +157,37 @@ async def test_silent_publisher(publisher18_db: Database, target_db: Database) -
         assert walsender(publisher18_db) not in {None, pid}
 
 
-async def test_slow_apply_does_not_lose_the_connection(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
-    make_tables(publisher_db, target_db)
-    publisher_db.execute(f"ALTER DATABASE {publisher_db.name} SET wal_sender_timeout = '4s'")
+async def test_slow_apply_does_not_lose_the_connection(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    make_tables(publisher18_db, target_db)
+    publisher18_db.execute(f"ALTER DATABASE {publisher18_db.name} SET wal_sender_timeout = '4s'")
     settings = replace(QUICK, wal_receiver_status_interval=10.0, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))
-    async with replica(publisher_db, target_db, settings=settings) as found:
+    async with replica(publisher18_db, target_db, settings=settings) as found:
         await all_ready(found)
         await found.caught_up()
-        pid = walsender(publisher_db)
+        pid = walsender(publisher18_db)
         with target_db.connect() as blocker:
             blocker.execute("BEGIN; LOCK TABLE t")
-            publisher_db.execute("INSERT INTO t VALUES (1, 'waits')")
+            publisher18_db.execute("INSERT INTO t VALUES (1, 'waits')")
             waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 't'::regclass"
             await eventually(target_db, waiting, True)
-            await acknowledged(publisher_db, found.subscription.status.flushed)
-            before = confirmed(publisher_db)
+            await acknowledged(publisher18_db, found.subscription.status.flushed)
+            before = confirmed(publisher18_db)
             # little is waiting: the socket is read, and requests for a reply are seen
-            await heard_for(publisher_db, 6)
+            await heard_for(publisher18_db, 6)
             # much is waiting: the socket is not read any more
             for first in range(1000, 41000, 1000):
                 # in a thread: the loop has to run to answer the publisher
                 await asyncio.to_thread(
-                    publisher_db.execute, f"INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series({first}, {first + 99}) AS g"
+                    publisher18_db.execute, f"INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series({first}, {first + 99}) AS g"
                 )
-            await heard_for(publisher_db, 6)
-            assert walsender(publisher_db) == pid
+            await heard_for(publisher18_db, 6)
+            assert walsender(publisher18_db) == pid
             # nothing of it is acknowledged
-            assert confirmed(publisher_db) == before
+            assert confirmed(publisher18_db) == before
             assert found.subscription.status.flushed <= before
             blocker.execute("COMMIT")
         assert len(await found.same(ROWS)) == 1 + 40 * 100
-        assert walsender(publisher_db) == pid
+        assert walsender(publisher18_db) == pid
         assert found.subscription.status.last_error is None
 
 

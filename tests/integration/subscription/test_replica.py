@@ -41,38 +41,38 @@ async def test_copies_follows_and_resumes_after_a_stop(publisher_db: Database, t
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-async def test_ends_when_caught_up(publisher_db: Database, target_db: Database, explicit: bool) -> None:
-    for database in (publisher_db, target_db):
+async def test_ends_when_caught_up(publisher18_db: Database, target_db: Database, explicit: bool) -> None:
+    for database in (publisher18_db, target_db):
         database.execute(TABLE)
-    publisher_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    subscription = subscription_of(publisher_db, target_db)
-    await subscription.run(Until(publisher_db.current_lsn()) if explicit else Until())
+    publisher18_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    subscription = subscription_of(publisher18_db, target_db)
+    await subscription.run(Until(publisher18_db.current_lsn()) if explicit else Until())
     assert target_db.value("SELECT count(*) FROM t") == 100
-    publisher_db.execute("INSERT INTO t VALUES (101, 'later')")
-    await subscription.run(Until(publisher_db.current_lsn()) if explicit else Until())
+    publisher18_db.execute("INSERT INTO t VALUES (101, 'later')")
+    await subscription.run(Until(publisher18_db.current_lsn()) if explicit else Until())
     assert target_db.value("SELECT count(*) FROM t") == 101
 
 
-async def test_stopped_while_its_slot_is_created(publisher_db: Database, target_db: Database) -> None:
+async def test_stopped_while_its_slot_is_created(publisher18_db: Database, target_db: Database) -> None:
     """Nothing is left that lets the next start take another subscription's slot for its own."""
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute(TABLE)
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
-    slot = f"replica_{publisher_db.name}"
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    slot = f"replica_{publisher18_db.name}"
     creating = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%' AND state = 'active'"
-    with open_transaction(publisher_db, "INSERT INTO t VALUES (1)"):
-        async with replica(publisher_db, target_db) as found:
-            await asyncio.to_thread(publisher_db.wait, creating, 1)
+    with open_transaction(publisher18_db, "INSERT INTO t VALUES (1)"):
+        async with replica(publisher18_db, target_db) as found:
+            await asyncio.to_thread(publisher18_db.wait, creating, 1)
             await found.stop()
-        publisher_db.wait("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
-    publisher_db.fetch(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
-    theirs = publisher_db.fetch("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE database = current_database()")
-    publisher_db.execute("INSERT INTO t VALUES (2)")
+        publisher18_db.wait("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
+    publisher18_db.fetch(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    theirs = publisher18_db.fetch("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE database = current_database()")
+    publisher18_db.execute("INSERT INTO t VALUES (2)")
     with pytest.raises(PublisherError, match=f'replication slot "{slot}" already exists'):
-        await subscription_of(publisher_db, target_db).run(Until())
-    assert publisher_db.fetch("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE database = current_database()") == theirs
-    publisher_db.fetch(f"SELECT pg_drop_replication_slot('{slot}')")
-    await subscription_of(publisher_db, target_db).run(Until())
+        await subscription_of(publisher18_db, target_db).run(Until())
+    assert publisher18_db.fetch("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE database = current_database()") == theirs
+    publisher18_db.fetch(f"SELECT pg_drop_replication_slot('{slot}')")
+    await subscription_of(publisher18_db, target_db).run(Until())
     assert target_db.fetch("SELECT id FROM t") == [(2,)]
 
 

@@ -29,31 +29,31 @@ def arguments(publisher: Database, target: Database, *more: str) -> tuple[str, .
     return ("sequences", "sync", *more, "--target", target.dsn, "--connection", publisher.conninfo())
 
 
-async def test_values_never_repeat_when_both_sides_insert(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_values_never_repeat_when_both_sides_insert(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute(TABLES)
-    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     # the type of the column is wider in the target, and its sequence has another name
     target_db.execute('ALTER SEQUENCE "S s"."Quo""ted_id_seq" RENAME TO renamed; ALTER SEQUENCE "S s".renamed AS bigint')
-    async with replica(publisher_db, target_db) as found:
-        with publisher_db.connect() as one, publisher_db.connect() as two:
+    async with replica(publisher18_db, target_db) as found:
+        with publisher18_db.connect() as one, publisher18_db.connect() as two:
             for session in (one, two, one):
                 session.autocommit = True
                 session.execute("INSERT INTO cached (by) VALUES (1)")
-            publisher_db.execute('INSERT INTO "S s"."Quo""ted" SELECT FROM generate_series(1, 40); INSERT INTO shared DEFAULT VALUES')
+            publisher18_db.execute('INSERT INTO "S s"."Quo""ted" SELECT FROM generate_series(1, 40); INSERT INTO shared DEFAULT VALUES')
             await found.caught_up()
-            dry = subscriber(*arguments(publisher_db, target_db), "--publication", "pub", "--dry-run", loud=True)
+            dry = subscriber(*arguments(publisher18_db, target_db), "--publication", "pub", "--dry-run", loud=True)
             assert (dry.status, dry.errors) == (0, "subscriber: 4 sequences would be set, 1 equal, 0 left\n"), dry
             assert "sequence public.cached_id_seq: would be set, next value 41\n" in dry.output
             assert target_db.value("SELECT last_value FROM pg_sequences WHERE sequencename = 'cached_id_seq'") is None
-            as_json = subscriber(*arguments(publisher_db, target_db), found.subscription.name, "--dry-run", "--json", loud=True)
+            as_json = subscriber(*arguments(publisher18_db, target_db), found.subscription.name, "--dry-run", "--json", loud=True)
             assert (as_json.status, as_json.errors) == (0, "")
             assert json.loads(as_json.output)["sequences"][2] == {
                 "schema": "public", "sequence": "cached_id_seq", "state": "set", "place": "sequence public.cached_id_seq", "next_value": 41,
                 "reason": None,
             }  # fmt: skip
             # the name may be before or after options
-            done = subscriber(*arguments(publisher_db, target_db, found.subscription.name), loud=True)
+            done = subscriber(*arguments(publisher18_db, target_db, found.subscription.name), loud=True)
             assert (done.status, done.output, done.errors) == (0, "", "subscriber: 4 sequences set, 1 equal, 0 left\n")
             # sessions of the publisher use up what they have in their caches
             for session in (one, two):
