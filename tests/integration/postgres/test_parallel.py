@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from subscriber.protocol.messages import Insert
 from subscriber.sinks.postgres.parallel.transaction import MOST_SAVEPOINTS, PostgresParallelTransaction
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import parallel_key
-from subscriber.sinks.postgres.tables import relation_map
+from subscriber.sinks.postgres.tables import relation_map, table_reader
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
 from subscriber.sinks.postgres.tables.table_reader import read_table
 from subscriber.transaction.model import Transaction
@@ -51,7 +52,12 @@ def read_tables(monkeypatch: pytest.MonkeyPatch) -> list[TableName]:
         found.append(name)
         return await read_table(reader, name, **more)
 
+    async def observed_ahead(reader: CatalogReader, names: Collection[TableName], **more: Any) -> Mapping[TableName, TargetTable]:
+        found.extend(names)
+        return await table_reader.read_tables(reader, names, **more)
+
     monkeypatch.setattr(relation_map, "read_table", observed)
+    monkeypatch.setattr(relation_map, "read_tables", observed_ahead)
     return found
 
 
