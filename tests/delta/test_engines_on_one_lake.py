@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
     return str(value.replace(tzinfo=None)) if hasattr(value, "tzinfo") else repr(value) if isinstance(value, float | list) else value
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.endurance)])
 async def test_engines_take_turns_and_the_rows_are_the_publishers(tmp_path: Path, delta: SparkSession, seed: int) -> None:
     delta.conf.set("spark.sql.session.timeZone", "UTC")
     publisher = Publisher(seed)
@@ -250,7 +250,8 @@ async def test_rows_of_odd_keys_are_found_where_nothing_is_inserted(
 
 
 @pytest.mark.parametrize("type_oid", [700, 701, 1022])
-@pytest.mark.parametrize("name", ["local", "units", "merge"])
+# units are the same code as engine local
+@pytest.mark.parametrize("name", ["local", pytest.param("units", marks=pytest.mark.endurance), "merge"])
 async def test_a_key_goes_from_a_value_to_one_that_compares_equal(tmp_path: Path, delta: SparkSession, name: str, type_oid: int) -> None:
     # float4, float8, float8[]: the publisher compares the values' bytes to know whether it has to send the old key
     minus, zero, nan = ("{-0}", "{0}", "{NaN}") if type_oid == 1022 else ("-0", "0", "NaN")

@@ -96,12 +96,12 @@ async def _changed(table: OneTable, width: int) -> None:
 CHANGED = [(0, 1), (1, 2), (2, 4), (4, 1), (5, 1), (9, 3)]
 
 
-@pytest.mark.parametrize("setting", ["Read=LEGACY", "Read=EXCEPTION", "Write=LEGACY", "Write=EXCEPTION"])
+@pytest.mark.parametrize("value", ["LEGACY", "EXCEPTION"])
 async def test_old_days_are_the_same_whatever_calendar_a_session_has(
-    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch, setting: str
+    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    name, _, value = setting.partition("=")
-    with configured(delta, f"spark.sql.parquet.datetimeRebaseModeIn{name}", value):
+    mode = "spark.sql.parquet.datetimeRebaseModeIn"
+    with configured(delta, f"{mode}Read", value), configured(delta, f"{mode}Write", value):
         async with OneTable(tmp_path, delta, [("day", 1082), ("at", 1184), ("local", 1114)]) as table:
             days = ["0001-01-01", "1000-01-01", "1582-10-10", "2024-02-29"]
             await table.round(*(Insert(5, row(day, f"{day} 00:00:00+00", f"{day} 00:00:00")) for day in days))
@@ -133,10 +133,19 @@ async def test_lists_as_keys_are_told_apart_whatever_texts_a_session_makes_of_th
             assert (table.rows(), table.merged) == ([([], 2), ([None], 1)], 1)
 
 
-@pytest.mark.parametrize("name", ["_gone", "_GONE", "_Gone_", "_metadata", "_change_type", "__row_index"])
-@pytest.mark.parametrize("key", [False, True])
-async def test_columns_of_names_that_are_used_otherwise(tmp_path: Path, delta: SparkSession, name: str, key: bool) -> None:
-    async with OneTable(tmp_path, delta, [(name, 23), ("v", 23)] if key else [("id", 23), (name, 23)]) as table:
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("_gone", "_metadata"),
+        ("_metadata", "_GONE"),
+        ("_GONE", "_change_type"),
+        ("_change_type", "_Gone_"),
+        ("_Gone_", "__row_index"),
+        ("__row_index", "_gone"),
+    ],
+)
+async def test_columns_of_names_that_are_used_otherwise(tmp_path: Path, delta: SparkSession, key: str, other: str) -> None:
+    async with OneTable(tmp_path, delta, [(key, 23), (other, 23)]) as table:
         await _changed(table, 1)
         assert (table.rows(), table.merged) == (CHANGED, 2)
 
@@ -150,16 +159,16 @@ async def test_tables_with_names_of_merges_own_are_not_merged(tmp_path: Path, de
         assert (table.rows(), table.merged) == (CHANGED, 0)
 
 
-@pytest.mark.parametrize("names", [("kıl", "kil"), ("s", "ſ"), ("µ", "μ"), ("K", "k"), ("i", "İ"), ("A", "a")])
-async def test_columns_that_spark_does_not_tell_apart(tmp_path: Path, delta: SparkSession, names: tuple[str, str]) -> None:
+async def test_columns_that_spark_does_not_tell_apart(tmp_path: Path, delta: SparkSession) -> None:
+    names = ["kıl", "kil", "s", "ſ", "µ", "μ", "K", "k", "i", "İ", "A", "a"]
     async with OneTable(tmp_path, delta, [("id", 23), *((name, 23) for name in names)]) as table:
-        await _changed(table, 2)
-        assert (table.rows(), table.merged) == ([(key, value, value) for key, value in CHANGED], 2)
+        await _changed(table, len(names))
+        assert (table.rows(), table.merged) == ([(key, *[value] * len(names)) for key, value in CHANGED], 2)
         found = delta.read.format("delta").load(str(tmp_path / "tables/public/t")).drop("_special").collect()
         assert sorted(map(tuple, found)) == table.rows()
 
 
-@pytest.mark.parametrize("name", ["a[b]", "{a,b}", "a*", "a?", "a b", "a`b", "a#b"])
+@pytest.mark.parametrize("name", ["a[b]{a,b}", "a*a? a`b#b"])
 async def test_a_lake_in_a_directory_of_an_odd_name(tmp_path: Path, delta: SparkSession, name: str) -> None:
     (tmp_path / name).mkdir()
     async with OneTable(tmp_path / name, delta, [("id", 23), ("v", 23)]) as table:
