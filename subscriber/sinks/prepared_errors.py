@@ -19,7 +19,7 @@ def lost_prepared(message: CommitPrepared) -> DataLossError:
     """The target received it, and what it stored is gone."""
     return DataLossError(
         f"{_committed(message)}, but the target does not have it any more: it was received, and is lost",
-        hint=f"it was removed from the target: {_HINT}",
+        hint=f"it was removed from the target. Skip it (`subscriber alter NAME --skip-lsn {message.commit_lsn}`), and {_HINT}",
     )
 
 
