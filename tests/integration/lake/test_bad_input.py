@@ -174,12 +174,26 @@ def test_no_java_at_all(publisher: Database, tmp_path: Path) -> None:
 ON_LOOPBACK = [f"--conf=spark.{name}" for name in ("ui.enabled=false", "driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1")]
 NO_START = [
     # Spark asks three times for 20 s
-    (["--master=spark://127.0.0.1:1"], "could not start Spark with master spark://127.0.0.1:1: .*stopped SparkContext"),
+    pytest.param(
+        ["--master=spark://127.0.0.1:1"],
+        "could not start Spark with master spark://127.0.0.1:1: .*stopped SparkContext",
+        marks=pytest.mark.endurance,
+    ),
     (["--master=local[few]"], r"could not start Spark with master local\[few\]: .*Could not parse Master URL"),
-    (["--master=nonsense://x"], "could not start Spark with master nonsense://x: .*see Java's output above"),
-    (["--master=local[1]", "--conf=spark.driver.port=some"], r"could not start Spark with master local\[1\]: .*spark\.driver\.port"),
+    pytest.param(
+        ["--master=nonsense://x"], "could not start Spark with master nonsense://x: .*see Java's output above", marks=pytest.mark.endurance
+    ),
+    pytest.param(
+        ["--master=local[1]", "--conf=spark.driver.port=some"],
+        r"could not start Spark with master local\[1\]: .*spark\.driver\.port",
+        marks=pytest.mark.endurance,
+    ),
     (["--master=local[1]", "--py-files=/nonexistent/x.zip"], "cannot read /nonexistent/x.zip: No such file or directory"),
-    (["--master=local[1]", "--py-files=/nonexistent/x.whl"], "cannot read /nonexistent/x.whl: No such file or directory"),
+    pytest.param(
+        ["--master=local[1]", "--py-files=/nonexistent/x.whl"],
+        "cannot read /nonexistent/x.whl: No such file or directory",
+        marks=pytest.mark.endurance,
+    ),
     # there, but nothing that Spark ships
     (["--master=local[1]", "--py-files=nosuch://x/y.zip"], "cannot ship nosuch://x/y.zip: .*No FileSystem for scheme"),
 ]

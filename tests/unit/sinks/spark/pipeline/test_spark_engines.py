@@ -81,7 +81,7 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(t
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b"])
+@pytest.mark.parametrize("name", ["a blank ümläut [x]{y}*? 50%", "a%zz:b"])
 async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
     from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
     from subscriber.spark import snapshot as spark_snapshot
