@@ -138,12 +138,19 @@ class ResumableTableSink(Protocol):
 class TableGroup(Protocol):
     """Tables that are copied one after another through one session. Each takes one transaction, with its rows and its state.
 
+    Where rows and states are stored apart, the states of up to :attr:`at_once` tables are stored together.
+
     One call at a time. A crash at any instant leaves each table in INIT, without copied rows, or in SYNCDONE, with all of them.
     """
 
     @property
     def usable(self) -> bool:
         """False once the session is lost, or its sink was closed. Then only :meth:`close` may be called."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """How many tables may be copied before :meth:`finish`: 1, if the rows are in the transaction that it commits."""
         ...
 
     async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
@@ -158,17 +165,17 @@ class TableGroup(Protocol):
         """
         ...
 
-    async def finish(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` for the copied table, and commit. Durable on return.
+    async def finish(self, tables: Mapping[TableName, Lsn]) -> None:
+        """Store SYNCDONE for copied tables, each with its LSN, and commit. Durable on return.
 
         Raises:
-            TargetError: the table was rolled back. But if the group is not ``usable`` any more, the call may have taken effect:
+            TargetError: all of them were rolled back. But if the group is not ``usable`` any more, the call may have taken effect:
                 :meth:`TableSink.begin` returns the state.
         """
         ...
 
-    async def roll_back(self) -> None:
-        """Roll back the table that was copied. Idempotent."""
+    async def roll_back(self, table: TableName) -> None:
+        """Roll back a table that is not finished. Idempotent."""
         ...
 
     async def close(self) -> None:

@@ -123,22 +123,29 @@ class GroupSynchronization:
             _log.info("%d tables are synchronized one by one: %s", len(members), error.one_line())
             published = {}
         size = 0
+        copied: list[PublishedTable] = []
         for name in members:
             table = published.get(name)
             if table is None or not table.columns or table.size > self._table_bytes:
                 leave(name)
             elif size + table.size <= _GROUP_BYTES:
                 size += table.size
-                await self._copy_table(table, group, snapshot, leave)
+                if await self._copy_table(table, group, snapshot, leave):
+                    copied.append(table)
+            if len(copied) >= group.at_once:
+                await self._finish(copied, group, snapshot.consistent_point, leave)
+                copied = []
+        await self._finish(copied, group, snapshot.consistent_point, leave)
 
     async def _copy_table(
         self, table: PublishedTable, group: TableGroup, snapshot: GroupSnapshot, leave: Callable[[TableName], None]
-    ) -> None:
+    ) -> bool:
+        """Copy a table. False: it left the group."""
         name, states = table.name, self._run.states
         if states.covered(table.relation_id, snapshot.consistent_point) < states.handed:
             _log.info('table "%s" changed before it was copied: it is synchronized alone', name)
             leave(name)
-            return
+            return False
         self._run.progress.started(name, table.estimated_rows)
 
         def advanced(rows: int) -> None:
@@ -150,29 +157,55 @@ class GroupSynchronization:
                 first = await anext(rows, b"")
                 await group.copy(table, self._run.copy_format, _chained(first, rows))
             crash_points.reached("group.copied")
-            lsn = states.covered(table.relation_id, snapshot.consistent_point)
-            if states.try_handover(name, lsn):
-                states.storing(name)
-                await group.finish(lsn)
-                crash_points.reached("group.stored")
-                states.complete_handover(name)
-                self._run.progress.finished(name)
-                _log.info('table "%s" is copied as of %s and synchronized up to %s', name, snapshot.consistent_point, lsn)
-                return
-            await group.roll_back()
-            _log.info('table "%s" changed while it was copied: it is synchronized alone', name)
         except SubscriberError as error:
             leave(name)
             if not group.usable or _is_publisher_lost(error):
                 raise
-            # also after an error outside of copy() and finish(), for example at the end of the publisher's rows
-            await group.roll_back()
-            # the target has answered, so nothing is stored
-            states.known(name)
+            # also after an error outside of copy(), for example at the end of the publisher's rows
+            await group.roll_back(name)
             _log.info('table "%s" is synchronized alone: %s', name, error.one_line())
+            return False
+        return True
+
+    async def _finish(self, copied: Sequence[PublishedTable], group: TableGroup, snapshot: Lsn, leave: Callable[[TableName], None]) -> None:
+        """Hand over copied tables, and store their states together."""
+        states = self._run.states
+        done: dict[TableName, Lsn] = {}
+        changed: list[TableName] = []
+        # without a wait in between: all of them at the apply worker's position
+        for table in copied:
+            lsn = states.covered(table.relation_id, snapshot)
+            if states.try_handover(table.name, lsn):
+                states.storing(table.name)
+                done[table.name] = lsn
+            else:
+                changed.append(table.name)
+        try:
+            for name in changed:
+                await group.roll_back(name)
+                _log.info('table "%s" changed while it was copied: it is synchronized alone', name)
+                leave(name)
+            if not done:
+                return
+            await group.finish(done)
+            crash_points.reached("group.stored")
+            for name, lsn in done.items():
+                states.complete_handover(name)
+                self._run.progress.finished(name)
+                _log.info('table "%s" is copied as of %s and synchronized up to %s', name, snapshot, lsn)
+        except SubscriberError as error:
+            for name in done:
+                leave(name)
+            if not group.usable or _is_publisher_lost(error):
+                raise
+            for name in done:
+                await group.roll_back(name)
+                # the target has answered, so nothing is stored
+                states.known(name)
+                _log.info('table "%s" is synchronized alone: %s', name, error.one_line())
         finally:
-            states.abandon_handover(name)
-        leave(name)
+            for name in done:
+                states.abandon_handover(name)
 
 
 def _is_publisher_lost(error: SubscriberError) -> bool:

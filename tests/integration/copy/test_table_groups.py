@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
-from subscriber import Subscription, TableState
+from subscriber import Subscription, TableName, TableState
 from subscriber.errors import TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
@@ -183,16 +183,16 @@ async def test_a_commit_whose_answer_is_lost(
     """The apply worker passes over nothing of the table until it is known whether it was stored."""
     finish, lost = PostgresTableGroup.finish, list[str]()
 
-    async def finished(self: PostgresTableGroup, lsn: Lsn) -> None:
+    async def finished(self: PostgresTableGroup, tables: Mapping[TableName, Lsn]) -> None:
         assert self._copied is not None
         name = self._copied.name.name
         if name != "t2" or lost:
-            await finish(self, lsn)
+            await finish(self, tables)
             return
         lost.append(name)
         connection = self._connection
         if stored:
-            await finish(self, lsn)
+            await finish(self, tables)
         connection.terminate()
         publisher18_db.execute("INSERT INTO t2 VALUES (3, 'behind the handover'); INSERT INTO t9 VALUES (3, 'after it, too')")
         await asyncio.sleep(0)
@@ -241,8 +241,8 @@ async def test_a_publisher_that_is_lost_between_two_tables(
     """Only the table whose turn it was leaves the group: one by one, 3,000 tables would take minutes."""
     finish, lost = PostgresTableGroup.finish, list[str]()
 
-    async def finished(self: PostgresTableGroup, lsn: Lsn) -> None:
-        await finish(self, lsn)
+    async def finished(self: PostgresTableGroup, tables: Mapping[TableName, Lsn]) -> None:
+        await finish(self, tables)
         if not lost:
             lost.append("lost")
             publisher18_db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pg\\_%\\_sync\\_%'")

@@ -47,8 +47,17 @@ def change_all(publisher: Database, value: str) -> None:
 async def test_two_snapshots_for_all_tables(publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshots = record_snapshot_slots(monkeypatch)
     lake = tmp_path / "lake"
+    writes: list[str] = []
+
+    def write(storage: Storage, name: str, document: Mapping[str, Any] | str, **options: Any) -> None:
+        writes.append(name)
+        write_document(storage, name, document, **options)
+
+    monkeypatch.setattr(catalog, "write_document", write)
     await subscription(publisher, lake).run(Until())
     assert snapshots == [True, True]
+    # the bug was that it was written for each table: with thousands of tables, most of the time went into that
+    assert writes.count(catalog.CATALOG) < len(TABLES)
     assert_same(lake, await applied(lake), publisher, TABLES)
     change_all(publisher, "changed")
     await subscription(publisher, lake).run(Until())

@@ -90,6 +90,7 @@ class PostgresTableGroup:
         self._origins = origins
         self._fenced = fenced
         self._is_current = is_current
+        self.at_once = 1
         self._reader: CatalogReader | None = None
         self._tables: Mapping[TableName, TargetTable] = {}
         self._copied: TargetTable | None = None
@@ -136,14 +137,15 @@ class PostgresTableGroup:
                 await connection.execute(begin)
                 await copying.copy(copy_format, data)
         except SubscriberError:
-            await self.roll_back()
+            await self.roll_back(table.name)
             raise
         self._copied = target
 
-    async def finish(self, lsn: Lsn) -> None:
+    async def finish(self, tables: Mapping[TableName, Lsn]) -> None:
         copied, connection = self._copied, self._connection
         if copied is None:
             raise TargetError("no table was copied that could be finished")
+        lsn = tables[copied.name]
         oid, fingerprint = copied.fingerprint
         finish = _FINISH.format(lsn=lsn, oid=self._oid, relid=oid, fingerprint=fingerprint, fence=self._fenced)
         try:
@@ -154,11 +156,11 @@ class PostgresTableGroup:
             raise
         except TargetError as error:
             error.add_note(f'while finishing the copy of table "{copied.name}"')
-            await self.roll_back()
+            await self.roll_back(copied.name)
             raise
         self._copied = None
 
-    async def roll_back(self) -> None:
+    async def roll_back(self, table: TableName) -> None:
         """Roll back the table's transaction. Idempotent. A session that does not answer is terminated."""
         self._copied = None
         reader = self._reader

@@ -2,6 +2,8 @@
 
 A table's rows are in the directory of a new copy. The catalog has the copy's generation before the first row is copied, so no two copies
 have the same one, even if an error hides that SYNCDONE was stored and the applier has read it. Before SYNCDONE nothing reads the directory.
+
+The catalog is one document with all tables. It is written once for many tables, or it would take longer than the copies.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from subscriber import crash_points
 from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, TableState
@@ -25,12 +28,14 @@ from subscriber.threads import run_in_thread
 
 __all__ = ["SparkTableGroup"]
 
+_AT_ONCE: Final = 50
+"""The apply worker waits while their states are stored. And a table that changes meanwhile must be copied alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
     """A table whose rows wait for :meth:`SparkTableGroup.finish`: as it is in the catalog, with its file."""
 
-    name: TableName
     begun: LakeTable
     schema: TableSchema
     file: LandedFile
@@ -48,13 +53,14 @@ class SparkTableGroup:
     """
 
     def __init__(self, lake: Lake, lock: FileLock, catalog: asyncio.Lock, is_current: Callable[[], bool]) -> None:
+        self.at_once = _AT_ONCE
         self._lake = lake
         self._lock = lock
         self._catalog = catalog
         self._is_current = is_current
         self._locked = False
         self._is_uncertain = False
-        self._copied: _Copied | None = None
+        self._copied: dict[TableName, _Copied] = {}
 
     @property
     def usable(self) -> bool:
@@ -90,22 +96,25 @@ class SparkTableGroup:
         await run_in_thread(lambda: storage.make_directory(directory))
         path = f"{directory}/part-00000.parquet"
         file = await store_copy(storage, path, begun.id, schema, columns=table.columns, copy_format=copy_format, data=data)
-        self._copied = _Copied(table.name, begun, schema, file, started)
+        self._copied[table.name] = _Copied(begun, schema, file, started)
 
-    async def finish(self, lsn: Lsn) -> None:
-        copied, self._copied = self._copied, None
-        if copied is None:
-            raise TargetError("no table was copied that could be finished")
-        storage, directory = self._lake.storage, copy_directory(copied.begun)
-        copy = TableCopy(lsn, copied.schema, (copied.file,), started=copied.started)
-        await run_in_thread(lambda: write_copy(storage, directory, copy))
+    async def finish(self, tables: Mapping[TableName, Lsn]) -> None:
+        copied = {name: self._copied.pop(name) for name in tables}
+
+        def store() -> None:
+            for name, each in copied.items():
+                copy = TableCopy(tables[name], each.schema, (each.file,), started=each.started)
+                write_copy(self._lake.storage, copy_directory(each.begun), copy)
+
+        await run_in_thread(store)
         crash_points.reached("landing.copy_stored")
-        done = replace(copied.begun, entry=TableEntry(TableState.SYNCDONE, lsn))
 
         def finish(state: LakeState) -> LakeState:
-            if state.tables.get(copied.name) != copied.begun:
-                raise TargetError(f'table "{copied.name}" is not in state INIT any more')
-            return with_tables(state, {copied.name: done})
+            for name, each in copied.items():
+                if state.tables.get(name) != each.begun:
+                    raise TargetError(f'table "{name}" is not in state INIT any more')
+            done = {name: replace(each.begun, entry=TableEntry(TableState.SYNCDONE, tables[name])) for name, each in copied.items()}
+            return with_tables(state, done)
 
         async with self._catalog:
             if not self.usable:
@@ -115,12 +124,12 @@ class SparkTableGroup:
             finally:
                 self._is_uncertain = not self._lake.is_certain
 
-    async def roll_back(self) -> None:
+    async def roll_back(self, table: TableName) -> None:
         """Forget the table's rows. Idempotent."""
-        self._copied = None
+        self._copied.pop(table, None)
 
     async def close(self) -> None:
-        self._copied = None
+        self._copied.clear()
         if self._locked:
             self._locked = False
             self._lock.give_back()

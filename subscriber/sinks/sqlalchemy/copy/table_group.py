@@ -57,6 +57,7 @@ class SqlAlchemyTableGroup:
     """
 
     def __init__(self, database: Database, fence: Fence, is_current: Callable[[], bool]) -> None:
+        self.at_once = 1
         self._database = database
         self._fence = fence
         self._is_current = is_current
@@ -108,7 +109,7 @@ class SqlAlchemyTableGroup:
         copied.size *= BINARY_GROWS if binary else 1
         self._copied = copied
 
-    async def finish(self, lsn: Lsn) -> None:
+    async def finish(self, tables: Mapping[TableName, Lsn]) -> None:
         copied, self._copied = self._copied, None
         if copied is None:
             raise TargetError("no table was copied that could be finished")
@@ -117,7 +118,7 @@ class SqlAlchemyTableGroup:
             async with self._usable_session.transaction() as connection:
                 await self._fence.hold(connection)
                 await self._store(connection, copied)
-                entry = TableEntry(TableState.SYNCDONE, lsn)
+                entry = TableEntry(TableState.SYNCDONE, tables[name])
                 stored = await self._rows(connection).set_entry(self._relids[name], entry, only_from=TableState.INIT, srcopy=None)
                 if not stored or not self._is_current():
                     raise TargetError(f'table "{name}" is not in state INIT any more')
@@ -138,7 +139,7 @@ class SqlAlchemyTableGroup:
                 for piece in limit_of(connection).pieces(statement.sql, rows, copied.size):
                     await insert_rows(connection, statement.sql, statement.many, piece)
 
-    async def roll_back(self) -> None:
+    async def roll_back(self, table: TableName) -> None:
         """Nothing of the table stays: nothing was stored. Idempotent."""
         self._copied = None
 

@@ -87,7 +87,7 @@ async def _formatted(path: Path, monkeypatch: pytest.MonkeyPatch, count: int) ->
         await group.begin(names)
         for table in tables:
             await group.copy(table, CopyFormat.TEXT, no_rows())
-            await group.finish(Lsn(200))
+            await group.finish({table.name: Lsn(200)})
         for name in names:
             await opened.set_ready({name: Lsn(200)})
         await group.close()

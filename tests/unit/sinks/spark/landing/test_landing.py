@@ -290,7 +290,7 @@ async def test_a_kill_amid_a_commit_leaves_nothing_prepared_that_is_landed(
 
 async def test_a_commit_of_what_was_never_prepared_is_a_loss(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path))
-    with pytest.raises(DataLossError, match="no prepared transaction of xid 8"):
+    with pytest.raises(DataLossError, match="never received its PREPARE"):
         await sink.commit_prepared(CommitPrepared(0, Lsn(295), Lsn(300), 0, 8, "gid"))
     # the worker decides whether it is one: before 18 a publisher sends no PREPARE of a transaction without changes
     await sink.advance(Lsn(300))
