@@ -149,11 +149,15 @@ class Applier:
                 await self.skip(transaction)
         if not pending:
             return
-        if await self._succeeds(pending, lambda without_sets: self._attempt(pending, batch.gate, without_sets=without_sets)):
-            return
-        self.relations.forget_targets()
-        for transaction in pending:
-            await self._attempt([transaction], batch.gate, last=True)
+        self.relations.expect(pending)
+        try:
+            if await self._succeeds(pending, lambda without_sets: self._attempt(pending, batch.gate, without_sets=without_sets)):
+                return
+            self.relations.forget_targets()
+            for transaction in pending:
+                await self._attempt([transaction], batch.gate, last=True)
+        finally:
+            self.relations.expect(())
 
     async def _succeeds(
         self, transactions: Iterable[Transaction], attempt: Callable[[Collection[TableName] | None], Awaitable[None]]

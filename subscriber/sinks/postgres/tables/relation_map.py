@@ -1,28 +1,44 @@
 """The remote relations, and how each maps to its target table.
 
-The target table is read when a relation is first needed. It is read again if a Relation message changes the relation, and after an error or
-an ALTER TABLE (:meth:`RelationMap.forget_targets`).
+The target table is read when a relation is first needed, together with the tables of the other changes that are applied next
+(:meth:`RelationMap.expect`): one table takes almost as long as hundreds. It is read again if a Relation message changes the relation, and
+after an error or an ALTER TABLE (:meth:`RelationMap.forget_targets`).
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
-from subscriber.errors import RelationError
+from subscriber.errors import ProtocolError, RelationError
+from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Relation
+from subscriber.protocol.messages import Relation, Tag
 from subscriber.sinks.described_relations import DescribedRelations
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
-from subscriber.sinks.postgres.tables.relation_mapping import STREAM_HINT, RelationMapping, map_relation
-from subscriber.sinks.postgres.tables.table_reader import read_table, require_table
+from subscriber.sinks.postgres.tables.relation_mapping import STREAM_HINT, RelationMapping, TargetTable, map_relation
+from subscriber.sinks.postgres.tables.table_reader import read_table, read_tables, require_table
+from subscriber.transaction.model import Transaction
+from subscriber.transaction.relations import changed_relations
 
 __all__ = ["RelationMap"]
 
 _OF_SUBSCRIPTION: Final = """
-SELECT srsubstate::text AS state, srsublsn::text AS lsn
-FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid
+SELECT srrelid::int8 AS oid, srsubstate::text AS state, srsublsn::text AS lsn
+FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = ANY ($2::oid[])
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A table that was read before its first change, and its row of the subscription's tables, if it has one."""
+
+    table: TargetTable
+    state: str | None
+    lsn: str | None
 
 
 class RelationMap(DescribedRelations):
@@ -42,6 +58,30 @@ class RelationMap(DescribedRelations):
         self._subscription = subscription
         self._mappings: dict[int, RelationMapping] = {}
         self._passed_over: set[int] = set()
+        self._expected: Sequence[Transaction] = ()
+        self._ahead: dict[TableName, _Ahead] | None = None
+
+    def expect(self, transactions: Sequence[Transaction]) -> None:
+        """Name the transactions that are applied next. The first table that was not read yet is read with all tables that they change."""
+        self._expected, self._ahead = transactions, None
+
+    async def _read_ahead(self, name: TableName) -> _Ahead | None:
+        if self._ahead is None:
+            self._ahead = await self._read(self._expected)
+        return self._ahead.get(name)
+
+    async def _read(self, transactions: Sequence[Transaction]) -> dict[TableName, _Ahead]:
+        described = {**self._remote, **{each.relation_id: each for transaction in transactions for each in _described(transaction)}}
+        ids = {each for transaction in transactions for each in changed_relations(transaction) or ()} - self._mappings.keys()
+        names = {TableName(described[each].namespace, described[each].name) for each in ids & described.keys()}
+        if len(names) < 2:
+            return {}
+        tables = await read_tables(self._reader, names, as_owner=self._as_owner)
+        rows = []
+        if self._subscription is not None:
+            rows = await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, [table.oid for table in tables.values()])
+        known = {row["oid"]: (row["state"], row["lsn"]) for row in rows}
+        return {name: _Ahead(table, *known.get(table.oid, (None, None))) for name, table in tables.items()}
 
     def adopt(self, other: RelationMap) -> None:
         """Define the relations of another map that differ: they were described after those of this one."""
@@ -52,6 +92,7 @@ class RelationMap(DescribedRelations):
         """Read the target's tables again when they are needed next."""
         self._mappings.clear()
         self._passed_over.clear()
+        self._ahead = None
 
     def begin(self) -> None:
         """Before a transaction of the target: a table that was passed over may have another name, or be of the subscription, now."""
@@ -71,8 +112,9 @@ class RelationMap(DescribedRelations):
         found = self._mappings.get(relation.relation_id)
         if found is None:
             name = TableName(relation.namespace, relation.name)
-            found = map_relation(relation, await read_table(self._reader, name, as_owner=self._as_owner, hint=STREAM_HINT))
-            self._mappings[relation.relation_id] = found
+            ahead = await self._read_ahead(name)
+            table = ahead.table if ahead else await read_table(self._reader, name, as_owner=self._as_owner, hint=STREAM_HINT)
+            found = self._mappings[relation.relation_id] = map_relation(relation, table)
         return found
 
     async def is_wanted(self, relation: Relation, final_lsn: Lsn, *, by_name: bool | None) -> bool:
@@ -103,14 +145,18 @@ class RelationMap(DescribedRelations):
         if not by_name and relation_id in self._passed_over:
             return False
         name = TableName(relation.namespace, relation.name)
+        if by_name:
+            ahead = await self._read_ahead(name)
+            if ahead is not None and _is_synchronized(ahead.state, ahead.lsn, final_lsn):
+                return True
         try:
             oid = await require_table(self._reader, name)
         except RelationError as error:
             error.missing = relation_id, str(name)
             raise
-        rows = await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, oid)
+        rows = await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, [oid])
         state, lsn = (rows[0]["state"], rows[0]["lsn"]) if rows else (None, None)
-        if state == TableState.READY or (state == TableState.SYNCDONE and (lsn is None or Lsn.parse(lsn) <= final_lsn)):
+        if _is_synchronized(state, lsn, final_lsn):
             return True
         if state is None and by_name:
             raise RelationError(
@@ -122,3 +168,18 @@ class RelationMap(DescribedRelations):
         if state is None:
             self._passed_over.add(relation_id)
         return False
+
+
+def _described(transaction: Transaction) -> Iterator[Relation]:
+    """The relations that a transaction describes, without those in the spool. A damaged message is reported when it is applied."""
+    for record in transaction.records:
+        if record[0] == Tag.RELATION:
+            with contextlib.suppress(ProtocolError):
+                message = decode(record, in_stream=transaction.prefixed)
+                if isinstance(message, Relation):
+                    yield message
+
+
+def _is_synchronized(state: str | None, lsn: str | None, final_lsn: Lsn) -> bool:
+    """Whether the apply worker applies the changes of a table that are committed at an LSN."""
+    return state == TableState.READY or (state == TableState.SYNCDONE and (lsn is None or Lsn.parse(lsn) <= final_lsn))
