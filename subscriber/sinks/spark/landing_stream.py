@@ -316,5 +316,5 @@ class LandingStream:
             self._over[xid, gid] = lsn
 
     async def _forget(self, xid: int, gid: str) -> None:
-        await run_in_thread(lambda: self._files.forget(self._lake, xid, gid))
+        await run_in_thread(lambda: self._files.forget(xid, gid, self._lake.forget_received))
         self._over.pop((xid, gid), None)

@@ -129,7 +129,7 @@ class SparkSink:
         try:
             state = await self._state(lake, stream, landed)
             begin = state.position.lsn if state.position is not None else INVALID_LSN
-            await run_in_thread(lambda: PreparedTransactions(storage).recover(lake, landed, begin))
+            await run_in_thread(lambda: PreparedTransactions(storage).recover(landed, begin, lake.forget_received))
         except BaseException:
             try:
                 await stream.close()

@@ -274,6 +274,11 @@ class Lake:
         write_document(self.storage, POSITION, {**_position_json(position), "received": sorted(received)})
         self.position, self.received = position, received
 
+    def forget_received(self, directory: str) -> None:
+        """Remove the name of a prepared transaction that has ended."""
+        if directory in self.received and self.position is not None:
+            self.set_position(self.position, self.received - {directory})
+
 
 def lake_of_another(lake: Lake, name: str) -> TargetError:
     """The error for a lake that does not belong to the subscription of this name."""

@@ -12,7 +12,7 @@ the publisher sends a message again, this is known:
  does not exist           after it                    PREPARE is to be done; or data was lost
 =======================  ==========================  ============================================
 
-``position.json`` has the names of these directories (:attr:`Lake.received`). A name is added when the position moves past PREPARE, and is
+``position.json`` has the names of these directories (``Lake.received``). A name is added when the position moves past PREPARE, and is
 removed before the directory. At COMMIT PREPARED, it tells a transaction that was lost from one that was never received: before 18, a
 publisher sends no PREPARE of a transaction without changes.
 
@@ -24,7 +24,7 @@ it would be prepared again, and stay prepared if its end is not sent again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -34,7 +34,6 @@ from subscriber import crash_points
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
-from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import EPOCH_MICROSECONDS, LandedFile
@@ -128,18 +127,18 @@ class PreparedTransactions:
         write_document(self._storage, f"{source}/{_DOCUMENT}", {**document, "ended": str(message.end_lsn)})
         return found
 
-    def recover(self, lake: Lake, landed: Lsn, position: Lsn) -> None:
+    def recover(self, landed: Lsn, position: Lsn, forget_name: Callable[[str], None]) -> None:
         """After a crash: remove transactions that have ended and whose end is not sent again.
 
         Args:
-            lake: its position is stored.
             landed: transactions that end up to here are landed.
             position: everything after this is sent again.
+            forget_name: see :meth:`forget`.
         """
         for document in self._documents():
             xid, gid, ended = int(document["xid"]), str(document["gid"]), Lsn.parse(document.get("ended", "0/0"))
             if ended and ended <= position:
-                self.forget(lake, xid, gid)
+                self.forget(xid, gid, forget_name)
             elif ended and ended <= landed:
                 self.end(xid, gid, ended)
 
@@ -170,10 +169,9 @@ class PreparedTransactions:
         except pa.ArrowInvalid as error:
             raise TargetError(f"{self._storage.what(file.path)} is damaged", hint="restore it from a backup") from error
 
-    def forget(self, lake: Lake, xid: int, gid: str) -> None:
-        """Remove it. No error if it does not exist."""
+    def forget(self, xid: int, gid: str, forget_name: Callable[[str], None]) -> None:
+        """Remove it. No error if it does not exist. ``forget_name`` removes the name of its directory from the position first."""
         directory = self.directory(xid, gid)
-        if directory in lake.received and lake.position is not None:
-            lake.set_position(lake.position, lake.received - {directory})
-            crash_points.reached("landing.prepare_forgotten")
+        forget_name(directory)
+        crash_points.reached("landing.prepare_forgotten")
         self._storage.remove_directory(directory)
