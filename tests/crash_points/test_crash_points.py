@@ -88,14 +88,13 @@ async def test_other_failures(sink: str, case: CrashCase, request: pytest.Fixtur
 
 @pytest.mark.crash
 @pytest.mark.publisher(min=15, lacks="two-phase subscriptions")
-@pytest.mark.parametrize("point", ["copy.slot_created", "postgres.prepared"])
-async def test_postgres_as_publisher(point: str, target_db: Database, publisher_db: Database, tmp_path: Path) -> None:
-    case = CrashCase(point, Failure.EXIT)
+async def test_postgres_as_publisher(target_db: Database, publisher_db: Database, tmp_path: Path) -> None:
+    case = CrashCase("postgres.prepared", Failure.EXIT)
     await case.run(CrashPostgres(target_db), tmp_path, publisher=PostgresCrashPublisher(publisher_db))
 
 
 @pytest.mark.endurance
-@pytest.mark.parametrize("point", ["group.copied", "copy.batch_applied", "spool.written", "postgres.committed"])
+@pytest.mark.parametrize("point", ["copy.slot_created", "group.copied", "copy.batch_applied", "spool.written", "postgres.committed"])
 async def test_postgres_as_publisher_at_other_points(point: str, target_db: Database, publisher18_db: Database, tmp_path: Path) -> None:
     """The fake publisher, which is faster, has these on each change."""
     case = CrashCase(point, Failure.EXIT)

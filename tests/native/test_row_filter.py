@@ -14,8 +14,7 @@ from tests.native.native import Nodes
 from tests.support.database import Database
 from tests.support.replica import replica
 
-pytestmark = pytest.mark.publisher(min=15, lacks="row filters")
-
+_FILTERS = pytest.mark.publisher(min=15, lacks="row filters")
 T1 = "CREATE TABLE t1(a int, b int, c text, PRIMARY KEY(a,c))"
 T2 = "CREATE TABLE t2(d int, e int, f int, PRIMARY KEY(d))"
 T3 = "CREATE TABLE t3(g int, h int, i int, PRIMARY KEY(g))"
@@ -29,14 +28,14 @@ def make_tables_and_publications(publisher: Database) -> None:
         publisher.execute(statement)
 
 
-async def test_walk_through_of_the_manual(publisher_db: Database, target_db: Database) -> None:
-    make_tables_and_publications(publisher_db)
+async def test_walk_through_of_the_manual(publisher18_db: Database, target_db: Database) -> None:
+    make_tables_and_publications(publisher18_db)
     target_db.execute(T1)
-    async with replica(publisher_db, target_db, name="s1", publications=["p1"]) as s1:
+    async with replica(publisher18_db, target_db, name="s1", publications=["p1"]) as s1:
 
         async def step(statement: str, published: list[tuple[int, int, str]], subscribed: list[tuple[int, int, str]]) -> None:
-            publisher_db.execute(statement)
-            assert publisher_db.fetch("SELECT * FROM t1 ORDER BY a") == published
+            publisher18_db.execute(statement)
+            assert publisher18_db.fetch("SELECT * FROM t1 ORDER BY a") == published
             await s1.caught_up()
             assert target_db.fetch("SELECT * FROM t1 ORDER BY a") == subscribed
 
@@ -45,7 +44,7 @@ async def test_walk_through_of_the_manual(publisher_db: Database, target_db: Dat
         # the page's subscription finds the table empty: so must ours, for the rows to come as inserts
         await s1.caught_up()
         for row in rows[:-1]:
-            publisher_db.execute(f"INSERT INTO t1 VALUES {row}")
+            publisher18_db.execute(f"INSERT INTO t1 VALUES {row}")
         await step(f"INSERT INTO t1 VALUES {rows[-1]}", rows, [(6, 106, "NSW"), (9, 109, "NSW")])
         statistics = s1.subscription.status.statistics
         assert (statistics.inserts, statistics.updates, statistics.deletes) == (2, 0, 0)
@@ -74,34 +73,35 @@ async def test_walk_through_of_the_manual(publisher_db: Database, target_db: Dat
         await step("TRUNCATE t1", [], [])
 
 
-async def test_partition_example_of_the_manual(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_partition_example_of_the_manual(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE parent(a int PRIMARY KEY) PARTITION BY RANGE(a)")
         database.execute("CREATE TABLE child PARTITION OF parent DEFAULT")
-    publisher_db.execute(
+    publisher18_db.execute(
         "CREATE PUBLICATION p4 FOR TABLE parent WHERE (a < 5), child WHERE (a >= 5) WITH (publish_via_partition_root=true)"
     )
-    async with replica(publisher_db, target_db, name="s4", publications=["p4"]) as s4:
+    async with replica(publisher18_db, target_db, name="s4", publications=["p4"]) as s4:
         await s4.caught_up()
-        publisher_db.execute("INSERT INTO parent VALUES (2), (4), (6)")
-        publisher_db.execute("INSERT INTO child VALUES (3), (5), (7)")
-        assert publisher_db.fetch("SELECT * FROM parent ORDER BY a") == [(2,), (3,), (4,), (5,), (6,), (7,)]
+        publisher18_db.execute("INSERT INTO parent VALUES (2), (4), (6)")
+        publisher18_db.execute("INSERT INTO child VALUES (3), (5), (7)")
+        assert publisher18_db.fetch("SELECT * FROM parent ORDER BY a") == [(2,), (3,), (4,), (5,), (6,), (7,)]
         await s4.caught_up()
         assert target_db.fetch("SELECT * FROM parent ORDER BY a") == [(2,), (3,), (4,)]
-        publisher_db.execute("DROP PUBLICATION p4")
-        publisher_db.execute("CREATE PUBLICATION p4 FOR TABLE parent, child WHERE (a >= 5) WITH (publish_via_partition_root=false)")
-    async with replica(publisher_db, target_db, name="s4", publications=["p4"]) as s4:
+        publisher18_db.execute("DROP PUBLICATION p4")
+        publisher18_db.execute("CREATE PUBLICATION p4 FOR TABLE parent, child WHERE (a >= 5) WITH (publish_via_partition_root=false)")
+    async with replica(publisher18_db, target_db, name="s4", publications=["p4"]) as s4:
         # what the page does not show: the refresh adds child, and copies it through its own filter
         await s4.caught_up()
         assert target_db.fetch("SELECT * FROM child ORDER BY a") == [(2,), (3,), (4,), (5,), (6,), (7,)]
-        publisher_db.execute("TRUNCATE parent")
-        publisher_db.execute("INSERT INTO parent VALUES (2), (4), (6)")
-        publisher_db.execute("INSERT INTO child VALUES (3), (5), (7)")
-        assert publisher_db.fetch("SELECT * FROM parent ORDER BY a") == [(2,), (3,), (4,), (5,), (6,), (7,)]
+        publisher18_db.execute("TRUNCATE parent")
+        publisher18_db.execute("INSERT INTO parent VALUES (2), (4), (6)")
+        publisher18_db.execute("INSERT INTO child VALUES (3), (5), (7)")
+        assert publisher18_db.fetch("SELECT * FROM parent ORDER BY a") == [(2,), (3,), (4,), (5,), (6,), (7,)]
         await s4.caught_up()
         assert target_db.fetch("SELECT * FROM child ORDER BY a") == [(5,), (6,), (7,)]
 
 
+@_FILTERS
 async def test_filters_of_several_publications_are_ored(publisher_db: Database, target_db: Database) -> None:
     make_tables_and_publications(publisher_db)
     for statement in (T1, T2, T3):
@@ -129,36 +129,37 @@ async def test_filters_of_several_publications_are_ored(publisher_db: Database, 
         assert target_db.fetch("SELECT g, h FROM t3 ORDER BY g") == [(10, 1)]
 
 
-async def test_a_publication_of_everything_makes_filters_redundant(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_a_publication_of_everything_makes_filters_redundant(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY, v text)")
-    publisher_db.execute("CREATE PUBLICATION filtered FOR TABLE s.t WHERE (id > 100)")
-    publisher_db.execute("CREATE PUBLICATION whole_schema FOR TABLES IN SCHEMA s")
-    publisher_db.execute("INSERT INTO s.t SELECT i, 'copied' FROM generate_series(99, 102) AS i")
-    async with replica(publisher_db, target_db, publications=["filtered", "whole_schema"]) as both:
+    publisher18_db.execute("CREATE PUBLICATION filtered FOR TABLE s.t WHERE (id > 100)")
+    publisher18_db.execute("CREATE PUBLICATION whole_schema FOR TABLES IN SCHEMA s")
+    publisher18_db.execute("INSERT INTO s.t SELECT i, 'copied' FROM generate_series(99, 102) AS i")
+    async with replica(publisher18_db, target_db, publications=["filtered", "whole_schema"]) as both:
         await both.same("SELECT id, v FROM s.t ORDER BY id")
-        publisher_db.execute("INSERT INTO s.t VALUES (1, 'followed'); UPDATE s.t SET id = 2 WHERE id = 102")
+        publisher18_db.execute("INSERT INTO s.t VALUES (1, 'followed'); UPDATE s.t SET id = 2 WHERE id = 102")
         assert len(await both.same("SELECT id, v FROM s.t ORDER BY id")) == 5
 
 
-async def test_initial_copy_ignores_which_operations_are_published(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_initial_copy_ignores_which_operations_are_published(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
     # by operation: inserts with v > 5, updates and deletes of ids above 10. The copy takes either filter.
-    publisher_db.execute("CREATE PUBLICATION inserts FOR TABLE t WHERE (v > 5) WITH (publish = 'insert')")
-    publisher_db.execute("CREATE PUBLICATION changes FOR TABLE t WHERE (id > 10) WITH (publish = 'update, delete')")
-    publisher_db.execute("INSERT INTO t VALUES (1, 1), (2, 6), (11, 1), (12, 6)")
-    async with replica(publisher_db, target_db, publications=["inserts", "changes"]) as both:
+    publisher18_db.execute("CREATE PUBLICATION inserts FOR TABLE t WHERE (v > 5) WITH (publish = 'insert')")
+    publisher18_db.execute("CREATE PUBLICATION changes FOR TABLE t WHERE (id > 10) WITH (publish = 'update, delete')")
+    publisher18_db.execute("INSERT INTO t VALUES (1, 1), (2, 6), (11, 1), (12, 6)")
+    async with replica(publisher18_db, target_db, publications=["inserts", "changes"]) as both:
         await both.caught_up()
         assert target_db.fetch("SELECT id, v FROM t ORDER BY id") == [(2, 6), (11, 1), (12, 6)]
-        publisher_db.execute("INSERT INTO t VALUES (3, 1), (4, 6), (13, 1)")
-        publisher_db.execute("UPDATE t SET v = 50 WHERE id IN (2, 11)")
-        publisher_db.execute("DELETE FROM t WHERE id IN (4, 12)")
-        publisher_db.execute("TRUNCATE t")
+        publisher18_db.execute("INSERT INTO t VALUES (3, 1), (4, 6), (13, 1)")
+        publisher18_db.execute("UPDATE t SET v = 50 WHERE id IN (2, 11)")
+        publisher18_db.execute("DELETE FROM t WHERE id IN (4, 12)")
+        publisher18_db.execute("TRUNCATE t")
         await both.caught_up()
         assert target_db.fetch("SELECT id, v FROM t ORDER BY id") == [(2, 6), (4, 6), (11, 50)]
 
 
+@_FILTERS
 async def test_filter_is_kept_while_a_table_catches_up(publisher_db: Database, target_db: Database) -> None:
     """Rows that enter and leave the filter while the copy is held: neither copied wrongly nor lost at the handover."""
     for database in (publisher_db, target_db):
@@ -179,6 +180,7 @@ async def test_filter_is_kept_while_a_table_catches_up(publisher_db: Database, t
             assert len(expected) == 100
 
 
+@_FILTERS
 async def test_as_native(nodes: Nodes) -> None:
     """What the filter says of the old and of the new row, under every replica identity, with values that did not come along."""
     nodes.everywhere("""

@@ -2,6 +2,7 @@
 
 A test that takes the fixture ``publisher_version`` (by way of ``publisher_db``, for example) runs once for each
 ``--publisher`` of the command line, one that takes ``target_version`` once for each ``--target``; without these options both are 18.
+One that takes both runs once for each pair of them: the first with the first, the second with the second.
 With one of them, only tests that it matters to are collected: ``make test`` runs all tests with 18, ``make test-matrix`` runs
 with the other versions what has to do with the version.
 
@@ -48,11 +49,14 @@ def _versions(config: pytest.Config, role: str) -> list[int]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for role in ROLES:
-        fixture = f"{role}_version"
-        if fixture in metafunc.fixturenames:
-            versions = _versions(metafunc.config, role)
-            metafunc.parametrize(fixture, versions, ids=[f"{role}{version}" for version in versions], indirect=True, scope="session")
+    roles = [role for role in ROLES if f"{role}_version" in metafunc.fixturenames]
+    versions = [_versions(metafunc.config, role) for role in roles]
+    most = max(map(len, versions), default=0)
+    # the shorter list begins again
+    rows = [[given[number % len(given)] for given in versions] for number in range(most)]
+    if roles:
+        ids = ["-".join(f"{role}{version}" for role, version in zip(roles, row, strict=True)) for row in rows]
+        metafunc.parametrize([f"{role}_version" for role in roles], rows, ids=ids, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
