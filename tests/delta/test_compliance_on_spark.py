@@ -29,9 +29,16 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTarget:
 
 # what MERGE INTO does with rows; the other scenarios are about the landing and the catalog, which are the same with each engine
 _OF_ROWS = ("changes.", "identities.", "batches.", "types.")
+# a third of the time of this folder; `test_engines_take_turns_and_the_rows_are_the_publishers` merges random histories, too
+_LONG = "batches.any_history"
+
+
+def _is_long(scenario: str) -> bool:
+    return scenario == _LONG or not scenario.startswith(_OF_ROWS)
+
+
 _SCENARIOS = [
-    pytest.param(scenario, id=str(scenario), marks=() if str(scenario).startswith(_OF_ROWS) else pytest.mark.endurance)
-    for scenario in SCENARIOS
+    pytest.param(scenario, id=str(scenario), marks=pytest.mark.endurance if _is_long(str(scenario)) else ()) for scenario in SCENARIOS
 ]
 
 
