@@ -7,10 +7,11 @@ errors (:mod:`subscriber.errors`), in the command line's output and log, and in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 from unicodedata import category
 
-__all__ = ["printable"]
+__all__ = ["printable", "shortened"]
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Control, format and surrogate characters, line and paragraph separators."""
@@ -26,6 +27,12 @@ def printable(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(_escape(each) if category(each) in _HIDDEN and each not in keep else each for each in text)
+
+
+def shortened(names: Sequence[str], shown: int = 10) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def _escape(character: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from subscriber.abc.values import TableName
+from subscriber.errors import ConfigurationError
 
-__all__ = ["PublishedSequence", "SequenceResult", "SequenceState"]
+__all__ = ["PublishedSequence", "SequenceChoice", "SequenceResult", "SequenceState"]
 
 _BITS: Final = MappingProxyType({"smallint": 15, "integer": 31, "bigint": 63})
 
@@ -64,6 +66,39 @@ def _default_bounds(type: str, increment: int) -> tuple[int, int]:
     return (1, limit - 1) if increment > 0 else (-limit, -1)
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceChoice:
+    """Which sequences of the publisher are set in the target.
+
+    Attributes:
+        kind: ``all`` of the database; ``owned``: those that columns of published tables own, or have in a default; ``none``. None: all if
+            the publications have all tables of the database, else the owned ones; others that no column owns must be named.
+        patterns: others, too, as ``--table`` of pg_dump has them. Without a schema, a pattern matches in all schemas.
+    """
+
+    kind: str | None = None
+    patterns: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, values: Sequence[str]) -> Self:
+        """From ``owned``, ``all``, ``none`` and patterns. Empty: the default.
+
+        Raises:
+            ConfigurationError: they contradict each other.
+        """
+        values = [values] if isinstance(values, str) else values
+        kinds = {each for each in values if each in {"owned", "all", "none"}}
+        patterns = tuple(each for each in values if each not in kinds)
+        if len(kinds) > 1 or (patterns and kinds - {"owned"}):
+            raise ConfigurationError(
+                f"--sequences {' '.join(values)}: these exclude each other",
+                hint="give all, none, or owned and names; a sequence that is called all is written as public.all",
+            )
+        if not all(patterns):
+            raise ConfigurationError("--sequences with an empty name", hint="give a name, such as app.invoice_number")
+        return cls(next(iter(kinds), "owned" if patterns else None), patterns)
+
+
 class SequenceState(StrEnum):
     """What happened to a sequence of the target."""
 
@@ -73,6 +108,8 @@ class SequenceState(StrEnum):
     """There was nothing to do."""
     LEFT = "left"
     """It was not changed, although it differs."""
+    OMITTED = "omitted"
+    """It was not chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

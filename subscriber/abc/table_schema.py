@@ -129,8 +129,8 @@ class SchemaDifference:
 
     Attributes:
         kind: ``table``, ``column``, ``type``, ``nullability``, ``default``, ``key``, ``index``, ``constraint``, ``sequence``,
-            ``owner`` (of a sequence) or ``comment``.
-        name: the table, or the sequence.
+            ``owner`` (of a sequence), ``identity`` (of a replica), ``comment``, ``encoding`` or ``database``.
+        name: the table, the sequence, or the database, without a schema.
         message: what differs, one line.
         ddl: statements that remove it from the target. One that would delete data is a comment. Empty: ``schema copy`` removes it.
         extra: the target has something that the publisher lacks.

@@ -96,6 +96,18 @@ def add_scope_arguments(parser: argparse.ArgumentParser, what: str, published: s
     parser.add_argument("--all", action="store_true", help=f"all {what} of the publisher's database")
 
 
+def add_sequences_argument(parser: argparse.ArgumentParser, done: str) -> None:
+    """Add ``--sequences``, which chooses sequences of the publisher."""
+    parser.add_argument(
+        "--sequences",
+        action="append",
+        default=[],
+        metavar="owned|all|none|PATTERN",
+        help=f"which sequences are {done}: those of columns of the published tables, all of the database, none, or also [SCHEMA.]NAME with"
+        " * and ?; may be repeated; default: all if the publications have all tables, else owned, and one that no column owns is an error",
+    )
+
+
 def add_target_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",

@@ -15,14 +15,14 @@ named (:func:`pin`). A pooler names a process of its own. Then :func:`settle` fi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.quoting import quote_literal
 
-__all__ = ["BACKEND_PID", "PINNED", "READING", "Run", "as_options", "pin", "pin_in_transaction", "settle", "shared_session"]
+__all__ = ["BACKEND_PID", "PINNED", "READING", "Run", "as_options", "pin", "pin_in_transaction", "settle", "shared_session", "unpin"]
 
 PINNED: Final[Mapping[str, str]] = {
     # how values are written and read
@@ -62,6 +62,19 @@ READING: Final[Mapping[str, str]] = {"timezone": "UTC"}
 """Further settings of sessions that only read values."""
 BACKEND_PID: Final = "SELECT pg_catalog.pg_backend_pid()"
 
+_LASTING: Final = frozenset(
+    {
+        "lock_timeout",
+        "transaction_timeout",
+        "idle_in_transaction_session_timeout",
+        "idle_session_timeout",
+        "exit_on_error",
+        "client_min_messages",
+        "default_transaction_isolation",
+        "default_transaction_read_only",
+        "default_transaction_deferrable",
+    }
+)
 _ROUNDS: Final = 5
 _HINT: Final = "connect to the server itself, or to a pool with session pooling (in PgBouncer: pool_mode = session)"
 
@@ -80,6 +93,11 @@ def pin(pid: int, further: Mapping[str, str] | None = None) -> str:
     return f"{_first('false')} WHERE {here}; {_rest(further or {}, 'false')} AND {here}"
 
 
+def unpin() -> str:
+    """Statements that give a session the database's own settings, as an application has them, but none that ends it or its statements."""
+    return f"RESET ALL; SELECT pg_catalog.set_config('statement_timeout', '0', false); {_rest({}, 'false', _LASTING)}"
+
+
 def pin_in_transaction(further: Mapping[str, str]) -> tuple[str, ...]:
     """Statements that make the settings until the end of the transaction."""
     return _first("true"), _rest(further, "true")
@@ -90,8 +108,9 @@ def _first(local: str) -> str:
     return f"SELECT pg_catalog.set_config('search_path', '', {local}), pg_catalog.set_config('statement_timeout', '0', {local})"
 
 
-def _rest(further: Mapping[str, str], local: str) -> str:
-    values = ", ".join(f"({quote_literal(name)}, {quote_literal(value)})" for name, value in {**PINNED, **further}.items())
+def _rest(further: Mapping[str, str], local: str, only: Collection[str] = PINNED) -> str:
+    wanted = {**{name: value for name, value in PINNED.items() if name in only}, **further}
+    values = ", ".join(f"({quote_literal(name)}, {quote_literal(value)})" for name, value in wanted.items())
     return (
         f"SELECT pg_catalog.set_config(v.name, v.setting, {local}) FROM (VALUES {values}) AS v (name, setting)"  # noqa: S608
         " WHERE pg_catalog.current_setting(v.name, true) IS NOT NULL"

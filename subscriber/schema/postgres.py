@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from subscriber.abc import Query
 from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
 from subscriber.abc.table_schema import DatabaseSchema
 from subscriber.apply.tasks import task_group
 from subscriber.errors import TargetError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.session_settings import unpin
 from subscriber.schema.archive import Entry, Selection, read_archive
 from subscriber.schema.client_programs import ClientPrograms, find_client_programs
+from subscriber.schema.database_properties import database_changes, read_database
 from subscriber.schema.inspection import SchemaScope, inspect
 from subscriber.schema.left_out_keys import LeftOutKeys, adapt_keys, left_out_keys
 from subscriber.schema.restore import of_new_tables, restore, section
@@ -22,7 +25,7 @@ from subscriber.schema.roles import Roles
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.walreceiver.session import Session
 
-__all__ = ["SchemaOrder", "client_programs", "copy_to_postgres", "inspect_target"]
+__all__ = ["SchemaOrder", "client_programs", "copy_to_postgres", "inspect_target", "query_target"]
 
 _APPLICATION: Final = "subscriber schema"
 _ROLES: Final = "SELECT rolname::text FROM pg_catalog.pg_roles"
@@ -37,7 +40,7 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_ca
 # a partition is analyzed with its table
 _TABLES: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
- WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname IN ({})
+ WHERE (c.relkind IN ('r', 'p') OR (c.relkind = 'm' AND c.relispopulated)) AND NOT c.relispartition AND n.nspname IN ({})
  ORDER BY pg_catalog.pg_relation_size(c.oid) DESC, 1, 2
 """
 
@@ -108,14 +111,36 @@ async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, pro
             entries, lines = adapt_keys(entries, keys, order.left_out_keys, sessions[0].version)
         roles = Roles({name or "" for (name,) in await sessions[0].query(_ROLES)}, order.renamed_roles)
         populated = {(schema, name) for schema, name in await publisher.execute(_VIEWS.format("true"))}
+        left = list[str]()
         for which in order.sections:
             # the objects of pre-data need each other, and take no time
             used = sessions if which is Section.POST_DATA else sessions[:1]
             await restore(section(entries, which), roles.sql, used, progress)
             if which is Section.POST_DATA:
+                if not order.selection.schemas:
+                    left = await _move_properties(publisher, sessions[0], order, progress)
                 await _finish(entries, populated, sessions, progress)
     missing = [f'role "{role}" does not exist in the target: its ownership and privileges were left out' for role in sorted(roles.missing)]
-    return missing + lines
+    return [*missing, *lines, *left]
+
+
+async def _move_properties(publisher: Session, session: ScriptSession, order: SchemaOrder, progress: SchemaProgress) -> list[str]:
+    """Give the target's database the properties of the publisher's that it does not have. Return the other differences."""
+    changes = database_changes(await read_database(publisher.execute), await read_database(session.query), order.renamed_roles)
+    left = list[str]()
+    for change in changes:
+        difference = change.difference
+        if not change.moves or (change.privilege and not order.selection.owners):
+            left += [] if difference.extra else [difference.message]
+            continue
+        began = time.monotonic()
+        try:
+            await session.run("".join(difference.ddl))
+        except TargetError as error:
+            left.append(f"{difference.message}; it cannot be moved: {error.one_line()}")
+        else:
+            progress(SchemaStep("database property", StepState.CREATED, time.monotonic() - began, 0, 0))
+    return left
 
 
 async def _finish(
@@ -125,9 +150,11 @@ async def _finish(
     empty = {(schema, name) for schema, name in await sessions[0].query(_VIEWS.format("false"))}
     views = [entry for entry in entries if entry.type == "MATERIALIZED VIEW" and (entry.schema, entry.name) in empty & populated]
     steps = [(str(view), f"REFRESH MATERIALIZED VIEW {_quoted(view.schema, view.name)}") for view in views]
-    # a view may read another one
-    await _run(steps, sessions[:1], progress)
-    schemas = {entry.schema for entry in entries if entry.type == "TABLE"}
+    async with await ScriptSession.open(sessions[0].conninfo, _APPLICATION) as session:
+        await session.run(unpin())
+        # a view may read another one
+        await _run(steps, [session], progress)
+    schemas = {entry.schema for entry in entries if entry.type in {"TABLE", "MATERIALIZED VIEW"}}
     if schemas:
         tables = await sessions[0].query(_TABLES.format(", ".join(map(quote_literal, sorted(schemas)))))
         await _run(
@@ -163,6 +190,18 @@ async def _run(steps: Sequence[tuple[str, str]], sessions: Sequence[ScriptSessio
             group.create_task(work(session))
 
 
+@contextlib.asynccontextmanager
+async def query_target(target: str) -> AsyncIterator[Query]:
+    """Run queries in a PostgreSQL target.
+
+    Raises:
+        ConfigurationError: ``target`` is neither a URL nor a conninfo.
+        TargetUnavailable, TargetError: the target cannot be read.
+    """
+    async with await ScriptSession.open(target, _APPLICATION) as session:
+        yield session.query
+
+
 async def inspect_target(target: str, scope: SchemaScope) -> DatabaseSchema:
     """Read the schema of a PostgreSQL target.
 
@@ -170,5 +209,5 @@ async def inspect_target(target: str, scope: SchemaScope) -> DatabaseSchema:
         ConfigurationError: ``target`` is neither a URL nor a conninfo.
         TargetUnavailable, TargetError: the target cannot be read.
     """
-    async with await ScriptSession.open(target, _APPLICATION) as session:
-        return await inspect(session.query, scope)
+    async with query_target(target) as query:
+        return await inspect(query, scope)

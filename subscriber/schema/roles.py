@@ -18,6 +18,7 @@ _GRANT: Final = re.compile(
     r"(?: WITH GRANT OPTION)?;$",
     re.MULTILINE,
 )
+_MAPPING: Final = re.compile(rf"^CREATE USER MAPPING FOR {_ROLE.format('role')} SERVER ", re.MULTILINE)
 _SESSION: Final = re.compile(r"^(?:SET SESSION AUTHORIZATION [^\n]*|RESET SESSION AUTHORIZATION);$", re.MULTILINE)
 _PUBLIC: Final = "PUBLIC"
 
@@ -42,7 +43,10 @@ class Roles:
         """The SQL of an entry, with roles that the target has."""
         if entry.type in {"ACL", "DEFAULT ACL"}:
             return _GRANT.sub(self._replaced, _SESSION.sub("", entry.sql)).strip()
-        return _OWNER.sub(self._replaced, entry.sql)
+        if entry.type == "USER MAPPING" and (mapping := _MAPPING.search(entry.sql)) is not None and not self._replaced(mapping):
+            return ""
+        sql = _MAPPING.sub(self._replaced, entry.sql) if entry.type == "USER MAPPING" else entry.sql
+        return _OWNER.sub(self._replaced, sql)
 
     def _replaced(self, statement: re.Match[str]) -> str:
         text, start = statement[0], statement.start()
@@ -54,7 +58,7 @@ class Roles:
         return text
 
     def _role(self, quoted: str) -> str | None:
-        if quoted == _PUBLIC:
+        if quoted.upper() == _PUBLIC:
             return quoted
         name = quoted[1:-1].replace('""', '"') if quoted.startswith('"') else quoted
         wanted = self._renamed.get(name, name)

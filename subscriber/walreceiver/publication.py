@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, PublishedTable, TableName
 from subscriber.errors import PublisherError
@@ -26,7 +25,6 @@ from subscriber.walreceiver.type_reader import type_facts
 
 __all__ = [
     "missing_publications",
-    "not_replicated",
     "other_identities",
     "publications_missing",
     "published_names",
@@ -34,8 +32,6 @@ __all__ = [
     "published_sizes",
     "published_tables",
 ]
-
-_SHOWN: Final = 3
 
 
 @dataclass(slots=True)
@@ -84,20 +80,6 @@ async def published_sequences(session: Session, publications: Sequence[str]) -> 
         f" WHERE p.pubname IN ({_literals(publications)})"
     )
     return [int(oid or 0) for (oid,) in rows]
-
-
-async def not_replicated(session: Session) -> list[str]:
-    """What no publication of the database can publish, as lines for people: unlogged tables and large objects."""
-    rows = await session.execute(
-        "SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"  # noqa: S608
-        f" WHERE c.relkind = 'r' AND c.relpersistence = 'u' AND n.nspname <> {quote_literal(CATALOG_SCHEMA)} ORDER BY 1"
-    )
-    more = f" and {len(rows) - _SHOWN:,} more" if len(rows) > _SHOWN else ""
-    tables = ", ".join(f'"{table}"' for (table,) in rows[:_SHOWN]) + more
-    lines = [f"unlogged tables are not replicated, and their rows not moved: {tables}"] if rows else []
-    if await session.execute("SELECT FROM pg_catalog.pg_largeobject_metadata LIMIT 1"):
-        lines.append("large objects are not replicated, and not moved: copy them yourself, for example with pg_dump --large-objects")
-    return lines
 
 
 async def published_names(session: Session, publications: Sequence[str]) -> dict[TableName, int]:

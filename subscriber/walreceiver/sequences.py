@@ -11,60 +11,99 @@ Source: ``nextval_internal`` of src/backend/commands/sequence.c.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from subscriber.abc import TableName
-from subscriber.abc.sequences import PublishedSequence
+from subscriber.abc.sequences import PublishedSequence, SequenceChoice
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_sequences
 from subscriber.walreceiver.session import Session
+from subscriber.walreceiver.table_choice import pattern_parts
 
-__all__ = ["read_sequences"]
+__all__ = ["SequencesFound", "read_sequences"]
 
 _BATCH = 200
-_SYSTEM = "n.nspname NOT LIKE 'pg\\_%' AND n.nspname NOT IN ('information_schema', 'subscriber')"
+_NOT_OURS = "n.nspname LIKE 'pg\\_%' OR n.nspname IN ('information_schema', 'subscriber')"
 
 
 @dataclass(slots=True)
 class _Found:
     name: TableName
     readable: bool
+    published: bool = False
+    owned: bool = False
     columns: dict[tuple[TableName, str], bool] = field(default_factory=dict)
 
 
-async def read_sequences(
-    session: Session, publications: Sequence[str], *, schemas: Sequence[str] = (), everything: bool = False
-) -> tuple[list[PublishedSequence], list[TableName]]:
-    """Read the sequences from which columns of published tables take values, those of FOR ALL SEQUENCES, and on request others.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencesFound:
+    """The sequences of a publisher.
+
+    Attributes:
+        sequences: those that were chosen, sorted by name.
+        unreadable: those of them that the role may not read.
+        unnamed: those that no column of any table owns and no published column uses. Somebody must say whether they are set.
+        omitted: others that were not chosen.
+        whole: whether the publications have all tables of the database.
+    """
+
+    sequences: list[PublishedSequence]
+    unreadable: list[TableName]
+    unnamed: list[TableName]
+    omitted: list[TableName]
+    whole: bool
+
+
+async def read_sequences(session: Session, publications: Sequence[str], choice: SequenceChoice | None = None) -> SequencesFound:
+    """Read the sequences that were chosen; those of extensions only if a published column uses them.
 
     Args:
         session: with the publisher.
-        publications: their tables' sequences are read, also those of partitions and of partitioned tables above them.
-        schemas: all sequences of these schemas, too.
-        everything: all sequences of the database, without those of extensions.
-
-    Returns:
-        The sequences, sorted by name; and the names of those that the role may not read.
+        publications: a sequence is published if a column of their tables uses it, also of partitions and of partitioned tables above
+            them, or if one of them is FOR ALL SEQUENCES.
+        choice: which sequences.
 
     Raises:
-        ConfigurationError: a schema does not exist.
+        ConfigurationError: no sequence matches a pattern.
         PublisherError: a publication does not exist, or the publisher rejects a query.
     """
+    choice = choice or SequenceChoice()
     if missing := await missing_publications(session, publications):
         raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
-    for schema in schemas:
-        if not await session.execute(f"SELECT FROM pg_catalog.pg_namespace WHERE nspname = {quote_literal(schema)}"):
-            raise ConfigurationError(f'schema "{schema}" does not exist on the publisher', hint="correct the name")
     oids = list((await published_names(session, publications)).values())
-    published = await published_sequences(session, publications)
-    found = await _find(session, oids, schemas, published, everything=everything)
-    readable = {oid: each for oid, each in found.items() if each.readable}
+    found, whole = await _find(session, oids, publications, await published_sequences(session, publications))
+    chosen, unnamed, omitted = dict[int, _Found](), list[TableName](), list[TableName]()
+    unmatched = dict.fromkeys(choice.patterns)
+    everything = choice.kind == "all" or (choice.kind is None and whole)
+    expressions = {pattern: pattern_parts(pattern) for pattern in choice.patterns}
+    for oid, each in found.items():
+        matching = [pattern for pattern, parts in expressions.items() if _matches(parts, each.name)]
+        for pattern in matching:
+            unmatched.pop(pattern, None)
+        if choice.kind != "none" and (each.published or everything or matching):
+            chosen[oid] = each
+        elif choice.kind is None and not each.owned:
+            unnamed.append(each.name)
+        else:
+            omitted.append(each.name)
+    if unmatched:
+        raise ConfigurationError(
+            f"the publisher has no sequence {next(iter(unmatched))}", hint="correct the name: SCHEMA.NAME, with * and ?"
+        )
+    readable = {oid: each for oid, each in chosen.items() if each.readable}
     sequences = []
     for part in _parts(list(readable)):
         sequences += await _read(session, {oid: readable[oid] for oid in part})
-    return sorted(sequences, key=lambda each: each.name), sorted(each.name for each in found.values() if not each.readable)
+    return SequencesFound(
+        sequences=sorted(sequences, key=lambda each: each.name),
+        unreadable=sorted(each.name for each in chosen.values() if not each.readable),
+        unnamed=sorted(unnamed),
+        omitted=sorted(omitted),
+        whole=whole,
+    )
 
 
 def _parts(oids: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -72,20 +111,24 @@ def _parts(oids: Sequence[int]) -> Iterator[Sequence[int]]:
         yield oids[first : first + _BATCH]
 
 
+def _matches(parts: Sequence[str], name: TableName) -> bool:
+    texts = (name.namespace, name.name)[-len(parts) :]
+    return all(re.fullmatch(part, text, re.DOTALL) for part, text in zip(parts, texts, strict=True))
+
+
 async def _find(
-    session: Session, tables: Sequence[int], schemas: Sequence[str], published: Sequence[int], *, everything: bool
-) -> dict[int, _Found]:
+    session: Session, tables: Sequence[int], publications: Sequence[str], published: Sequence[int]
+) -> tuple[dict[int, _Found], bool]:
     listed = ", ".join(f"({oid})" for oid in tables) or "(0)"
-    wanted = [f"n.nspname IN ({', '.join(quote_literal(name) for name in schemas)})"] if schemas else []
-    wanted += [_SYSTEM] if everything else []
-    more = f"OR (({' OR '.join(wanted)}) AND NOT own.extension)" if wanted else ""
-    more += f" OR c.oid IN ({', '.join(map(str, published))})" if published else ""
+    further = ", ".join(map(str, published or [0]))
     rows = await session.execute(f"""
         WITH published AS (SELECT v.oid FROM (VALUES {listed}) AS v (oid)),
         tables AS (
             SELECT p.oid::pg_catalog.oid AS relid FROM published AS p
             UNION SELECT a.relid::pg_catalog.oid FROM published AS p, LATERAL pg_catalog.pg_partition_ancestors(p.oid::pg_catalog.oid) AS a
             UNION SELECT t.relid::pg_catalog.oid FROM published AS p, LATERAL pg_catalog.pg_partition_tree(p.oid::pg_catalog.oid) AS t),
+        extended AS (SELECT d.objid FROM pg_catalog.pg_depend AS d
+             WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'e'),
         uses AS (
             SELECT d.objid AS sequence, d.refobjid AS relid, d.refobjsubid AS attnum, true AS owns
               FROM pg_catalog.pg_depend AS d
@@ -98,28 +141,39 @@ async def _find(
              WHERE d.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass)
         SELECT c.oid, n.nspname, c.relname,
                pg_catalog.has_sequence_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
-               tn.nspname, tc.relname, a.attname, uses.owns
+               tn.nspname, tc.relname, a.attname, uses.owns, mine.published,
+               EXISTS (SELECT FROM pg_catalog.pg_publication AS p WHERE p.puballtables AND p.pubname IN ({_names(publications)}))
+               OR NOT EXISTS (
+                SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+                 WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid NOT IN (SELECT relid FROM tables)
+                   AND c.oid NOT IN (SELECT objid FROM extended) AND NOT ({_NOT_OURS}))
           FROM pg_catalog.pg_class AS c
           JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-         CROSS JOIN LATERAL (
-            SELECT EXISTS (
-                SELECT FROM pg_catalog.pg_depend AS d
-                 WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e') AS extension
-            ) AS own
           LEFT JOIN uses ON uses.sequence = c.oid
+         CROSS JOIN LATERAL (
+            SELECT COALESCE(uses.relid IN (SELECT relid FROM tables), false) OR c.oid IN ({further}) AS published
+            ) AS mine
           LEFT JOIN pg_catalog.pg_class AS tc ON tc.oid = uses.relid AND tc.relkind IN ('r', 'p')
           LEFT JOIN pg_catalog.pg_namespace AS tn ON tn.oid = tc.relnamespace
           LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tc.oid AND a.attnum = uses.attnum
          WHERE c.relkind = 'S' AND c.relpersistence <> 't'
-           AND (uses.relid IN (SELECT relid FROM tables) {more})
+           AND (mine.published OR NOT (c.oid IN (SELECT objid FROM extended) OR {_NOT_OURS}))
          ORDER BY c.oid, uses.owns DESC NULLS LAST, tn.nspname, tc.relname, a.attname
     """)  # noqa: S608
     found: dict[int, _Found] = {}
-    for oid, namespace, name, readable, table_namespace, table, column, owns in rows:
+    whole = True
+    for oid, namespace, name, readable, table_namespace, table, column, owns, mine, all_tables in rows:
         sequence = found.setdefault(int(oid or 0), _Found(TableName(namespace or "", name or ""), readable == "t"))
+        sequence.published |= mine == "t"
+        sequence.owned |= owns == "t"
+        whole = all_tables == "t"
         if table is not None and column is not None:
             sequence.columns.setdefault((TableName(table_namespace or "", table), column), owns == "t")
-    return found
+    return found, whole
+
+
+def _names(publications: Sequence[str]) -> str:
+    return ", ".join(map(quote_literal, publications)) or "NULL"
 
 
 async def _read(session: Session, found: dict[int, _Found]) -> list[PublishedSequence]:

@@ -15,7 +15,7 @@ from typing import Final
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.quoting import quote_literal
 
-__all__ = ["TableChoice", "pattern_condition"]
+__all__ = ["TableChoice", "pattern_condition", "pattern_parts"]
 
 _LITERAL: Final = frozenset("|*+?()[]{}.^\\")
 
@@ -48,9 +48,7 @@ def pattern_condition(pattern: str) -> str:
     Raises:
         ConfigurationError: it has no name, or more than one dot.
     """
-    parts = list(_parts(pattern))
-    if len(parts) > 2 or not parts[-1]:
-        raise ConfigurationError(f'invalid pattern of a table: "{pattern}"', hint="give NAME or SCHEMA.NAME; *, ? and quotes as in pg_dump")
+    parts = pattern_parts(pattern)
     conditions = [f"c.relname OPERATOR(pg_catalog.~) {_regex(parts[-1])}"]
     if len(parts) == 2:
         conditions.append(f"n.nspname OPERATOR(pg_catalog.~) {_regex(parts[0])}")
@@ -59,6 +57,18 @@ def pattern_condition(pattern: str) -> str:
 
 def _regex(text: str) -> str:
     return f'{quote_literal(f"^({text})$")} COLLATE pg_catalog."default"'
+
+
+def pattern_parts(pattern: str) -> list[str]:
+    """The regular expressions of a pattern: for the name, or for the schema and the name.
+
+    Raises:
+        ConfigurationError: it has no name, or more than one dot.
+    """
+    parts = list(_parts(pattern))
+    if len(parts) > 2 or not parts[-1]:
+        raise ConfigurationError(f'invalid pattern of a name: "{pattern}"', hint="give NAME or SCHEMA.NAME; *, ? and quotes as in pg_dump")
+    return parts
 
 
 def _parts(pattern: str) -> Iterable[str]:
@@ -77,5 +87,5 @@ def _parts(pattern: str) -> Iterable[str]:
         else:
             part += {"*": ".*", "?": ".", "$": "\\$"}.get(character, character.lower())
     if quoted:
-        raise ConfigurationError(f'unterminated quote in the pattern of a table: "{pattern}"', hint="close the quote")
+        raise ConfigurationError(f'unterminated quote in the pattern of a name: "{pattern}"', hint="close the quote")
     yield part

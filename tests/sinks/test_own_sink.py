@@ -122,6 +122,6 @@ async def test_verbs_say_what_its_kind_lacks(installed: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{lacks}catalog of subscriptions$"):
         await subscription_status(installed)
     with pytest.raises(ConfigurationError, match=f"{lacks}sequences$"):
-        await sync_sequences(target=installed, connection="host=/nowhere", everything=True)
+        await sync_sequences(target=installed, connection="host=/nowhere", sequences=["all"])
     with pytest.raises(ConfigurationError, match=f"{lacks}keys, indexes and constraints$"):
         await copy_schema(target=installed, connection="host=/nowhere")

@@ -11,7 +11,9 @@ from subscriber.walreceiver import checks as publisher
 
 _PACKAGE = Path(subscriber.__file__).parent
 # what only some verbs use, what is checked by itself, what is sent only to servers that have it, and names in texts of SQL
-_OTHER_MODULES = re.compile(r"fences/|exported_snapshots|sequences|repair|scripts|/snapshots|origins")
+_OTHER_MODULES = re.compile(
+    r"fences/|exported_snapshots|sequences|repair|scripts|unreplicated|table_sizes|new_publication|/snapshots|origins"
+)
 _OTHER_FUNCTIONS = {
     *("pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_replication_origin_session_reset", "pg_replication_origin_xact_setup"),
     *("has_column_privilege", "has_database_privilege", "has_function_privilege", "has_parameter_privilege", "has_schema_privilege"),

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_name_argument, add_target_argument
+from subscriber.cli.options import add_name_argument, add_sequences_argument, add_target_argument
 from subscriber.cli.output import say
 from subscriber.errors import ConfigurationError
 from subscriber.printable import printable
@@ -52,8 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["full", "changed", "none"],
         help="which rows are compared without writers; default: changed, for a rollback none",
     )
+    add_sequences_argument(parser, "set")
+    parser.add_argument("--unlogged", action="store_true", default=None, help="move rows of unlogged tables while writers are stopped")
+    parser.add_argument("--large-objects", action="store_true", default=None, help="move large objects while writers are stopped")
     parser.add_argument(
-        "--sequences", choices=["published", "all", "none"], help="which sequences are set: of the published tables (default), all, none"
+        "--refresh",
+        choices=["before", "after", "none"],
+        help="when materialized views are refreshed: before writers are let in, after that (default), or not at all",
     )
     parser.add_argument(
         "--switch",
@@ -82,8 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(args, name) for name in ("fence", "verify", "sequences", "switch", "pool", "switch_timeout", "max_lag")}
-    given = {name: value for name, value in given.items() if value is not None}
+    names = ("fence", "verify", "sequences", "unlogged", "large_objects", "refresh", "switch", "pool", "switch_timeout", "max_lag")
+    given = {name: getattr(args, name) for name in names}
+    given = {name: value for name, value in given.items() if value not in (None, [])}
     if args.max_downtime is not None:
         given["max_downtime"] = args.max_downtime or None
     if args.no_way_back:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_name_argument, add_parameters_argument, add_settings_argument
+from subscriber.cli.options import add_name_argument, add_parameters_argument, add_sequences_argument, add_settings_argument
 from subscriber.cli.output import say
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-disk-check", action="store_true", help="start although the disk of the target seems to be too small")
     parser.add_argument("--until-ready", action="store_true", help="end when everything is ready for the cutover")
+    add_sequences_argument(parser, "set by the cutover")
     add_copy_options(parser, ", and how many tables are copied (as -c max_sync_workers_per_subscription)")
     add_parameters_argument(parser, PARAMETERS, "a parameter of CREATE SUBSCRIPTION … WITH (…)")
     add_settings_argument(parser)
@@ -85,6 +86,7 @@ async def _execute(args: argparse.Namespace) -> int:
         settings=_settings(args),
         schema=replace(schema_options(args), left_out_keys=args.foreign_keys),
         verification=not args.no_verify,
+        sequences=args.sequences,
         tell=lambda line: confirm(args, printable(line)),
         schema_progress=SchemaNarrator(args),
         copy_progress=progress if isinstance(progress, Bars) else None,

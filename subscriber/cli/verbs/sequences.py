@@ -8,7 +8,7 @@ from collections import Counter
 
 from subscriber.abc.sequences import SequenceState
 from subscriber.cli.notices import confirm, counted
-from subscriber.cli.options import add_scope_arguments, add_sides_arguments
+from subscriber.cli.options import add_sequences_argument, add_sides_arguments
 from subscriber.cli.output import emit, say
 from subscriber.printable import printable
 from subscriber.subscription.management.sequences import sync_sequences
@@ -25,7 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("action", choices=["sync"], metavar="sync", help="the only action")
     add_sides_arguments(parser)
-    add_scope_arguments(parser, "sequences", "the sequences of the tables")
+    parser.add_argument(
+        "--publication",
+        action="append",
+        default=[],
+        metavar="P",
+        help="the sequences of the tables of this publication; may be repeated; default: those of the subscription",
+    )
+    add_sequences_argument(parser, "set")
     parser.add_argument("--force", action="store_true", help="also set a sequence back that is ahead of the publisher")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -38,8 +45,7 @@ async def _execute(args: argparse.Namespace) -> int:
         target=args.target,
         connection=args.connection,
         publications=args.publication,
-        schemas=args.schema,
-        everything=args.all,
+        sequences=args.sequences,
         force=args.force,
         dry_run=args.dry_run,
     )
@@ -55,5 +61,6 @@ async def _execute(args: argparse.Namespace) -> int:
         elif result.state is SequenceState.SET and args.dry_run:
             say(printable(f"{place}: would be set, next value {result.next_value}"))
     done = "would be set" if args.dry_run else "set"
-    confirm(args, f"{counted(counts[SequenceState.SET], 'sequence')} {done}, {counts[SequenceState.EQUAL]:,} equal, {left:,} left")
+    omitted = f", {counts[SequenceState.OMITTED]:,} omitted" if counts[SequenceState.OMITTED] else ""
+    confirm(args, f"{counted(counts[SequenceState.SET], 'sequence')} {done}, {counts[SequenceState.EQUAL]:,} equal, {left:,} left{omitted}")
     return 1 if left else 0

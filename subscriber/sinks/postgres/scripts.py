@@ -20,8 +20,9 @@ _SETTINGS: Final = {**READING, "check_function_bodies": "off", "client_min_messa
 class ScriptSession:
     """A session with an empty search_path. One call at a time."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], conninfo: str) -> None:
         self._connection = connection
+        self.conninfo = conninfo
 
     @classmethod
     async def open(cls, conninfo: str, application_name: str) -> Self:
@@ -31,7 +32,7 @@ class ScriptSession:
             ConfigurationError: ``conninfo`` is neither a URL nor a conninfo.
             TargetUnavailable, TargetError: no session with the target.
         """
-        return cls(await Target(conninfo).connect(application_name, _SETTINGS))
+        return cls(await Target(conninfo).connect(application_name, _SETTINGS), conninfo)
 
     @property
     def version(self) -> int:

@@ -11,11 +11,14 @@ from subscriber.errors import ConfigurationError, SubscriberError, SubscriptionI
 from subscriber.subscription.cutover.clients import PooledClients
 from subscriber.subscription.cutover.link import drop_unused_catalog, opened_catalog
 from subscriber.subscription.cutover.move import BACKWARD, FORWARD, Tell
+from subscriber.subscription.cutover.moved_sequences import sequences_step
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.cutover.preflight import find_cutover_problems, lag, unfenced
+from subscriber.subscription.cutover.refreshed_views import views_step
 from subscriber.subscription.cutover.rehearsal import Rehearsal
 from subscriber.subscription.cutover.situation import NEW, OLD, Cutover, opened_cutover, quiet, require_given
 from subscriber.subscription.management.drop import drop_subscription
+from subscriber.subscription.management.sequences import default_sequences
 from subscriber.subscription.targets import is_postgres, observe_target
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
 from subscriber.walreceiver.fences.fence_row import State
@@ -70,10 +73,18 @@ async def cutover(
         raise_all(errors)
         for note in notes:
             found.tell(note)
-        seconds = await found.move(FORWARD, known).run()
+        seconds = await found.move(FORWARD, await _resolved(found, known)).run()
         if found.back is not None and known.way_back:
             found.tell(f"keep the way back running with `subscriber run --target` for {OLD}")
         return seconds
+
+
+async def _resolved(found: Cutover, options: CutoverOptions) -> CutoverOptions:
+    """The options, with the sequences that the default stands for. A rollback, whose publication has other tables, sets the same ones."""
+    if options.sequences:
+        return options
+    publications = found.found.definition.publications
+    return replace(options, sequences=await default_sequences(found.old.conninfo, found.new.conninfo, publications))
 
 
 def _without_way_back(options: CutoverOptions) -> CutoverOptions:
@@ -110,10 +121,15 @@ async def plan_cutover(
             state = "writers use the new database" if found.moved else "an interrupted cutover is undone or finished first"
             return [*_steps(found, options), state]
         errors, notes = await _problems(found, options)
-        return [*_steps(found, options), *notes, *(f"error: {line}" for each in errors for line in each.lines())]
+        views = None if found.new.fence is None else await views_step(found.old.conninfo, found.new.conninfo, options.refresh)
+        return [
+            *_steps(found, await _resolved(found, options), views),
+            *notes,
+            *(f"error: {line}" for each in errors for line in each.lines()),
+        ]
 
 
-def _steps(found: Cutover, options: CutoverOptions) -> list[str]:
+def _steps(found: Cutover, options: CutoverOptions, views: str | None = None) -> list[str]:
     fence = {
         FenceKind.READ_ONLY: "default_transaction_read_only = on; other sessions are ended. A session can override it, superusers too",
         FenceKind.REVOKE: "CONNECT is revoked from all roles but those of this program; other sessions are ended. Superusers still can",
@@ -136,12 +152,12 @@ def _steps(found: Cutover, options: CutoverOptions) -> list[str]:
         f"compare {compare[options.verify]}",
         f'stop subscription "{found.forward.name}"',
         way,
-        {"none": "set no sequences", "all": "set all sequences", "published": "set the sequences of the published tables"}[
-            options.sequences
-        ],
+        sequences_step(options.sequences),
+        *([views] if views and options.refresh == "before" else []),
         f"run the switch command (at most {options.switch_timeout:g} s): {options.switch}" if options.switch else "run no switch command",
         *(["RELOAD in PgBouncer: it must have the new address then, and RESUME at the end"] if options.pool else []),
         f"let writers into {NEW}: from here only --rollback returns to {OLD}",
+        *([views] if views and options.refresh != "before" else []),
     ]
     return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
 
@@ -257,9 +273,10 @@ async def roll_back(
         assert found.old_row is not None, "it has moved writers"
         assert found.new.fence is not None, "only PostgreSQL has a way back"
         if isinstance(options, CutoverOptions):
-            known = options
+            known = options if options.sequences else replace(options, sequences=found.old_row.details.get("kept", {}).get("sequences", ()))
         else:
-            known = CutoverOptions(**{"verify": "none", "fence": found.old_row.kind, **(options or {})})
+            before = {"verify": "none", "fence": found.old_row.kind, **found.old_row.details.get("kept", {})}
+            known = CutoverOptions(**{**before, **(options or {})})
             require_given(found.old_row, known, "switch", "pool", whose="the cutover had")
         if row is not None:
             await found.undo_interrupted(BACKWARD, known, row)

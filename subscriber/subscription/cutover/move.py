@@ -17,19 +17,21 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.cutover.clients import PooledClients
 from subscriber.subscription.cutover.command import run_command
 from subscriber.subscription.cutover.link import Link
+from subscriber.subscription.cutover.moved_sequences import cutover_sequences, sequence_left
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.subscription.management.sequences import sync_sequences
+from subscriber.subscription.cutover.refreshed_views import refresh_views
+from subscriber.subscription.cutover.unreplicated import move_unreplicated
 from subscriber.subscription.management.verify import verify
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.fence_row import FenceRow, State
 
-__all__ = ["BACKWARD", "FORWARD", "Move", "Place", "Tell", "compare_rows", "sequence_left"]
+__all__ = ["BACKWARD", "FORWARD", "Move", "Place", "Tell", "compare_rows"]
 
 _log = logging.getLogger(__name__)
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "back"
-_HELD: Final = frozenset({"close_destination", "stop", "way_back", "sequences"})
+_HELD: Final = frozenset({"close_destination", "stop", "way_back", "sequences", "unreplicated"})
 """The steps that would do harm if they were made after another process has let writers into the destination."""
 _POLL: Final = 0.05
 _REST_SECONDS: Final = 30.0
@@ -88,7 +90,7 @@ class Move:
         self._back = back
         names = row.details.get("pool", ()) if row is not None else ()
         self._clients = PooledClients(options.pool, source.conninfo, source.title, tell, names)
-        self._details = {"slot": slot, "switch": bool(options.switch), "way_back": back is not None}
+        self._details = {"slot": slot, "switch": bool(options.switch), "way_back": back is not None, "kept": options.kept()}
         self._options = options
         self._tell = tell
         self._attempt = "" if row is None else row.attempt
@@ -103,6 +105,8 @@ class Move:
             "stop": self._stop,
             "way_back": self._way_back,
             "sequences": self._sequences,
+            "unreplicated": self._unreplicated,
+            "refresh": lambda: self._refresh("before"),
             "switch": self._switch,
         }
 
@@ -169,6 +173,7 @@ class Move:
             error.add_note(f"writers are let into {self._destination.title}: run the command again to finish that")
             raise
         crash_points.reached("cutover.step")
+        await self._refresh("after")
         return seconds
 
     async def _open(self) -> float | None:
@@ -302,19 +307,25 @@ class Move:
             self._tell(f'the way back is subscription "{self._back.name}"')
 
     async def _sequences(self) -> None:
-        if self._options.sequences == "none":
-            return
         found = await self._link.find()
-        results = await sync_sequences(
-            target=self._destination.conninfo,
-            connection=self._source.conninfo,
-            publications=found.publications if found is not None else (),
-            everything=self._options.sequences == "all",
-        )
+        publications = found.publications if found is not None else ()
+        results = await cutover_sequences(self._source.conninfo, self._destination.conninfo, publications, self._options)
         for result in results:
+            if result.state is SequenceState.LEFT and (result.place is not None or self._direction == FORWARD):
+                raise sequence_left(result)
             if result.state is SequenceState.LEFT:
-                raise sequence_left(result.place or f"sequence {result.sequence}", result.reason)
-        self._tell(f"{len(results)} sequences are set")
+                # it was created after the cutover
+                self._tell(f"sequence {result.sequence} is not set: {self._destination.title} does not have it")
+        number = sum(result.state in {SequenceState.SET, SequenceState.EQUAL} for result in results)
+        self._tell(f"{number} sequences are set")
+
+    async def _unreplicated(self) -> None:
+        if self._options.unlogged or self._options.large_objects:
+            await move_unreplicated(self._source.conninfo, self._destination.conninfo, self._options, self._tell)
+
+    async def _refresh(self, when: str) -> None:
+        if self._options.refresh == when and self._destination.fence is not None:
+            await refresh_views(self._source.conninfo, self._destination.conninfo, self._tell, writers=when == "after")
 
     async def _stop(self) -> None:
         # a session that has overridden the fence may have committed meanwhile: that is not lost either
@@ -357,8 +368,3 @@ async def compare_rows(link: Link, options: CutoverOptions) -> str:
         )
     rows = sum(table.publisher_rows for table in report.tables)
     return f"{len(report.tables)} tables with {rows:,} rows are equal, compared in {report.seconds:.1f} s"
-
-
-def sequence_left(place: str, reason: str | None) -> ConfigurationError:
-    """The error about a sequence that cannot be set."""
-    return ConfigurationError(f"{place} cannot be set: {reason}", hint="correct it, or set the sequences yourself and use --sequences none")

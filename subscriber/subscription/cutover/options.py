@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from subscriber.abc.sequences import SequenceChoice
 from subscriber.errors import ConfigurationError
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
 
@@ -19,7 +21,11 @@ class CutoverOptions:
         fence: how writers are kept out of a database: ``read-only`` or ``revoke``.
         verify: which rows are compared while there are no writers: ``full``: all; ``changed``: those that changed since a verification
             found their table equal; ``none``.
-        sequences: which sequences are set: those of the ``published`` tables, ``all`` of the database, or ``none``.
+        sequences: which sequences are set: ``none``, or as :func:`subscriber.sync_sequences`. Empty: the default.
+        unlogged: whether rows of unlogged tables are moved while writers are stopped.
+        large_objects: whether large objects are moved while writers are stopped.
+        refresh: when materialized views are refreshed that are populated in the other database: ``before`` writers are let in, while they
+            are stopped; ``after`` that; ``none``.
         switch: a command that leads the application to the other database. None: nothing. It is not stored: a call that repeats an
             interrupted cutover, or rolls it back, must give it again.
         pool: ``pgbouncer:CONNINFO`` of the admin console of a PgBouncer. Its clients wait instead of failing: PAUSE before the source is
@@ -33,7 +39,10 @@ class CutoverOptions:
 
     fence: str = FenceKind.READ_ONLY
     verify: Literal["full", "changed", "none"] = "changed"
-    sequences: Literal["published", "all", "none"] = "published"
+    sequences: Sequence[str] = ()
+    unlogged: bool = False
+    large_objects: bool = False
+    refresh: Literal["before", "after", "none"] = "after"
     switch: str | None = None
     pool: str | None = field(default=None, repr=False)
     switch_timeout: float = 60.0
@@ -41,7 +50,12 @@ class CutoverOptions:
     max_lag: float = 10.0
     way_back: bool = True
 
+    def kept(self) -> dict[str, Any]:
+        """Those that a rollback has, too, as values of JSON."""
+        return {name: getattr(self, name) for name in ("unlogged", "large_objects", "refresh")} | {"sequences": list(self.sequences)}
+
     def __post_init__(self) -> None:
+        SequenceChoice.parse(self.sequences)
         for name in ("switch_timeout", "max_downtime", "max_lag"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -17,14 +17,17 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.quoting import quote_literal
 from subscriber.subscription.cutover.link import Link
-from subscriber.subscription.cutover.move import Place, sequence_left
+from subscriber.subscription.cutover.move import Place
+from subscriber.subscription.cutover.moved_sequences import cutover_sequences, sequence_left, sequence_notes
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.subscription.management.sequences import sync_sequences
+from subscriber.subscription.cutover.refreshed_views import view_problems
+from subscriber.subscription.cutover.unreplicated import unreplicated_problems
+from subscriber.subscription.setup.schema_differences import database_differences
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import decoding_problems
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.unfenced import background_workers, writing_subscriptions
-from subscriber.walreceiver.publication import not_replicated, published_tables
+from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session
 
 __all__ = ["find_cutover_problems", "lag", "unfenced"]
@@ -95,12 +98,13 @@ async def find_cutover_problems(
         prepared = await session.execute(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
         )
-        workers, left = await background_workers(session), await not_replicated(session)
+        workers = await background_workers(session)
     notes += [
         f'background worker "{worker}" is connected to {source.title} and is not ended: make sure that it writes nothing'
         for worker in workers
     ]
-    notes += left
+    problems, more = await unreplicated_problems(source.conninfo, destination.conninfo if destination.fence is not None else None, options)
+    errors, notes = errors + problems, notes + more
     notes += [f"rows of table {table.name} that its row filter leaves out are not moved" for table in tables if table.row_filters]
     errors += await unfenced(source, found.definition.publications)
     notes += [f'prepared transaction "{gid}" must end while writers are stopped: commit it or roll it back before' for (gid,) in prepared]
@@ -124,17 +128,15 @@ async def find_cutover_problems(
     if back is not None:
         for message, hint in await _way_back(source, destination, tables, back):
             error(message, hint)
-    if options.sequences != "none":
-        results = await sync_sequences(
-            target=destination.conninfo,
-            connection=source.conninfo,
-            publications=found.definition.publications,
-            everything=options.sequences == "all",
-            dry_run=True,
-        )
-        errors += [
-            sequence_left(each.place or f"sequence {each.sequence}", each.reason) for each in results if each.state is SequenceState.LEFT
-        ]
+    results = await cutover_sequences(source.conninfo, destination.conninfo, found.definition.publications, options, dry_run=True)
+    errors += [sequence_left(each) for each in results if each.state is SequenceState.LEFT]
+    notes += sequence_notes(results)
+    if destination.fence is not None:
+        problems, more = await view_problems(source.conninfo, destination.conninfo, options.refresh)
+        errors, notes = errors + problems, notes + more
+        async with await Session.connect(source.conninfo, application_name=f"{name} cutover") as session:
+            different = await database_differences(session, destination.conninfo)
+        notes += [each.message for each in different if not each.extra]
     if not errors and (behind := await lag(source, link, options.max_lag)) is not None:
         error(behind, "wait until the lag is small (`subscriber status`), or find out what slows the target down")
     return errors, notes

@@ -11,8 +11,8 @@ from subscriber.errors import ConfigurationError
 from subscriber.subscription.cutover.clients import PooledClients
 from subscriber.subscription.cutover.link import Link
 from subscriber.subscription.cutover.move import Place, compare_rows
+from subscriber.subscription.cutover.moved_sequences import cutover_sequences
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.subscription.management.sequences import sync_sequences
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.session import Session
@@ -69,16 +69,10 @@ class Rehearsal:
         if self._back:
             async with self._timed("way_back"):
                 await self._slot()
-        if self._options.sequences != "none":
-            async with self._timed("sequences"):
-                found = await self._link.find()
-                await sync_sequences(
-                    target=self._destination.conninfo,
-                    connection=self._source.conninfo,
-                    publications=found.publications if found is not None else (),
-                    everything=self._options.sequences == "all",
-                    dry_run=True,
-                )
+        async with self._timed("sequences"):
+            found = await self._link.find()
+            publications = found.publications if found is not None else ()
+            await cutover_sequences(self._source.conninfo, self._destination.conninfo, publications, self._options, dry_run=True)
 
     @contextlib.asynccontextmanager
     async def _timed(self, step: str) -> AsyncIterator[None]:

@@ -72,8 +72,8 @@ async def copy_schema(
         progress: told about each object.
 
     Returns:
-        What was left out, one line each: privileges of roles that the target lacks; foreign keys; kinds of indexes and constraints that
-        it lacks.
+        What was left out, one line each: privileges of roles that the target lacks; properties of the database that differ; foreign keys;
+        kinds of indexes and constraints that the target lacks.
 
     Raises:
         ConfigurationError: the publisher is not known; pg_dump is missing, or older than the publisher; this kind of target has no schema.
@@ -138,7 +138,8 @@ async def diff_schema(
 ) -> list[SchemaDifference]:
     """Compare the schema of tables and sequences on both sides. Changes nothing.
 
-    Columns, indexes and constraints that only the target has are reported as ``extra``; tables are not reported.
+    Columns, indexes and constraints that only the target has are reported as ``extra``; tables are not reported. The properties of the
+    databases themselves are compared, too: settings, privileges, locale.
 
     Args:
         name: of a subscription of the target; its publisher and publications are used. None: ``connection`` is given.

@@ -25,6 +25,7 @@ An error that goes away, such as a server that restarts, is retried in each step
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from subscriber.abc import TableName, TableState
 from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
+from subscriber.abc.sequences import SequenceChoice
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.catalog import Observation
 from subscriber.catalog.model import MIGRATION
@@ -43,13 +45,15 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.management.alter import alter_subscription, limit_copies
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.schema import SchemaOptions, check_client_programs, copy_schema
+from subscriber.subscription.management.sequences import require_named
+from subscriber.subscription.management.unmoved import describe_unmoved
 from subscriber.subscription.management.verify import verify
 from subscriber.subscription.migration.copy_estimate import CopyEstimate
 from subscriber.subscription.migration.running_subscription import RunningSubscription, goes_away, observed, retried
 from subscriber.subscription.setup.checks import check
 from subscriber.subscription.targets import has_sequences, is_postgres, open_store, target_kind
 from subscriber.walreceiver.new_publication import ensure_publication, extend_publication, planned_tables
-from subscriber.walreceiver.publication import not_replicated, published_names
+from subscriber.walreceiver.publication import published_names
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.table_choice import TableChoice
 from subscriber.walreceiver.table_sizes import table_sizes
@@ -89,6 +93,7 @@ class Migration:
         settings: of the process.
         schema: what is copied of the schema.
         verification: whether the rows are compared.
+        sequences: which ones the cutover will set, as :class:`subscriber.CutoverOptions`.
         tell: is given a line for each step.
         schema_progress: is told about each object of the schema.
         copy_progress: is told about the copies of tables.
@@ -109,6 +114,7 @@ class Migration:
         settings: Settings | None = None,
         schema: SchemaOptions | None = None,
         verification: bool = True,
+        sequences: Sequence[str] = (),
         tell: Tell = lambda line: None,
         schema_progress: SchemaProgress = lambda step: None,
         copy_progress: CopyProgress | None = None,
@@ -131,6 +137,8 @@ class Migration:
         self._settings = settings or Settings()
         self._schema = schema or SchemaOptions()
         self._verification = verification
+        SequenceChoice.parse(sequences)
+        self._sequences = sequences
         self._tell = tell
         self._schema_progress = schema_progress
         self._tell_progress = tell_progress
@@ -223,7 +231,10 @@ class Migration:
             everything, compared = False, list(await self._retried("copy", self._add_tables))
             if not compared:
                 break
-        self._tell(f"ready for the cutover: subscriber cutover {self._name} --target URL")
+        if not new:
+            await self._retried("verify", self._tell_what_is_left)
+        chosen = "".join(f" --sequences {shlex.quote(each)}" for each in self._sequences)
+        self._tell(f"ready for the cutover: subscriber cutover {self._name} --target URL{chosen}")
 
     async def _copy(self, running: RunningSubscription) -> None:
         async with await Session.connect(self._connection, application_name=_APPLICATION) as session:
@@ -304,7 +315,14 @@ class Migration:
 
     async def _publish(self) -> None:
         async with await Session.connect(self._connection, application_name=_APPLICATION) as session:
-            for line in (*await ensure_publication(session, self._publication, self._choice), *await not_replicated(session)):
+            for line in await ensure_publication(session, self._publication, self._choice):
+                self._tell(line)
+            if is_postgres(self._target):
+                await require_named(session, [self._publication], self._sequences)
+
+    async def _tell_what_is_left(self) -> None:
+        if is_postgres(self._target):
+            for line in await describe_unmoved(self._connection, self._target, self._publication, self._name, self._schema):
                 self._tell(line)
 
     async def _follow(self, running: RunningSubscription) -> None:

@@ -17,13 +17,13 @@ from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.subscription.management.schema import SchemaOptions, check_client_programs
+from subscriber.subscription.management.unmoved import unmoved_objects
 from subscriber.subscription.migration.copy_estimate import shown_bytes, shown_seconds
 from subscriber.subscription.migration.preconditions import disk_problem, missing_extensions
 from subscriber.subscription.targets import is_postgres, open_target
 from subscriber.walreceiver.checks import decoding_problems
 from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from subscriber.walreceiver.new_publication import planned_tables
-from subscriber.walreceiver.publication import not_replicated
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.table_choice import TableChoice
 from subscriber.walreceiver.table_sizes import TableSize, table_sizes
@@ -135,7 +135,7 @@ async def plan_migration(
             tables=tables,
             problems=problems,
             notes=[line, *notes],
-            not_moved=await not_replicated(publisher),
+            not_moved=await unmoved_objects(publisher.execute, publication, publication, schema),
             rate=rate,
             sessions=min(sessions, max(len(tables), 1)),
         )

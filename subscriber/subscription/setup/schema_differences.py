@@ -9,13 +9,14 @@ from subscriber.abc.schema import SchemaProgress, Section
 from subscriber.abc.table_schema import SchemaDifference
 from subscriber.catalog.target_kind import SchemaKind
 from subscriber.errors import PublisherError
+from subscriber.schema.database_properties import database_changes, read_database
 from subscriber.schema.differences import differences
 from subscriber.schema.inspection import SchemaScope, inspect
 from subscriber.subscription.targets import is_postgres, required_ability
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
 from subscriber.walreceiver.session import Session
 
-__all__ = ["NO_SCHEMA", "copy_to_other", "difference_findings", "find_differences"]
+__all__ = ["NO_SCHEMA", "copy_to_other", "database_differences", "difference_findings", "find_differences"]
 
 NO_SCHEMA = ("has no keys, indexes and constraints", "omit this step; `subscriber check` finds tables that do not fit")
 _SHOWN = 3
@@ -40,7 +41,21 @@ async def find_differences(
         return await kind.compare_schema(target, await published_tables(session, publications), publisher)
     from subscriber.schema.postgres import inspect_target  # noqa: PLC0415 -- its drivers come with an extra
 
-    return differences(publisher, await inspect_target(target, scope))
+    return [*differences(publisher, await inspect_target(target, scope)), *await database_differences(session, target)]
+
+
+async def database_differences(session: Session, target: str) -> list[SchemaDifference]:
+    """What differs between the databases themselves, for a PostgreSQL target: settings, privileges, locale.
+
+    Raises:
+        PublisherError: the publisher cannot be read.
+        TargetError: the target cannot be read.
+    """
+    from subscriber.schema.postgres import query_target  # noqa: PLC0415 -- its drivers come with an extra
+
+    async with query_target(target) as query:
+        changes = database_changes(await read_database(session.execute), await read_database(query))
+    return [change.difference for change in changes]
 
 
 async def copy_to_other(
@@ -61,11 +76,16 @@ async def copy_to_other(
 
 
 def difference_findings(found: Sequence[SchemaDifference]) -> list[Finding]:
-    """The differences as one warning of ``check``. Tables and columns are left out: the target's own checks report them."""
-    telling = [each for each in found if not each.extra and each.kind not in {"table", "column", "owner", "comment"}]
-    if not telling:
-        return []
-    shown = "; ".join(each.message for each in telling[:_SHOWN])
-    more = f"; and {len(telling) - _SHOWN:,} more" if len(telling) > _SHOWN else ""
+    """The differences as warnings of ``check``. Tables, columns and encodings are left out: other checks report them."""
+    telling = [
+        each for each in found if not each.extra and each.kind not in {"table", "column", "owner", "comment", "encoding", "identity"}
+    ]
     hint = "subscriber schema diff shows all differences, and with --ddl the statements that remove them"
-    return [Finding("warning", f"the schema of the target differs from the publisher's: {shown}{more}", hint)]
+    findings = []
+    for what, kind in (("schema", False), ("database", True)):
+        messages = [each.message for each in telling if (each.kind == "database") is kind]
+        if messages:
+            more = f"; and {len(messages) - _SHOWN:,} more" if len(messages) > _SHOWN else ""
+            message = f"the {what} of the target differs from the publisher's: {'; '.join(messages[:_SHOWN])}{more}"
+            findings.append(Finding("warning", message, hint))
+    return findings

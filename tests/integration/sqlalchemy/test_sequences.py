@@ -29,7 +29,7 @@ async def test_counters_are_set_beyond_what_was_handed_out(publisher18_db: Datab
             target=other_target.url,
             connection=publisher18_db.conninfo(),
             publications=["pub"],
-            schemas=["public"],
+            sequences=["public.*"],
             dry_run=dry_run,
             force=force,
         )

@@ -209,7 +209,9 @@ async def test_owners_and_privileges(publisher18_db: Database, target_db: Databa
             CREATE TABLE a (); CREATE TABLE b (); CREATE TABLE c ();
             ALTER TABLE a OWNER TO {kept.name}; ALTER TABLE b OWNER TO {renamed.name}; ALTER TABLE c OWNER TO {missing.name};
             GRANT SELECT ON a TO {renamed.name} WITH GRANT OPTION; GRANT SELECT ON a TO {missing.name}; GRANT SELECT ON c TO PUBLIC;
-            ALTER DEFAULT PRIVILEGES FOR ROLE {kept.name} GRANT SELECT ON TABLES TO {renamed.name}
+            ALTER DEFAULT PRIVILEGES FOR ROLE {kept.name} GRANT SELECT ON TABLES TO {renamed.name};
+            CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w; CREATE USER MAPPING FOR PUBLIC SERVER s;
+            CREATE USER MAPPING FOR {renamed.name} SERVER s OPTIONS (password 'x'); CREATE USER MAPPING FOR {missing.name} SERVER s
         """)
         target_db.execute(f"CREATE ROLE {kept.name}")
         wanted = SchemaOptions(bindir=BINDIR, map_roles={renamed.name: other.name})
@@ -221,6 +223,8 @@ async def test_owners_and_privileges(publisher18_db: Database, target_db: Databa
         assert target_db.value(f"SELECT has_table_privilege('{other.name}', 'a', 'SELECT WITH GRANT OPTION')")
         assert target_db.value(f"SELECT '{other.name}=r/{kept.name}' = ANY (defaclacl::text[]) FROM pg_default_acl")
         assert target_db.value(f"SELECT has_table_privilege('{kept.name}', 'c', 'SELECT')")
+        # the bug was that the copy failed
+        assert target_db.fetch("SELECT usename::text FROM pg_user_mappings ORDER BY 1") == sorted([(other.name,), ("public",)])
         target_db.execute(f"DROP OWNED BY {kept.name}; DROP ROLE {kept.name}")
 
 

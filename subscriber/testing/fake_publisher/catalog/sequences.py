@@ -26,12 +26,13 @@ def _published(session: Session, values: Mapping[str, str]) -> Result:
 def _find(session: Session, values: Mapping[str, str]) -> Result:
     wanted = set(map(int, values["oids"].split(",")))
     rows = [
-        (each.oid, name.namespace, name.name, True, None, None, None, None)
+        (each.oid, name.namespace, name.name, True, None, None, None, None, True, False)
         for name, each in session.publisher.sequences.items()
         if each.oid in wanted
     ]
     names = {"oid": OID, "nspname": NAME, "relname": NAME, "readable": BOOL}
-    return result(names | dict.fromkeys(("table_namespace", "table_name", "attname", "owns"), TEXT), rows)
+    uses = dict.fromkeys(("table_namespace", "table_name", "attname", "owns"), TEXT)
+    return result(names | uses | {"published": BOOL, "whole": BOOL}, rows)
 
 
 def _read(session: Session, values: Mapping[str, str]) -> Result:
@@ -48,6 +49,6 @@ def _read(session: Session, values: Mapping[str, str]) -> Result:
 
 QUERIES: Final = (
     known("SELECT DISTINCT gps.relid FROM pg_catalog.pg_publication AS p, ... WHERE p.pubname IN ({names})", _published),
-    known("WITH published AS (SELECT v.oid FROM (VALUES ...uses AS (... OR c.oid IN ({oids})) ORDER BY ...", _find),
+    known("WITH published AS (SELECT v.oid FROM (VALUES ...uses AS (... OR c.oid IN ({oids}) AS published...", _find),
     known("SELECT v.oid, pg_catalog.format_type(s.seqtypid, NULL), ... FROM ({values}) AS v JOIN pg_catalog.pg_sequence AS s ...", _read),
 )

@@ -44,9 +44,10 @@ async def test_a_publication_of_sequences_alone() -> None:
         publisher.create_publication("s", all_sequences=True)
         assert await findings(publisher, "s") == ["warning: the publications publish sequences only: nothing is copied or followed"]
         connection = await WalReceiverConnection.connect(publisher.dsn(), application_name="test")
-        (found,), unreadable = await read_sequences(connection, ["s"])
+        everything = await read_sequences(connection, ["s"])
         await connection.close()
-        assert (str(found.name), found.last_value, found.is_called, unreadable) == ("public.numbers", 7, True, [])
+        (found,) = everything.sequences
+        assert (str(found.name), found.last_value, found.is_called, everything.unreadable) == ("public.numbers", 7, True, [])
 
 
 def test_the_timeout_of_a_subscription_replaces_the_setting() -> None:
