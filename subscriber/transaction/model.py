@@ -56,7 +56,7 @@ class Transaction:
         left_out: how many changes were left out, because the publisher rolled them back without sending the abort.
         rewritten: whether records were removed or moved for that.
         spool: the spilled records, set by the code that spilled them; None if ``spilled`` is 0.
-        discarded: whether it was applied or abandoned, so that its spilled records are deleted.
+        discarded: whether its spilled records are deleted, because it was applied or abandoned.
     """
 
     xid: int
@@ -105,8 +105,8 @@ class Transaction:
 
     async def discard(self) -> None:
         """Delete the spilled records."""
-        self.discarded = True
         if self.spool is not None:
+            self.discarded = True
             await self.spool.discard()
 
     def __repr__(self) -> str:
