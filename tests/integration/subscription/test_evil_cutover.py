@@ -49,7 +49,9 @@ async def test_evil_rows_run_no_command_and_print_no_sql(publisher18_db: Databas
         with pytest.raises(SubscriberError, match="has a switch command, which is not stored"):
             await cutover(name, target=target_db.dsn)
         await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="none", switch=""))
-        evil(details=json.dumps({**slot, "switch": f"touch {ran}"}))
+        # nor do options of a row become those of a rollback
+        command = {"switch": f"touch {ran}"}
+        evil(details=json.dumps({**slot, **command, "kept": command}))
         with pytest.raises(SubscriberError, match="had a switch command, which is not stored"):
             await roll_back(name, target=target_db.dsn)
         # what opens the old database is printed for people to run
