@@ -272,10 +272,11 @@ async def roll_back(
             raise ConfigurationError("there is no way back", hint="it was not made, or this kind of target cannot be a publisher")
         assert found.old_row is not None, "it has moved writers"
         assert found.new.fence is not None, "only PostgreSQL has a way back"
+        kept = CutoverOptions.of_kept(found.old_row.details.get("kept"))
         if isinstance(options, CutoverOptions):
-            known = options if options.sequences else replace(options, sequences=found.old_row.details.get("kept", {}).get("sequences", ()))
+            known = options if options.sequences else replace(options, sequences=kept.get("sequences", ()))
         else:
-            before = {"verify": "none", "fence": found.old_row.kind, **found.old_row.details.get("kept", {})}
+            before = {"verify": "none", "fence": found.old_row.kind, **kept}
             known = CutoverOptions(**{**before, **(options or {})})
             require_given(found.old_row, known, "switch", "pool", whose="the cutover had")
         if row is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from subscriber.abc.sequences import SequenceChoice
 from subscriber.errors import ConfigurationError
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
 
 __all__ = ["CutoverOptions"]
+
+_FLAGS: Final = ("unlogged", "large_objects")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,18 @@ class CutoverOptions:
 
     def kept(self) -> dict[str, Any]:
         """Those that a rollback has, too, as values of JSON."""
-        return {name: getattr(self, name) for name in ("unlogged", "large_objects", "refresh")} | {"sequences": list(self.sequences)}
+        return {name: getattr(self, name) for name in _FLAGS} | {"refresh": self.refresh, "sequences": list(self.sequences)}
+
+    @staticmethod
+    def of_kept(values: Any) -> dict[str, Any]:
+        """From :meth:`kept`, in the row of a database. What else another program has written there is ignored: a command, too."""
+        known = values if isinstance(values, dict) else {}
+        found: dict[str, Any] = {name: known[name] is True for name in _FLAGS if name in known}
+        if known.get("refresh") in {"before", "after", "none"}:
+            found["refresh"] = known["refresh"]
+        if isinstance(known.get("sequences"), list):
+            found["sequences"] = [str(each) for each in known["sequences"]]
+        return found
 
     def __post_init__(self) -> None:
         SequenceChoice.parse(self.sequences)
