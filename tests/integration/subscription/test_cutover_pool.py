@@ -145,7 +145,7 @@ async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database,
             await application.writes()
             options = CutoverOptions(switch=switch, pool=admin, verify="none")
             # begun; after pause; after close_source; after the switch
-            for at in (1, 5, 7, 21):
+            for at in (1, 5, 7, 25):
                 points = itertools.count(1)
 
                 def kill(point: str, at: int = at, points: itertools.count[int] = points) -> None:
@@ -157,7 +157,7 @@ async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database,
                 assert paused(found) is (at > 1)
                 with pytest.raises(ConfigurationError, match="the interrupted cutover has paused a pool, which is not stored"):
                     await abort_cutover(name, target=target_db.dsn)
-                if at == 21:
+                if at == 25:
                     # what the command has done is for its user to undo
                     subprocess.run(switch, shell=True, check=True, env={**os.environ, "SUBSCRIBER_DIRECTION": "back"})
                     with psycopg.connect(found.admin, autocommit=True) as session:
@@ -166,7 +166,7 @@ async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database,
                 assert not paused(found)
                 await application.writes()
                 again(publisher18_db, target_db)
-                if at == 21:
+                if at == 25:
                     await open_target(name, target=target_db.dsn)
                     target_db.reconnect()
                 assert left_over(publisher18_db, target_db, name) == []
