@@ -9,10 +9,6 @@ import typing as _typing
 from subscriber._implementation import install as _install
 
 if _typing.TYPE_CHECKING:
-    from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
-    from subscriber.abc.schema import SchemaStep, Section, StepState
-    from subscriber.abc.sequences import SequenceResult, SequenceState
-    from subscriber.abc.table_schema import SchemaDifference
     from subscriber.config import Settings, SubscriptionOptions
     from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
     from subscriber.consumer.transactions import TransactionStream, transactions
@@ -35,6 +31,10 @@ if _typing.TYPE_CHECKING:
         TargetUnavailable,
         UndecidedTransaction,
     )
+    from subscriber.interfaces import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
+    from subscriber.interfaces.schema import SchemaStep, Section, StepState
+    from subscriber.interfaces.sequences import SequenceResult, SequenceState
+    from subscriber.interfaces.table_schema import SchemaDifference
     from subscriber.protocol.lsn import Lsn
     from subscriber.subscription.cutover.cutover import (
         abort_cutover,
@@ -152,10 +152,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "subscriber.abc": ("ApplyStatistics", "Finding", "Sink", "TableEntry", "TableName", "TableState"),
-    "subscriber.abc.schema": ("SchemaStep", "Section", "StepState"),
-    "subscriber.abc.sequences": ("SequenceResult", "SequenceState"),
-    "subscriber.abc.table_schema": ("SchemaDifference",),
+    "subscriber.interfaces": ("ApplyStatistics", "Finding", "Sink", "TableEntry", "TableName", "TableState"),
+    "subscriber.interfaces.schema": ("SchemaStep", "Section", "StepState"),
+    "subscriber.interfaces.sequences": ("SequenceResult", "SequenceState"),
+    "subscriber.interfaces.table_schema": ("SchemaDifference",),
     "subscriber.config": ("Settings", "SubscriptionOptions"),
     "subscriber.consumer.received": ("ReceivedMessage", "ReceivedTransaction"),
     "subscriber.consumer.transactions": ("TransactionStream", "transactions"),

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from subscriber.abc import Position, ReplicationStream
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.row_filters import filtered
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherError, SubscriberError
+from subscriber.interfaces import Position, ReplicationStream
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from subscriber.abc import Batch, RelationGate
 from subscriber.apply.receiver import Receiver
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import Batch, RelationGate
 from subscriber.transaction.model import Transaction
 
 __all__ = ["collect"]

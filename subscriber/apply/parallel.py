@@ -58,10 +58,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Self
 
-from subscriber.abc import ParallelSink, ParallelTransaction
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.table_state import TableStates
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.interfaces import ParallelSink, ParallelTransaction
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Begin, BeginPrepare, Relation, StreamStart
 from subscriber.transaction.model import PreparedTransaction, Transaction

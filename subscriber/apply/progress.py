@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 
 __all__ = ["CopyProgress", "Quiet"]
 

@@ -30,10 +30,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from subscriber import crash_points
-from subscriber.abc import ReplicationStream, Spool
 from subscriber.apply.rolled_back import leave_out_rolled_back
 from subscriber.config import Settings
 from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable, UndecidedTransaction
+from subscriber.interfaces import ReplicationStream, Spool
 from subscriber.protocol.frames import (
     PrimaryKeepalive,
     StandbyStatusUpdate,

@@ -21,8 +21,8 @@ import logging
 from collections.abc import Collection, Sequence
 
 from subscriber import crash_points
-from subscriber.abc import ReplicationStream, Spool
 from subscriber.errors import UndecidedTransaction
+from subscriber.interfaces import ReplicationStream, Spool
 from subscriber.protocol.messages import Tag
 from subscriber.transaction.model import StreamedPart, Transaction
 

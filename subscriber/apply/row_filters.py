@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from subscriber.abc import PublishedTable, ReplicationStream
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import PublishedTable, ReplicationStream
 from subscriber.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def filtered(stream: ReplicationStream, options: SubscriptionOptions) -> Replica
 
 
 class _FilteredStream:
-    """A :class:`subscriber.abc.ReplicationStream` without the rows that do not pass. It may return no message at all."""
+    """A :class:`subscriber.interfaces.ReplicationStream` without the rows that do not pass. It may return no message at all."""
 
     def __init__(self, stream: ReplicationStream, filters: FrameFilter) -> None:
         self._stream = stream

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 
-from subscriber.abc import OpenedSink, TwoPhaseSink
+from subscriber.interfaces import OpenedSink, TwoPhaseSink
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.transaction.model import PreparedTransaction, Transaction

@@ -82,7 +82,7 @@ def _temporary_directory() -> Path:
 
 
 class SpoolDirectory:
-    """The spool of one stream, in its own directory; implements :class:`subscriber.abc.Spool`.
+    """The spool of one stream, in its own directory; implements :class:`subscriber.interfaces.Spool`.
 
     Use it as an async context manager, or with :meth:`open` and :meth:`close`. A spool id may be reused after it was discarded or its
     reader was created. The new file is independent of the old one.

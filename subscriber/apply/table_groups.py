@@ -22,9 +22,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
 from subscriber import crash_points
-from subscriber.abc import CopyFormat, GroupingSink, PublishedTable, TableGroup, TableName
 from subscriber.apply.table_synchronization import SyncRun
 from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
+from subscriber.interfaces import CopyFormat, GroupingSink, PublishedTable, TableGroup, TableName
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["GROUP_TABLES", "TABLE_BYTES", "GroupSnapshot", "GroupSource", "GroupSynchronization"]

@@ -34,7 +34,7 @@ import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final
 
-from subscriber.abc import CATALOG_SCHEMA, Retry, TableEntry, TableName, TableState
+from subscriber.interfaces import CATALOG_SCHEMA, Retry, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.model import Transaction

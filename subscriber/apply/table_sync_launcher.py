@@ -17,13 +17,13 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from subscriber.abc import Retry, TableName, TableState
 from subscriber.apply.retry import Backoff, Policy, disables, policy
 from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.table_synchronization import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.interfaces import Retry, TableName, TableState
 
 __all__ = ["SyncLauncher", "SyncOwner"]
 

@@ -27,7 +27,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from subscriber import crash_points
-from subscriber.abc import (
+from subscriber.apply.batch import collect
+from subscriber.apply.progress import CopyProgress
+from subscriber.apply.receiver import Receiver
+from subscriber.apply.spool import SpoolDirectory
+from subscriber.apply.table_state import TableStates
+from subscriber.apply.tasks import task_group
+from subscriber.config import Settings
+from subscriber.errors import PublisherUnavailable, RelationError
+from subscriber.interfaces import (
     CopyFormat,
     KeptRows,
     Position,
@@ -41,14 +49,6 @@ from subscriber.abc import (
     TableSink,
     TableState,
 )
-from subscriber.apply.batch import collect
-from subscriber.apply.progress import CopyProgress
-from subscriber.apply.receiver import Receiver
-from subscriber.apply.spool import SpoolDirectory
-from subscriber.apply.table_state import TableStates
-from subscriber.apply.tasks import task_group
-from subscriber.config import Settings
-from subscriber.errors import PublisherUnavailable, RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.feedback import FlushTracker

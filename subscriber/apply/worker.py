@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from subscriber import crash_points
-from subscriber.abc import Batch, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.apply.batch import collect
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
@@ -35,6 +34,7 @@ from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.errors import ApplyError, NeverPrepared, RelationError
+from subscriber.interfaces import Batch, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from subscriber.abc import TwoPhaseState
 from subscriber.catalog.model import PG_SUBSCRIPTION, known_values
 from subscriber.catalog.store import Row
 from subscriber.config import STORED, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriptionInUse
+from subscriber.interfaces import TwoPhaseState
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 

@@ -1,7 +1,7 @@
 """The interface of a target's catalog of subscriptions for the verbs, the launcher and ``status``.
 
-:class:`subscriber.abc.Sink` serves one subscription; a catalog serves all subscriptions of a target. A target stores the catalog beside the
-replicated rows, so that a subscription's definition, its position and its rows are consistent.
+:class:`subscriber.interfaces.Sink` serves one subscription; a catalog serves all subscriptions of a target. A target stores the catalog
+beside the replicated rows, so that a subscription's definition, its position and its rows are consistent.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from subscriber.abc import TableName
 from subscriber.catalog.definition import Definition
+from subscriber.interfaces import TableName
 
 __all__ = ["Catalog", "CopyingCatalog", "MovableCatalog", "OwnedCatalog"]
 

@@ -232,7 +232,7 @@ COUNTERS: Final = (
     "confl_delete_missing",
     "confl_multiple_unique_conflicts",
 )
-"""The counters, named as in pg_stat_subscription_stats and as in :class:`subscriber.abc.ApplyStatistics`."""
+"""The counters, named as in pg_stat_subscription_stats and as in :class:`subscriber.interfaces.ApplyStatistics`."""
 
 SUBSCRIPTION_STATS: Final = Table(
     "subscription_stats",

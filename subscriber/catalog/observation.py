@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from subscriber.abc import Retry, TableEntry, TableName, WorkerActivity, WorkerDetails
 from subscriber.catalog.definition import Definition
+from subscriber.interfaces import Retry, TableEntry, TableName, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["ApplierObservation", "Observation", "TableObservation"]

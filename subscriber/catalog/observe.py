@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from subscriber.abc import TableName, WorkerDetails
 from subscriber.catalog.definition import definition_of
 from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, SUBSCRIPTION_STATS, WORKER
 from subscriber.catalog.observation import Observation, TableObservation
@@ -13,6 +12,7 @@ from subscriber.catalog.statistics import activity_of
 from subscriber.catalog.store import Row, Store
 from subscriber.catalog.subscription_rows import entry_of
 from subscriber.catalog.subscriptions import read_positions
+from subscriber.interfaces import TableName, WorkerDetails
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["observe"]

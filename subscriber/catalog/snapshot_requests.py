@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Protocol, runtime_checkable
 
-from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.catalog.model import PG_SUBSCRIPTION_REL, SNAPSHOT_REQUEST, known_values
 from subscriber.catalog.store import Store, writer_key
 from subscriber.catalog.subscription_rows import entry_of
@@ -39,6 +38,7 @@ from subscriber.errors import (
     TargetError,
     TargetUnavailable,
 )
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 
 __all__ = [

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from subscriber.abc import TableName, WorkerActivity
 from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION_REL, SUBSCRIPTION_STATS, WORKER
 from subscriber.catalog.store import Plus, Row, Rows
+from subscriber.interfaces import TableName, WorkerActivity
 
 __all__ = ["Reporter", "Unwritten", "activity_of", "note_error", "reset_statistics"]
 

@@ -11,9 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from subscriber.abc import TableName
 from subscriber.catalog.model import Table
 from subscriber.errors import RelationError
+from subscriber.interfaces import TableName
 
 __all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Plus", "Row", "Rows", "Store", "verb_key", "writer_key"]
 

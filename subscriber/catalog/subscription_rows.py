@@ -8,10 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, known_values
 from subscriber.catalog.store import Row, Rows
 from subscriber.errors import RelationError, SubscriptionChanged
+from subscriber.interfaces import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN
 
 __all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of"]
@@ -203,7 +203,7 @@ class SubscriptionRows:
 
 
 class CatalogStateStore(ABC):
-    """The part of :class:`subscriber.abc.StateStore` that is the same in all targets with the catalog's rows.
+    """The part of :class:`subscriber.interfaces.StateStore` that is the same in all targets with the catalog's rows.
 
     Each call is one transaction.
     """

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
-from subscriber.abc import TwoPhaseState
 from subscriber.catalog.definition import Definition, claimed_elsewhere, columns_of, definition_of, require_name
 from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, POSITION, SUBSCRIPTION_STATS, Table
 from subscriber.catalog.statistics import note_error, reset_statistics
 from subscriber.catalog.store import CATALOG_KEY, LAUNCHER_KEY, Plus, Row, Rows, Store, verb_key, writer_key
 from subscriber.config import STORED, SubscriptionOptions
 from subscriber.errors import SubscriptionChanged, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.interfaces import TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["StoredCatalog", "ensure_subscription", "find_subscription", "no_such_subscription", "remove_rows", "require_unclaimed"]

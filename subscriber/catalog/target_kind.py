@@ -13,16 +13,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from subscriber.abc import PublishedTable, Query, RowSource, Sink, TableName
-from subscriber.abc.schema import SchemaProgress, Section
-from subscriber.abc.sequences import PublishedSequence, SequenceResult
-from subscriber.abc.table_schema import DatabaseSchema, SchemaDifference
 from subscriber.catalog.definition import Definition
 from subscriber.catalog.interface import Catalog
 from subscriber.catalog.observation import Observation
 from subscriber.catalog.snapshot_requests import Requests
 from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import PublishedTable, Query, RowSource, Sink, TableName
+from subscriber.interfaces.schema import SchemaProgress, Section
+from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
+from subscriber.interfaces.table_schema import DatabaseSchema, SchemaDifference
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["CatalogKind", "ComparedKind", "ComparedTables", "ComparedTarget", "SchemaKind", "SequencesKind", "TargetKind"]
@@ -114,7 +114,7 @@ class ComparedTables(Protocol):
 
         Args:
             published: the table.
-            key: the columns by which :class:`subscriber.abc.KeyedRowSource` finds rows; may be empty.
+            key: the columns by which :class:`subscriber.interfaces.KeyedRowSource` finds rows; may be empty.
 
         Raises:
             RelationError: the target does not have it, or lacks a column.
@@ -140,7 +140,7 @@ class ComparedTarget(Protocol):
     async def begin(self, answer: Mapping[str, Any], application_name: str) -> None:
         """Take a snapshot, or open the one that the process has exported. At this moment the target has the transactions up to one LSN.
 
-        Apply waits for some seconds at most, unless the sink exports snapshots (:class:`subscriber.abc.ExportingSink`).
+        Apply waits for some seconds at most, unless the sink exports snapshots (:class:`subscriber.interfaces.ExportingSink`).
 
         Args:
             answer: of the process; ``target_snapshot`` is what the sink has exported.
@@ -164,7 +164,7 @@ class ComparedKind(Protocol):
     """Its targets can be read: ``verify``. The opened sink must be a :class:`subscriber.catalog.snapshot_requests.RequestedSink`.
 
     Attributes:
-        repairs: whether the opened sink is a :class:`subscriber.abc.RepairingSink`: ``verify --repair``.
+        repairs: whether the opened sink is a :class:`subscriber.interfaces.RepairingSink`: ``verify --repair``.
     """
 
     repairs: bool

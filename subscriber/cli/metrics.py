@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from subscriber.abc import TableState
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableState
 from subscriber.printable import printable
 from subscriber.subscription.subscription import Subscription
 

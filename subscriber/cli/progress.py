@@ -6,9 +6,9 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from subscriber.abc import TableName
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.cli.output import say
+from subscriber.interfaces import TableName
 from subscriber.printable import printable
 
 if TYPE_CHECKING:

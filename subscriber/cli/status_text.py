@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from subscriber.abc import Retry, TableState
 from subscriber.catalog import ApplierObservation
+from subscriber.interfaces import Retry, TableState
 from subscriber.printable import printable
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.subscription.management.status import State, SubscriptionStatus

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import (
     Column,
     Delete,

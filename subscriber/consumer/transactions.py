@@ -34,11 +34,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast, overload
 
-from subscriber.abc import Position
 from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.consumer.received import ReceivedMessage, ReceivedPart, ReceivedTransaction
 from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.interfaces import Position
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import LogicalMessage, Relation, StreamAbort, StreamCommit, StreamPrepare, StreamStart
 from subscriber.recording.file import Recorder

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from subscriber.abc import ReplicationStream
 from subscriber.errors import ProtocolError
+from subscriber.interfaces import ReplicationStream
 from subscriber.protocol.frames import decode_status_update
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.recording.file import ANSWERED, RECEIVED, SESSION, RecordedSession, Recorder, RecordingRecord
@@ -35,13 +35,13 @@ class RecordedStream:
         self._sending = asyncio.Lock()
 
     async def receive(self) -> Sequence[bytes]:
-        """See :meth:`subscriber.abc.ReplicationStream.receive`."""
+        """See :meth:`subscriber.interfaces.ReplicationStream.receive`."""
         frames = await self._stream.receive()
         self._recorder.received(frames)
         return frames
 
     async def send(self, message: bytes) -> None:
-        """See :meth:`subscriber.abc.ReplicationStream.send`."""
+        """See :meth:`subscriber.interfaces.ReplicationStream.send`."""
         async with self._sending:
             self._recorder.sent(message)
             flush = decode_status_update(message).flush
@@ -51,17 +51,17 @@ class RecordedStream:
             await self._stream.send(message)
 
     async def wal_end(self, least: Lsn) -> Lsn:
-        """See :meth:`subscriber.abc.ReplicationStream.wal_end`."""
+        """See :meth:`subscriber.interfaces.ReplicationStream.wal_end`."""
         return await self._stream.wal_end(least)
 
     async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
-        """See :meth:`subscriber.abc.ReplicationStream.rolled_back`."""
+        """See :meth:`subscriber.interfaces.ReplicationStream.rolled_back`."""
         found = await self._stream.rolled_back(xid, subxids)
         self._recorder.answered(xid, found)
         return found
 
     async def close(self) -> None:
-        """See :meth:`subscriber.abc.ReplicationStream.close`."""
+        """See :meth:`subscriber.interfaces.ReplicationStream.close`."""
         await self._stream.close()
 
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from subscriber.abc import Query, TableName
-from subscriber.abc.table_schema import SchemaDifference
+from subscriber.interfaces import Query, TableName
+from subscriber.interfaces.table_schema import SchemaDifference
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
 __all__ = ["DatabaseChange", "DatabaseProperties", "database_changes", "read_database"]

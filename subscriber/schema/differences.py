@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from subscriber.abc.table_schema import (
+from subscriber.interfaces.table_schema import (
     ColumnSchema,
     ConstraintSchema,
     DatabaseSchema,
@@ -19,7 +19,7 @@ from subscriber.abc.table_schema import (
     SequenceSchema,
     TableSchema,
 )
-from subscriber.abc.values import TableName
+from subscriber.interfaces.values import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
 __all__ = ["differences"]

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import Query, TableName
-from subscriber.abc.table_schema import ColumnSchema, ConstraintSchema, DatabaseSchema, IndexSchema, SequenceSchema, TableSchema
+from subscriber.interfaces import Query, TableName
+from subscriber.interfaces.table_schema import ColumnSchema, ConstraintSchema, DatabaseSchema, IndexSchema, SequenceSchema, TableSchema
 from subscriber.protocol.quoting import quote_literal
 
 __all__ = ["SchemaScope", "inspect"]

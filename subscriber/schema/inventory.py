@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from subscriber.abc import CATALOG_SCHEMA, Query
+from subscriber.interfaces import CATALOG_SCHEMA, Query
 from subscriber.printable import shortened
 from subscriber.protocol.quoting import quote_literal
 

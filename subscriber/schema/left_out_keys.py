@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.quoting import quote_literal
 from subscriber.schema.archive import Entry
 from subscriber.walreceiver.session import Session

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import Query
-from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
-from subscriber.abc.table_schema import DatabaseSchema
 from subscriber.apply.tasks import task_group
 from subscriber.errors import TargetError
+from subscriber.interfaces import Query
+from subscriber.interfaces.schema import SchemaProgress, SchemaStep, Section, StepState
+from subscriber.interfaces.table_schema import DatabaseSchema
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_settings import unpin
 from subscriber.schema.archive import Entry, Selection, read_archive

@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
 from subscriber.errors import TargetError
+from subscriber.interfaces.schema import SchemaProgress, SchemaStep, Section, StepState
 from subscriber.schema.archive import Entry
 from subscriber.sinks.postgres.scripts import ScriptSession
 

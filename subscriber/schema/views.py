@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.errors import PublisherError
+from subscriber.interfaces import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_settings import unpin
 from subscriber.walreceiver.session import Session

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, Self
 
-from subscriber.abc import ApplyStatistics, TableName
+from subscriber.interfaces import ApplyStatistics, TableName
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["ChangeContext", "Counted", "Tally", "count", "describe"]

@@ -15,7 +15,7 @@ import json
 import re
 from typing import Any, Final
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.output_lines import Line, change_line, closing_line, message_line, opening_line
 from subscriber.transaction.changes import Change, Unchanged

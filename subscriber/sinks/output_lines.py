@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol, assert_never
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn, datetime_from_postgres
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.changes import Change, DeleteChange, InsertChange, MessageChange, Row, TruncateChange, UpdateChange

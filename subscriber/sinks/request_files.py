@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from subscriber.abc import TableEntry, TableName
 from subscriber.catalog.snapshot_requests import RequestState, SnapshotRequest
 from subscriber.errors import SubscriptionInUse, TargetUnavailable
+from subscriber.interfaces import TableEntry, TableName
 from subscriber.sinks.flock import is_locked, lock_file
 from subscriber.threads import run_in_thread
 

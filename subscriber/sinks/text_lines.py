@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.output_lines import Line, LineValue, change_line, closing_line, message_line, opening_line
 from subscriber.transaction.changes import Change, Row, Unchanged, Value

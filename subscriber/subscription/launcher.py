@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from subscriber.abc import Retry, TableName, WorkerDetails, WorkerState
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import Backoff, Policy, is_coming_up, policy
 from subscriber.apply.tasks import task_group
@@ -31,6 +30,7 @@ from subscriber.errors import (
     SubscriptionInUse,
     TargetError,
 )
+from subscriber.interfaces import Retry, TableName, WorkerDetails, WorkerState
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import open_catalog
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from subscriber.abc import OpenedSink, Position, Spool, TableEntry, TableName, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
@@ -22,6 +21,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, DataLossError, ProtocolError
+from subscriber.interfaces import OpenedSink, Position, Spool, TableEntry, TableName, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.decoder import Decoder
 from subscriber.protocol.frames import XLogData, decode_frame

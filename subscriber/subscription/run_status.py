@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from subscriber.abc import ApplyStatistics, Retry, TableEntry, TableName, WorkerState
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import ApplyStatistics, Retry, TableEntry, TableName, WorkerState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 __all__ = ["Status", "TableCopy", "Until"]

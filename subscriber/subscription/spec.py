@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from subscriber.abc import Sink
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Definition
 from subscriber.config import Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import Sink
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.connection import WalReceiverConnection

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from subscriber.abc import Sink
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.catalog import Definition
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import Sink
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.run import Run
 from subscriber.subscription.run.run_state import RunState

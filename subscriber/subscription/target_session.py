@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from subscriber.abc import ApplyStatistics, GroupingSink, OpenedSink, TableGroup
 from subscriber.errors import TargetUnavailable
+from subscriber.interfaces import ApplyStatistics, GroupingSink, OpenedSink, TableGroup
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.spec import RunSpec
 
@@ -43,7 +43,7 @@ class TargetSession:
         """Open the sink, and close first what is still open.
 
         Raises:
-            SubscriberError: see :meth:`subscriber.abc.Sink.open`.
+            SubscriberError: see :meth:`subscriber.interfaces.Sink.open`.
         """
         await self.close()
         self._opened = opened = await self.spec.sink.open(self.spec.name, on_durable)
@@ -51,7 +51,7 @@ class TargetSession:
         return opened
 
     def open_group(self) -> TableGroup:
-        """Open a group of tables. See :meth:`subscriber.abc.GroupingSink.open_group`.
+        """Open a group of tables. See :meth:`subscriber.interfaces.GroupingSink.open_group`.
 
         Raises:
             TargetUnavailable: the sink is closed now.

@@ -14,12 +14,12 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Final, TypeVar
 
-from subscriber.abc import Sink
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.store import Store
 from subscriber.catalog.target_kind import CatalogKind, SchemaKind, SequencesKind, TargetKind
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import Sink
 from subscriber.sinks.postgres.kind import PostgresKind
 
 __all__ = [

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from subscriber.abc import KeyedRowSource, RowSource
+from subscriber.interfaces import KeyedRowSource, RowSource
 from subscriber.types.builtin import SQL_NAMES
 from subscriber.types.numerics import float4_text, float8_text
 from subscriber.verification.parts import Key, Part, Sums

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
 __all__ = ["ColumnSql", "TableSql", "client_column_sql", "column_sql", "stored_sql"]

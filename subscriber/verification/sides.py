@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from subscriber.abc import Query
+from subscriber.interfaces import Query
 
 __all__ = ["Rate", "Side", "together"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from subscriber.abc import PublishedTable, Query, TableName
+from subscriber.interfaces import PublishedTable, Query, TableName
 from subscriber.protocol.quoting import quote_literal
 from subscriber.verification.parts import WHOLE, Part
 from subscriber.verification.row_sql import ColumnSql, TableSql, column_sql, stored_sql

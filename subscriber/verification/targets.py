@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from subscriber.abc import PublishedTable
 from subscriber.catalog.target_kind import ComparedTables
+from subscriber.interfaces import PublishedTable
 from subscriber.verification.changed import ChangedRows
 from subscriber.verification.client_table import ClientTable
 from subscriber.verification.model import VerificationLimits

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications, other_identities, published_sequences

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import CATALOG_SCHEMA
 from subscriber.errors import ConfigurationError, PublisherError, raise_all
+from subscriber.interfaces import CATALOG_SCHEMA
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.publication import missing_publications
 from subscriber.walreceiver.session import Session

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from subscriber.abc import Position
 from subscriber.errors import DataLossError, PublisherError
+from subscriber.interfaces import Position
 from subscriber.walreceiver.connection import SlotInfo, SystemIdentity, WalReceiverConnection
 from subscriber.walreceiver.publisher_errors import invalidation_remedy
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from subscriber.abc import CATALOG_SCHEMA, PublishedTable, TableName
 from subscriber.errors import PublisherError
+from subscriber.interfaces import CATALOG_SCHEMA, PublishedTable, TableName
 from subscriber.protocol.quoting import quote_literal
 from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.errors import PublisherError, PublisherUnavailable
+from subscriber.interfaces import TableName
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.session import Row, Session
 

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from subscriber.abc import TableName
-from subscriber.abc.sequences import PublishedSequence, SequenceChoice
 from subscriber.errors import ConfigurationError, PublisherError
+from subscriber.interfaces import TableName
+from subscriber.interfaces.sequences import PublishedSequence, SequenceChoice
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_sequences
 from subscriber.walreceiver.session import Session

@@ -1,4 +1,4 @@
-"""COPY BOTH with a walsender: ``ReplicationStream`` of :mod:`subscriber.abc` over libpq.
+"""COPY BOTH with a walsender: ``ReplicationStream`` of :mod:`subscriber.interfaces` over libpq.
 
 libpq may hold messages that it has already read from the socket, and TLS may hold bytes below that. So everything is drained before
 waiting for the socket. A message taken from libpq is always returned: if an error follows it, the error is kept for the next call.
@@ -32,7 +32,7 @@ _TLS_READS: Final = 4
 
 
 class WalSenderStream:
-    """See :class:`subscriber.abc.ReplicationStream`. ``WalReceiverConnection.start_replication`` creates it. It owns that connection."""
+    """See :class:`subscriber.interfaces.ReplicationStream`. ``WalReceiverConnection.start_replication`` creates it. It owns its session."""
 
     def __init__(self, session: Session, slot_name: str, wal_end: Lsn) -> None:
         self._slot_name = slot_name
@@ -47,7 +47,7 @@ class WalSenderStream:
         self._waited = True
 
     async def receive(self) -> Sequence[bytes]:
-        """Return at least one CopyData message; see :meth:`subscriber.abc.ReplicationStream.receive`."""
+        """Return at least one CopyData message; see :meth:`subscriber.interfaces.ReplicationStream.receive`."""
         if not self._waited:
             await asyncio.sleep(0)  # a busy publisher must not starve the other tasks
         self._waited = False
@@ -110,7 +110,7 @@ class WalSenderStream:
                 raise connection_lost(error) from error
 
     async def wal_end(self, least: Lsn) -> Lsn:
-        """The end of the publisher's WAL, as far as it is known; see :meth:`subscriber.abc.ReplicationStream.wal_end`."""
+        """The end of the publisher's WAL, as far as it is known; see :meth:`subscriber.interfaces.ReplicationStream.wal_end`."""
         if self._wal_end < least:
             try:
                 async with asyncio.timeout(_ASK_SECONDS):
@@ -126,7 +126,7 @@ class WalSenderStream:
         return self._wal_end
 
     async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
-        """Ask in a session that is kept; see :meth:`subscriber.abc.ReplicationStream.rolled_back`."""
+        """Ask in a session that is kept; see :meth:`subscriber.interfaces.ReplicationStream.rolled_back`."""
         while True:
             kept = self._outcomes is not None
             try:

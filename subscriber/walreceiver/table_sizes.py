@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.walreceiver.session import Session
 
 __all__ = ["TableSize", "table_sizes"]

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from subscriber import Settings, Subscription, SubscriptionOptions
-from subscriber.abc import TableState
+from subscriber.interfaces import TableState
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pymysql
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.comparison import compare, published_tables
 from subscriber.testing.load.tables import SPECIMEN_NAMES, create_tables

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.testing.load.mixed_load import MixedLoad

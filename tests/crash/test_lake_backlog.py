@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.lake import Lake
 from tests.crash.process import QUICK
 from tests.crash.test_lake import Program, tidy

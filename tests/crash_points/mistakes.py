@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from subscriber import crash_points
-from subscriber.abc import Batch
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.spool_file import SpoolFile
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
+from subscriber.interfaces import Batch
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions

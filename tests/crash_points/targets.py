@@ -11,8 +11,8 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from subscriber.abc import Sink
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Sink
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.spark.files.storage import TEMPORARY
 from subscriber.sinks.spark.pipeline import program

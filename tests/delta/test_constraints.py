@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline.applier import Applier

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.files.location import Location

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import ConfigurationError, TargetError
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Message, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable

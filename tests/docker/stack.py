@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 import psycopg
 from psycopg import sql
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.testing.comparison import compare, compare_prepared, published_tables
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import create_tables, table_names

@@ -18,7 +18,7 @@ from typing import Final
 
 import psycopg
 
-from subscriber.abc import ReplicationStream
+from subscriber.interfaces import ReplicationStream
 from subscriber.protocol.capabilities import Capabilities, StreamOptions, capabilities
 from subscriber.protocol.frames import PAYLOAD, StandbyStatusUpdate, XLogData, decode_frame, encode_frame
 from subscriber.protocol.lsn import INVALID_LSN, Lsn

@@ -10,8 +10,8 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from subscriber.abc import Sink, TableName
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Sink, TableName
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.files.location import Location, table_directory

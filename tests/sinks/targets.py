@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from psycopg import sql
 
-from subscriber.abc import Sink
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Sink
 from subscriber.sinks.memory import MemoryColumn, MemorySink, MemoryTarget
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink

@@ -8,7 +8,8 @@ from unittest import SkipTest
 
 import pytest
 
-from subscriber.abc import (
+from subscriber.errors import RelationError, SubscriberError, TargetUnavailable
+from subscriber.interfaces import (
     Batch,
     ParallelTransaction,
     Position,
@@ -18,7 +19,6 @@ from subscriber.abc import (
     TableEntry,
     TableName,
 )
-from subscriber.errors import RelationError, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.sinks.memory import MemorySink

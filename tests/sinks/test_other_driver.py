@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
-from subscriber.abc import Sink
 from subscriber.config import Settings
+from subscriber.interfaces import Sink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.sinks.targets import OPTIONS, MariaDBTarget

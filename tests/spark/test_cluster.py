@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables

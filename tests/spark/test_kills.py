@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.testing.load.mixed_load import MixedLoad

@@ -15,7 +15,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from subscriber.abc import TableState
+from subscriber.interfaces import TableState
 from subscriber.protocol.lsn import Lsn
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import Replica

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import psycopg
 
-from subscriber.abc import Batch, Position, RelationGate
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Batch, Position, RelationGate
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from subscriber.abc import CopyFormat, PublishedTable
+from subscriber.interfaces import CopyFormat, PublishedTable
 from subscriber.subscription.run.copy_source import PublisherSource
 
 BeforeCopy = Callable[[Callable[[str], Awaitable[None]]], None]

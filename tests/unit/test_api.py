@@ -34,7 +34,7 @@ def test_all_that_is_exported_is_there_and_describes_itself() -> None:
 
 def test_nothing_else_looks_public() -> None:
     rooms = {
-        "abc",
+        "interfaces",
         "apply",
         "catalog",
         "cli",

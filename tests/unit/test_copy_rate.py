@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from subscriber.abc import TableName
 from subscriber.apply.progress import Quiet
+from subscriber.interfaces import TableName
 from subscriber.subscription.migration.copy_estimate import CopyEstimate, shown_bytes, shown_seconds
 from subscriber.walreceiver.copying.copy_rate import CopyRate
 from subscriber.walreceiver.table_sizes import TableSize

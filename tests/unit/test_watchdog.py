@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from subscriber.abc import Sink, TableName, TargetActivity
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
+from subscriber.interfaces import Sink, TableName, TargetActivity
 from subscriber.stream_session import StreamSession
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.watchdog import Watchdog

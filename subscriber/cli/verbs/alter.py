@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_name_argument, add_parameters_argument, add_settings_argument, add_target_argument, lsn
 from subscriber.config import ALTERABLE, BOOLEAN, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.management.alter import SubscriptionAlteration, accept_target, alter_subscription, limit_copies
 from subscriber.subscription.management.status import reset_subscription_stats

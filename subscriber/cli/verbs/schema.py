@@ -6,11 +6,11 @@ import argparse
 import json
 import time
 
-from subscriber.abc.schema import SchemaStep, Section, StepState
-from subscriber.abc.table_schema import SchemaDifference
 from subscriber.cli.notices import confirm, counted
 from subscriber.cli.options import add_scope_arguments, add_sides_arguments
 from subscriber.cli.output import complain, say
+from subscriber.interfaces.schema import SchemaStep, Section, StepState
+from subscriber.interfaces.table_schema import SchemaDifference
 from subscriber.printable import printable
 from subscriber.subscription.management.schema import SchemaOptions, copy_schema, diff_schema
 

@@ -6,10 +6,10 @@ import argparse
 import json
 from collections import Counter
 
-from subscriber.abc.sequences import SequenceState
 from subscriber.cli.notices import confirm, counted
 from subscriber.cli.options import add_sequences_argument, add_sides_arguments
 from subscriber.cli.output import emit, say
+from subscriber.interfaces.sequences import SequenceState
 from subscriber.printable import printable
 from subscriber.subscription.management.sequences import sync_sequences
 

@@ -8,10 +8,10 @@ import sys
 import time
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import complain, emit, say
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 from subscriber.printable import printable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.management.repair import repair, require_repairable, why_not_repairable

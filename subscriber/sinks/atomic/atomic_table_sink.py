@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from subscriber.abc import ApplyStatistics, Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.errors import TargetError
+from subscriber.interfaces import ApplyStatistics, Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.atomic.row_changes import ClearTable, InsertRow, read_batch, text_only
@@ -20,7 +20,7 @@ _ROWS = 5000
 
 
 class AtomicTableSink:
-    """A :class:`subscriber.abc.TableSink`."""
+    """A :class:`subscriber.interfaces.TableSink`."""
 
     def __init__(self, stored: Stored, name: TableName) -> None:
         self._stored = stored

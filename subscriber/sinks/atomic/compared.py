@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
-from subscriber.abc import PublishedTable, RowSource, TableName
 from subscriber.catalog import Definition
 from subscriber.catalog.snapshot_requests import Requests
 from subscriber.catalog.store import Store
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import PublishedTable, RowSource, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.atomic.sink import AtomicSink
 

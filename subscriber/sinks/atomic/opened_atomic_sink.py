@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
-from subscriber.abc import (
+from subscriber.errors import RelationError, TargetError
+from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
     Position,
@@ -18,7 +19,6 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.sinks.atomic.atomic_table_sink import AtomicTableSink
@@ -31,7 +31,7 @@ __all__ = ["OpenedAtomicSink"]
 
 
 class OpenedAtomicSink:
-    """A :class:`subscriber.abc.OpenedSink` and :class:`subscriber.abc.RepairingSink`.
+    """A :class:`subscriber.interfaces.OpenedSink` and :class:`subscriber.interfaces.RepairingSink`.
 
     Attributes:
         requests: of other processes; None: there can be none.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from subscriber.abc import ApplyStatistics, Batch, TableName
 from subscriber.errors import ConfigurationError, RelationError
+from subscriber.interfaces import ApplyStatistics, Batch, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.changes import UNCHANGED, ChangeReader, DeleteChange, InsertChange, TruncateChange, UpdateChange

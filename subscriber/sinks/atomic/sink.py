@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from subscriber.abc import ApplyStatistics, Finding, PublishedTable, TableEntry, TableName
 from subscriber.catalog import Definition
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import SubscriptionOptions
+from subscriber.interfaces import ApplyStatistics, Finding, PublishedTable, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.atomic.opened_atomic_sink import OpenedAtomicSink
 from subscriber.sinks.atomic.row_changes import RowChange
@@ -21,7 +21,7 @@ __all__ = ["AtomicSink"]
 
 
 class AtomicSink(ABC):
-    """A :class:`subscriber.abc.Sink`. A subclass implements three methods, each for the subscription with the name that it gets.
+    """A :class:`subscriber.interfaces.Sink`. A subclass implements three methods, each for the subscription with the name that it gets.
 
     A batch of transactions, or of copied rows, is one call of :meth:`store`, and is in memory as a whole. The sink does not support
     two-phase commit and values in the binary format.
@@ -65,7 +65,7 @@ class AtomicSink(ABC):
         return await self.load(name) is not None
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedAtomicSink:
-        """See :meth:`subscriber.abc.Sink.open`."""
+        """See :meth:`subscriber.interfaces.Sink.open`."""
         stored = self._stored.setdefault(name, Stored(self, name))
         opened = OpenedAtomicSink(stored, self.statistics, on_durable, self.requests(name))
         await opened.open(name, str((self.options or SubscriptionOptions()).where))

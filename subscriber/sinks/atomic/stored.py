@@ -11,8 +11,8 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from subscriber.abc import Position, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import Position, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.atomic.row_changes import RowChange
 

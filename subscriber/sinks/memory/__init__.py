@@ -9,7 +9,7 @@
 
 ``target.py`` has the state that stays after a sink is closed, and ``table.py`` the rows of a table. ``accepted_changes.py`` reads the
 changes of a transaction, and ``applier.py`` makes them. ``sink.py`` and ``memory_table_sink.py`` implement the interfaces of
-:mod:`subscriber.abc`.
+:mod:`subscriber.interfaces`.
 """
 
 from subscriber.sinks.memory.sink import MemorySink

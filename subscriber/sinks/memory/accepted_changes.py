@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from subscriber.abc import ApplyStatistics, RelationGate
 from subscriber.errors import ProtocolError
+from subscriber.interfaces import ApplyStatistics, RelationGate
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, LogicalMessage, Relation, Truncate, Type, Update
 from subscriber.transaction.model import Transaction

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from subscriber.abc import ApplyStatistics, TableName
 from subscriber.errors import ApplyError, ProtocolError, RelationError, TargetError
+from subscriber.interfaces import ApplyStatistics, TableName
 from subscriber.protocol.messages import BINARY, UNCHANGED, Delete, Insert, Relation, Truncate, TupleData, Update
 from subscriber.sinks.memory.accepted_changes import Change
 from subscriber.sinks.memory.table import MemoryTable, Undo, Values

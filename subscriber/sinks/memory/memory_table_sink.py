@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from subscriber.abc import ApplyStatistics, Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError
+from subscriber.interfaces import ApplyStatistics, Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.memory.accepted_changes import Relations
 from subscriber.sinks.memory.applier import Applier, read_value
@@ -18,7 +18,7 @@ __all__ = ["MemoryTableSink"]
 
 
 class MemoryTableSink:
-    """A :class:`subscriber.abc.TableSink`.
+    """A :class:`subscriber.interfaces.TableSink`.
 
     Args:
         target: the target that has the table.

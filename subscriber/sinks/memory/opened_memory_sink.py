@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from subscriber.abc import (
+from subscriber.errors import RelationError, TargetError
+from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
     Position,
@@ -17,7 +18,6 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.memory.accepted_changes import Relations
@@ -31,7 +31,7 @@ __all__ = ["OpenedMemorySink"]
 
 
 class OpenedMemorySink:
-    """A :class:`subscriber.abc.OpenedSink`.
+    """A :class:`subscriber.interfaces.OpenedSink`.
 
     Args:
         target: the target.
@@ -137,7 +137,7 @@ class OpenedMemorySink:
         return {table: found.entry for table, found in record.tables.items()}
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
-        """Add tables with their first state. See :meth:`subscriber.abc.StateStore.add_tables`."""
+        """Add tables with their first state. See :meth:`subscriber.interfaces.StateStore.add_tables`."""
         failed = {table: no_table(table) for table in tables if self._target.find(table) is None}
         self._record.tables |= {table: TableRecord(entry) for table in tables if table not in failed}
         return failed
@@ -157,7 +157,7 @@ class OpenedMemorySink:
         return Applier(self._target, self._relations.types, self.statistics, f"pg_{self._record.oid}")
 
     async def apply(self, batch: Batch) -> None:
-        """Apply the transactions of a batch one by one. See :meth:`subscriber.abc.Stream.apply`.
+        """Apply the transactions of a batch one by one. See :meth:`subscriber.interfaces.Stream.apply`.
 
         Raises:
             ApplyError, RelationError, ProtocolError, TargetUnavailable
@@ -176,7 +176,7 @@ class OpenedMemorySink:
         return False
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Store the changes of a prepared transaction. See :meth:`subscriber.abc.TwoPhaseSink.prepare`.
+        """Store the changes of a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.prepare`.
 
         Raises:
             ProtocolError, TargetUnavailable
@@ -189,7 +189,7 @@ class OpenedMemorySink:
         await transaction.discard()
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        """Apply the changes of a prepared transaction. See :meth:`subscriber.abc.TwoPhaseSink.commit_prepared`.
+        """Apply the changes of a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
 
         Raises:
             ApplyError, RelationError: the transaction stays prepared.
@@ -218,7 +218,7 @@ class OpenedMemorySink:
         self._move(message.rollback_end_lsn)
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """Skip a transaction. See :meth:`subscriber.abc.Stream.skip`."""
+        """Skip a transaction. See :meth:`subscriber.interfaces.Stream.skip`."""
         if isinstance(event, CommitPrepared):
             self._record.prepared.pop((event.xid, event.gid), None)
             self._record.skip_lsn = INVALID_LSN
@@ -243,7 +243,7 @@ class OpenedMemorySink:
         self._record.last_error = last_error or self._record.last_error
 
     def open_table(self, table: TableName) -> MemoryTableSink:
-        """The table's synchronization. See :meth:`subscriber.abc.OpenedSink.open_table`."""
+        """The table's synchronization. See :meth:`subscriber.interfaces.OpenedSink.open_table`."""
         return MemoryTableSink(self._target, self._stored, table, self.statistics, self._published.get(table))
 
     async def close(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from subscriber.abc import (
+from subscriber.errors import SubscriptionInUse
+from subscriber.interfaces import (
     ApplyStatistics,
     Finding,
     PublishedTable,
     TableName,
 )
-from subscriber.errors import SubscriptionInUse
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.memory.applier import missing_columns
 from subscriber.sinks.memory.opened_memory_sink import OpenedMemorySink
@@ -20,7 +20,7 @@ __all__ = ["MemorySink"]
 
 
 class MemorySink:
-    """A :class:`subscriber.abc.Sink` for a :class:`MemoryTarget`. Each call is complete in memory on return, which counts as durable.
+    """A :class:`subscriber.interfaces.Sink` for a :class:`MemoryTarget`. Each call is complete, and counts as durable, on return.
 
     Args:
         target: the target, which stays after the sink is closed.
@@ -45,7 +45,7 @@ class MemorySink:
         return name in self._target.subscriptions
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedMemorySink:
-        """See :meth:`subscriber.abc.Sink.open`.
+        """See :meth:`subscriber.interfaces.Sink.open`.
 
         Raises:
             SubscriptionInUse: another sink is open for the subscription.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.errors import ApplyError
+from subscriber.interfaces import TableName
 from subscriber.types import Value
 
 __all__ = ["MemoryColumn", "MemoryTable", "Undo", "Values"]

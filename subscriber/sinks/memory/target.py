@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from subscriber.abc import Position, PublishedTable, TableEntry, TableName, TwoPhaseState, WorkerActivity
 from subscriber.config import InsertConflict, SchemaChange, SchemaChangeCallback
 from subscriber.errors import RelationError, TargetUnavailable
+from subscriber.interfaces import Position, PublishedTable, TableEntry, TableName, TwoPhaseState, WorkerActivity
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.memory.accepted_changes import Change
 from subscriber.sinks.memory.table import MemoryColumn, MemoryTable, Values

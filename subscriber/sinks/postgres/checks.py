@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from subscriber.abc import Finding, PublishedTable, Query, TableName
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
+from subscriber.interfaces import Finding, PublishedTable, Query, TableName
 from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
@@ -102,7 +102,7 @@ async def subscription_exists(target: Target, name: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def querying(target: Target) -> AsyncIterator[Query]:
-    """A transaction for SELECTs. See :meth:`subscriber.abc.PostgresDatabase.querying`.
+    """A transaction for SELECTs. See :meth:`subscriber.interfaces.PostgresDatabase.querying`.
 
     Raises:
         TargetUnavailable, TargetError

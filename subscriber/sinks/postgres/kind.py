@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from subscriber.abc import Query, Sink, TableName
-from subscriber.abc.sequences import PublishedSequence, SequenceResult
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.snapshot_requests import Requests, StoredRequests
 from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import Query, Sink, TableName
+from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.required_packages import requiring
 

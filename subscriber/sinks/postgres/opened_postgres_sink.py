@@ -8,7 +8,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
-from subscriber.abc import (
+from subscriber.catalog.snapshot_requests import StoredRequests
+from subscriber.catalog.subscription_rows import CatalogStateStore
+from subscriber.config import SubscriptionOptions
+from subscriber.errors import RelationError, TargetError
+from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
     ExportSnapshot,
@@ -23,10 +27,6 @@ from subscriber.abc import (
     TableState,
     WorkerActivity,
 )
-from subscriber.catalog.snapshot_requests import StoredRequests
-from subscriber.catalog.subscription_rows import CatalogStateStore
-from subscriber.config import SubscriptionOptions
-from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.apply_counters import Tally
@@ -92,7 +92,7 @@ class PostgresTarget:
 
 
 class OpenedPostgresSink(CatalogStateStore):
-    """A :class:`subscriber.abc.OpenedSink` for PostgreSQL 13 to 18.
+    """A :class:`subscriber.interfaces.OpenedSink` for PostgreSQL 13 to 18.
 
     Args:
         target: shared with the sink.
@@ -207,7 +207,7 @@ class OpenedPostgresSink(CatalogStateStore):
             await rows.set_ready({relid: tables[table] for table, relid in found.items() if not isinstance(relid, RelationError)})
 
     async def apply(self, batch: Batch) -> None:
-        """Apply a batch, and store its end LSN in the same transaction. See :meth:`subscriber.abc.Stream.apply`.
+        """Apply a batch, and store its end LSN in the same transaction. See :meth:`subscriber.interfaces.Stream.apply`.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
@@ -219,7 +219,7 @@ class OpenedPostgresSink(CatalogStateStore):
             self._durability.committed(before, None)
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """See :meth:`subscriber.abc.Stream.skip`.
+        """See :meth:`subscriber.interfaces.Stream.skip`.
 
         Raises:
             TargetError, TargetUnavailable
@@ -240,7 +240,7 @@ class OpenedPostgresSink(CatalogStateStore):
         self._report(before)
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """See :meth:`subscriber.abc.StateStore.report`.
+        """See :meth:`subscriber.interfaces.StateStore.report`.
 
         Raises:
             TargetUnavailable: the session was lost.
@@ -248,7 +248,7 @@ class OpenedPostgresSink(CatalogStateStore):
         await self._reporter.report(workers, last_error)
 
     async def ping(self) -> None:
-        """See :meth:`subscriber.abc.PingedSink.ping`.
+        """See :meth:`subscriber.interfaces.PingedSink.ping`.
 
         Raises:
             TargetUnavailable
@@ -270,7 +270,7 @@ class OpenedPostgresSink(CatalogStateStore):
         return True
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Apply a transaction up to PREPARE TRANSACTION. See :meth:`subscriber.abc.TwoPhaseSink.prepare`.
+        """Apply a transaction up to PREPARE TRANSACTION. See :meth:`subscriber.interfaces.TwoPhaseSink.prepare`.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
@@ -281,7 +281,7 @@ class OpenedPostgresSink(CatalogStateStore):
         self._report(before)
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        """COMMIT PREPARED. See :meth:`subscriber.abc.TwoPhaseSink.commit_prepared`.
+        """COMMIT PREPARED. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
 
         Raises:
             DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
@@ -293,7 +293,7 @@ class OpenedPostgresSink(CatalogStateStore):
         self._report(before)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """ROLLBACK PREPARED. See :meth:`subscriber.abc.TwoPhaseSink.rollback_prepared`.
+        """ROLLBACK PREPARED. See :meth:`subscriber.interfaces.TwoPhaseSink.rollback_prepared`.
 
         Raises:
             TargetError, TargetUnavailable
@@ -304,7 +304,7 @@ class OpenedPostgresSink(CatalogStateStore):
         self._report(before)
 
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool | None], *, streamed: bool = True) -> ParallelTransaction:
-        """Begin to apply a transaction before its end. See :meth:`subscriber.abc.ParallelSink.open_parallel`.
+        """Begin to apply a transaction before its end. See :meth:`subscriber.interfaces.ParallelSink.open_parallel`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -334,7 +334,7 @@ class OpenedPostgresSink(CatalogStateStore):
         )
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Those of the others for which a running call waits. See :meth:`subscriber.abc.ParallelSink.holding_up`.
+        """Those of the others for which a running call waits. See :meth:`subscriber.interfaces.ParallelSink.holding_up`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -349,16 +349,16 @@ class OpenedPostgresSink(CatalogStateStore):
         return StoredRequests(PostgresStore(self.reader), self.state.oid, self.state.name)
 
     def exporting(self) -> contextlib.AbstractAsyncContextManager[ExportSnapshot]:
-        """See :meth:`subscriber.abc.ExportingSink.exporting`."""
+        """See :meth:`subscriber.interfaces.ExportingSink.exporting`."""
         return exporting(self._target.applying, self.state.name)
 
     async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
-        """See :meth:`subscriber.abc.RepairingSink.repair`."""
+        """See :meth:`subscriber.interfaces.RepairingSink.repair`."""
         self._require_ready()
         await repair_rows(self.session, self.reader, table, key=key, keys=keys, rows=rows, as_owner=self._target.as_owner)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
-        """The table's synchronization. See :meth:`subscriber.abc.OpenedSink.open_table`."""
+        """The table's synchronization. See :meth:`subscriber.interfaces.OpenedSink.open_table`."""
         return PostgresTableSink(
             self._target.copying,
             table,
@@ -371,7 +371,7 @@ class OpenedPostgresSink(CatalogStateStore):
         )
 
     def open_group(self) -> PostgresTableGroup:
-        """A group of tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
+        """A group of tables that are synchronized together. See :meth:`subscriber.interfaces.GroupingSink.open_group`."""
         return PostgresTableGroup(
             self._target.copying,
             oid=self.state.oid,

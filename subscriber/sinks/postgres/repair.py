@@ -1,4 +1,4 @@
-"""Replace rows of the target by those of the publisher: see :meth:`subscriber.abc.RepairingSink.repair`.
+"""Replace rows of the target by those of the publisher: see :meth:`subscriber.interfaces.RepairingSink.repair`.
 
 It runs in the apply session, between two batches. So no other session of the subscription changes the rows meanwhile, and triggers and
 foreign keys do not fire.
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from subscriber.abc import PublishedTable
 from subscriber.errors import ApplyError, RelationError, TargetUnavailable
+from subscriber.interfaces import PublishedTable
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import psycopg
 
-from subscriber.abc import TableName
-from subscriber.abc.sequences import PublishedSequence, SequenceResult, SequenceState
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import TableName
+from subscriber.interfaces.sequences import PublishedSequence, SequenceResult, SequenceState
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.target import Target

@@ -6,16 +6,16 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 
-from subscriber.abc import (
+from subscriber.catalog.definition import require_name
+from subscriber.catalog.subscriptions import require_unclaimed
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import (
     ApplyStatistics,
     Finding,
     PublishedTable,
     Query,
     TargetActivity,
 )
-from subscriber.catalog.definition import require_name
-from subscriber.catalog.subscriptions import require_unclaimed
-from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.schema import ensure_catalog
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
@@ -36,7 +36,7 @@ __all__ = ["PostgresSink"]
 
 
 class PostgresSink:
-    """A :class:`subscriber.abc.Sink` for PostgreSQL 13 to 18.
+    """A :class:`subscriber.interfaces.Sink` for PostgreSQL 13 to 18.
 
     Args:
         target: libpq URL or conninfo of the target database.
@@ -65,7 +65,7 @@ class PostgresSink:
         return self._shared.statistics
 
     async def exists(self, name: str) -> bool:
-        """Whether the target's catalog has the subscription. See :meth:`subscriber.abc.Sink.exists`.
+        """Whether the target's catalog has the subscription. See :meth:`subscriber.interfaces.Sink.exists`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -76,7 +76,7 @@ class PostgresSink:
         return found
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedPostgresSink:
-        """See :meth:`subscriber.abc.Sink.open`.
+        """See :meth:`subscriber.interfaces.Sink.open`.
 
         Raises:
             SubscriptionChanged: it was dropped or renamed since it was created.
@@ -134,7 +134,7 @@ class PostgresSink:
         return CatalogReader(await self._target.connect_asyncpg(session.connection, name, apply_settings("local", catalog=True)))
 
     async def activity(self) -> TargetActivity:
-        """See :meth:`subscriber.abc.WatchedSink.activity`.
+        """See :meth:`subscriber.interfaces.WatchedSink.activity`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -142,7 +142,7 @@ class PostgresSink:
         return await self._watcher.activity() if self._watcher is not None else TargetActivity(math.inf)
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Problems that the subscription would have in the target. See :meth:`subscriber.abc.Sink.check`.
+        """Problems that the subscription would have in the target. See :meth:`subscriber.interfaces.Sink.check`.
 
         Raises:
             TargetUnavailable: the target cannot be reached.
@@ -157,5 +157,5 @@ class PostgresSink:
         )
 
     def querying(self) -> contextlib.AbstractAsyncContextManager[Query]:
-        """See :meth:`subscriber.abc.PostgresDatabase.querying`."""
+        """See :meth:`subscriber.interfaces.PostgresDatabase.querying`."""
         return querying(self._target)

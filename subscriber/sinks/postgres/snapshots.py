@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import psycopg
 
-from subscriber.abc import ExportSnapshot, Query
+from subscriber.interfaces import ExportSnapshot, Query
 from subscriber.protocol.quoting import quote_literal
 from subscriber.protocol.session_settings import READING
 from subscriber.sinks.postgres.session.postgres_errors import translated
@@ -24,7 +24,7 @@ _IDLE: Final = "SET idle_in_transaction_session_timeout = '10min'"
 
 @contextlib.asynccontextmanager
 async def exporting(target: Target, application_name: str) -> AsyncIterator[ExportSnapshot]:
-    """See :meth:`subscriber.abc.ExportingSink.exporting`."""
+    """See :meth:`subscriber.interfaces.ExportingSink.exporting`."""
     connection = await target.connect(application_name)
     try:
         with translated():

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import psycopg
 
-from subscriber.abc import CATALOG_SCHEMA, TableName
+from subscriber.interfaces import CATALOG_SCHEMA, TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.target import Target

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from subscriber.abc import Sink, TableName
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.snapshot_requests import Requests
 from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Sink, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.required_packages import requiring
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.abc import ApplyStatistics, Batch, Position, RelationGate
 from subscriber.errors import (
     ApplyError,
     ConfigurationError,
@@ -27,6 +26,7 @@ from subscriber.errors import (
     TargetError,
     TargetUnavailable,
 )
+from subscriber.interfaces import ApplyStatistics, Batch, Position, RelationGate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.prepared_errors import lost_prepared, never_prepared

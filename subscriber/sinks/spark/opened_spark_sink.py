@@ -8,7 +8,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from subscriber.abc import (
+from subscriber.config import Settings
+from subscriber.errors import (
+    RelationError,
+    TargetError,
+)
+from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
     ExportSnapshot,
@@ -20,11 +25,6 @@ from subscriber.abc import (
     TableState,
     TwoPhaseState,
     WorkerActivity,
-)
-from subscriber.config import Settings
-from subscriber.errors import (
-    RelationError,
-    TargetError,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
@@ -84,7 +84,7 @@ class LakeSessions:
 
 
 class OpenedSparkSink:
-    """A :class:`subscriber.abc.OpenedSink`, which says what methods without a description do.
+    """A :class:`subscriber.interfaces.OpenedSink`, which says what methods without a description do.
 
     Args:
         sessions: shared with the sink.
@@ -134,7 +134,7 @@ class OpenedSparkSink:
                 self._sessions.lock.give_back()
 
     async def finish(self) -> None:
-        """See :meth:`subscriber.abc.FinishingSink.finish`: the applier of this process has applied what was landed, if that is quick."""
+        """See :meth:`subscriber.interfaces.FinishingSink.finish`: this process's applier has applied what was landed, if that is quick."""
         await self._usable.land()
         await run_in_thread(self._sessions.applier.finish)
 
@@ -262,7 +262,7 @@ class OpenedSparkSink:
 
     @contextlib.asynccontextmanager
     async def exporting(self) -> AsyncIterator[ExportSnapshot]:
-        """See :meth:`subscriber.abc.ExportingSink.exporting`. The name is the end of the last batch: a snapshot there will be published."""
+        """See :meth:`subscriber.interfaces.ExportingSink.exporting`. The name is the last batch's end: its snapshot will be published."""
 
         async def export() -> tuple[str, int]:
             stream = await self._streaming()
@@ -289,9 +289,9 @@ class OpenedSparkSink:
 
 
 class OpenedGroupingSparkSink(OpenedSparkSink):
-    """A :class:`subscriber.abc.GroupingSink`: the subscriber itself copies the tables, so it can copy several through one session."""
+    """A :class:`subscriber.interfaces.GroupingSink`: the subscriber itself copies the tables, so several can share one session."""
 
     def open_group(self) -> SparkTableGroup:
-        """A group of tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
+        """A group of tables that are synchronized together. See :meth:`subscriber.interfaces.GroupingSink.open_group`."""
         shared = self._sessions
         return SparkTableGroup(self.lake, shared.lock, shared.catalog, lambda: not self._closed)

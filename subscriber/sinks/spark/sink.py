@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from subscriber.abc import (
-    ApplyStatistics,
-    Finding,
-    PublishedTable,
-    SubscriptionState,
-)
 from subscriber.catalog.definition import claimed_elsewhere, require_name
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
     ConfigurationError,
     SubscriptionChanged,
+)
+from subscriber.interfaces import (
+    ApplyStatistics,
+    Finding,
+    PublishedTable,
+    SubscriptionState,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.checks import check_histories, check_place, check_tables
@@ -41,7 +41,7 @@ __all__ = ["SparkSink"]
 
 
 class SparkSink:
-    """A :class:`subscriber.abc.Sink`.
+    """A :class:`subscriber.interfaces.Sink`.
 
     Args:
         target: URL of the lake, see :mod:`subscriber.sinks.spark.files.location`.

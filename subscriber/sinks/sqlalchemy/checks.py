@@ -10,10 +10,10 @@ from typing import Any, Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from subscriber.abc import Finding, PublishedTable
 from subscriber.catalog.subscriptions import find_subscription
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import TargetError
+from subscriber.interfaces import Finding, PublishedTable
 from subscriber.sinks.sqlalchemy.catalog.creation import catalog_version
 from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
 from subscriber.sinks.sqlalchemy.schema.table_creation import check

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from subscriber.abc import PublishedTable, Sink, TableName
-from subscriber.abc.schema import SchemaProgress, Section
-from subscriber.abc.sequences import PublishedSequence, SequenceResult
-from subscriber.abc.table_schema import DatabaseSchema, SchemaDifference
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.snapshot_requests import Requests, StoredRequests
 from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import PublishedTable, Sink, TableName
+from subscriber.interfaces.schema import SchemaProgress, Section
+from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
+from subscriber.interfaces.table_schema import DatabaseSchema, SchemaDifference
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.required_packages import requiring
 

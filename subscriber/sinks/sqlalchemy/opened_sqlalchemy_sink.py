@@ -11,7 +11,12 @@ from sqlalchemy import inspect, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import (
+from subscriber.catalog.snapshot_requests import StoredRequests
+from subscriber.catalog.statistics import Reporter
+from subscriber.catalog.subscription_rows import CatalogStateStore, SubscriptionRows
+from subscriber.config import Settings
+from subscriber.errors import RelationError, TargetError
+from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
     Position,
@@ -24,11 +29,6 @@ from subscriber.abc import (
     TableState,
     WorkerActivity,
 )
-from subscriber.catalog.snapshot_requests import StoredRequests
-from subscriber.catalog.statistics import Reporter
-from subscriber.catalog.subscription_rows import CatalogStateStore, SubscriptionRows
-from subscriber.config import Settings
-from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.apply_counters import Tally
@@ -104,7 +104,7 @@ class SqlAlchemyTarget:
 
 
 class OpenedSqlAlchemySink(CatalogStateStore):
-    """A :class:`subscriber.abc.OpenedSink` for databases that SQLAlchemy supports.
+    """A :class:`subscriber.interfaces.OpenedSink` for databases that SQLAlchemy supports.
 
     Args:
         target: shared with the sink.
@@ -193,7 +193,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
             self._applier.settled()
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """See :meth:`subscriber.abc.DescribedSink.describe_tables`.
+        """See :meth:`subscriber.interfaces.DescribedSink.describe_tables`.
 
         If a table cannot be created, :meth:`add_tables` returns the error.
 
@@ -229,7 +229,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
                     # SQLite takes back that CREATE TABLE only
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
-        """Return the subscription's tables; remove those that were dropped in the target. See :meth:`subscriber.abc.StateStore.tables`.
+        """Return the subscription's tables. Remove those dropped in the target. See :meth:`~subscriber.interfaces.StateStore.tables`.
 
         The fence and the locks on the tables' rows keep synchronizations of an earlier run from storing anything more.
         """
@@ -243,7 +243,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         return {name: row.entry for name, row in known if name in there}
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
-        """Add tables with their first state. See :meth:`subscriber.abc.StateStore.add_tables`."""
+        """Add tables with their first state. See :meth:`subscriber.interfaces.StateStore.add_tables`."""
         async with self._transaction() as connection:
             rows = self._rows(connection)
             known = {name for name, _ in await rows.tables()}
@@ -271,7 +271,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
                     await rows.set_entry(row.relid, TableEntry(TableState.READY, tables[name]), only_from=TableState.SYNCDONE, srcopy=None)
 
     async def ping(self) -> None:
-        """See :meth:`subscriber.abc.PingedSink.ping`.
+        """See :meth:`subscriber.interfaces.PingedSink.ping`.
 
         Raises:
             TargetUnavailable
@@ -286,7 +286,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
             )
 
     async def apply(self, batch: Batch) -> None:
-        """Apply a batch together with its end LSN. See :meth:`subscriber.abc.Stream.apply`.
+        """Apply a batch together with its end LSN. See :meth:`subscriber.interfaces.Stream.apply`.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable, SubscriptionInUse
@@ -295,7 +295,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         await self._applier.apply(batch)
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """See :meth:`subscriber.abc.Stream.skip`.
+        """See :meth:`subscriber.interfaces.Stream.skip`.
 
         Raises:
             TargetError, TargetUnavailable
@@ -318,7 +318,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         return False
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Store a prepared transaction. See :meth:`subscriber.abc.TwoPhaseSink.prepare`.
+        """Store a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.prepare`.
 
         Raises:
             TargetError, TargetUnavailable
@@ -327,7 +327,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         await self._two_phase.prepare(prepared, gate)
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        """Apply a prepared transaction. See :meth:`subscriber.abc.TwoPhaseSink.commit_prepared`.
+        """Apply a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
 
         Raises:
             DataLossError: it is not stored, and was not applied.
@@ -337,7 +337,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         await self._two_phase.commit(message)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """Delete a prepared transaction. See :meth:`subscriber.abc.TwoPhaseSink.rollback_prepared`.
+        """Delete a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.rollback_prepared`.
 
         Raises:
             TargetError, TargetUnavailable
@@ -346,7 +346,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         await self._two_phase.rollback(message)
 
     async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
-        """See :meth:`subscriber.abc.RepairingSink.repair`. It waits for the lock of a row for a second only: apply is held meanwhile.
+        """See :meth:`subscriber.interfaces.RepairingSink.repair`. It waits for a row's lock for a second only: apply is held meanwhile.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
@@ -362,7 +362,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
                     await connection.exec_driver_sql(statement)
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """See :meth:`subscriber.abc.StateStore.report`.
+        """See :meth:`subscriber.interfaces.StateStore.report`.
 
         Raises:
             TargetError, TargetUnavailable
@@ -376,7 +376,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         )
 
     def open_group(self) -> SqlAlchemyTableGroup:
-        """For tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
+        """For tables that are synchronized together. See :meth:`subscriber.interfaces.GroupingSink.open_group`."""
         return SqlAlchemyTableGroup(self._database, self._fence, lambda: not self._closed)
 
     async def close(self) -> None:

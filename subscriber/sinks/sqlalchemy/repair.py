@@ -1,4 +1,4 @@
-"""Replace rows of the target by those of the publisher: see :meth:`subscriber.abc.RepairingSink.repair`.
+"""Replace rows of the target by those of the publisher: see :meth:`subscriber.interfaces.RepairingSink.repair`.
 
 A row is updated if it exists, so that columns that only the target has keep their values; else it is inserted. If a unique key does not
 allow that row by row, because two rows have exchanged values, all the rows are deleted and inserted.
@@ -13,8 +13,8 @@ from sqlalchemy import and_, delete, insert, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import PublishedTable
 from subscriber.errors import ApplyError
+from subscriber.interfaces import PublishedTable
 from subscriber.sinks.sqlalchemy.schema.target_table import ColumnPlan, TargetTable, load_target_table
 from subscriber.types.codec import READ_ERRORS
 

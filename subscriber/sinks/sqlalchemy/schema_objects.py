@@ -16,10 +16,10 @@ from sqlalchemy import Column, Dialect, Index, Inspector, MetaData, Table, inspe
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import AddConstraint, CreateIndex, DDLElement
 
-from subscriber.abc import PublishedTable, TableName
-from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
-from subscriber.abc.table_schema import ConstraintSchema, DatabaseSchema, IndexSchema, SchemaDifference, TableSchema
 from subscriber.errors import TargetUnavailable
+from subscriber.interfaces import PublishedTable, TableName
+from subscriber.interfaces.schema import SchemaProgress, SchemaStep, Section, StepState
+from subscriber.interfaces.table_schema import ConstraintSchema, DatabaseSchema, IndexSchema, SchemaDifference, TableSchema
 from subscriber.sinks.sqlalchemy.schema.converters import INTEGERS
 from subscriber.sinks.sqlalchemy.schema.names import identifier, target_name
 from subscriber.sinks.sqlalchemy.schema.table_creation import Reference, TableDetails, check, create_table, foreign_key

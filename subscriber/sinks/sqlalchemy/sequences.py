@@ -16,9 +16,9 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import TableName
-from subscriber.abc.sequences import PublishedSequence, SequenceResult, SequenceState
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
+from subscriber.interfaces import TableName
+from subscriber.interfaces.sequences import PublishedSequence, SequenceResult, SequenceState
 from subscriber.sinks.sqlalchemy.schema.names import folded_column, target_name
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.session.database import Database, Session

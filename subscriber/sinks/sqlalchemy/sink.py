@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from subscriber.abc import (
+from subscriber.catalog.definition import require_name
+from subscriber.catalog.store import writer_key
+from subscriber.catalog.subscriptions import ensure_subscription, require_unclaimed
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import (
     ApplyStatistics,
     Finding,
     PublishedTable,
     TargetActivity,
 )
-from subscriber.catalog.definition import require_name
-from subscriber.catalog.store import writer_key
-from subscriber.catalog.subscriptions import ensure_subscription, require_unclaimed
-from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog.creation import ensure_catalog
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
@@ -29,7 +29,7 @@ __all__ = ["SqlAlchemySink"]
 
 
 class SqlAlchemySink:
-    """A :class:`subscriber.abc.Sink` for SQLite, MariaDB and MySQL, and other databases for which SQLAlchemy has an asynchronous driver.
+    """A :class:`subscriber.interfaces.Sink` for SQLite, MariaDB, MySQL, and other databases for which SQLAlchemy has an async driver.
 
     Args:
         target: a URL of SQLAlchemy.
@@ -60,7 +60,7 @@ class SqlAlchemySink:
         return self._shared.statistics
 
     async def exists(self, name: str) -> bool:
-        """Whether the target has the subscription. See :meth:`subscriber.abc.Sink.exists`.
+        """Whether the target has the subscription. See :meth:`subscriber.interfaces.Sink.exists`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -75,7 +75,7 @@ class SqlAlchemySink:
         return found
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedSqlAlchemySink:
-        """See :meth:`subscriber.abc.Sink.open`.
+        """See :meth:`subscriber.interfaces.Sink.open`.
 
         The state is read after the fence was raised, so that no transaction of an earlier writer can change it any more.
 
@@ -116,7 +116,7 @@ class SqlAlchemySink:
         return self._opened
 
     async def activity(self) -> TargetActivity:
-        """See :meth:`subscriber.abc.WatchedSink.activity`.
+        """See :meth:`subscriber.interfaces.WatchedSink.activity`.
 
         Raises:
             TargetError
@@ -124,7 +124,7 @@ class SqlAlchemySink:
         return await activity(self._shared.database, self._opened.session if self._opened is not None else None)
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Return all problems that these tables would meet in the target. See :meth:`subscriber.abc.Sink.check`.
+        """Return all problems that these tables would meet in the target. See :meth:`subscriber.interfaces.Sink.check`.
 
         Raises:
             TargetUnavailable, TargetError

@@ -15,8 +15,8 @@ from sqlalchemy import Select, and_, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import NullType
 
-from subscriber.abc import PublishedTable
 from subscriber.errors import RelationError
+from subscriber.interfaces import PublishedTable
 from subscriber.sinks.sqlalchemy.schema.converters import Family, family_of
 from subscriber.sinks.sqlalchemy.schema.target_table import AsIs, TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
@@ -114,7 +114,7 @@ class SnapshotSessions:
 
 
 class SnapshotTable:
-    """See :class:`subscriber.abc.RowSource`.
+    """See :class:`subscriber.interfaces.RowSource`.
 
     Args:
         sessions: read it.

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.abc import Position, TableName, TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.catalog.store import LAUNCHER_KEY, writer_key
 from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, PublisherError, SubscriptionInUse
+from subscriber.interfaces import Position, TableName, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_name import session_name

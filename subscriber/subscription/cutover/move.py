@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.abc.sequences import SequenceState
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
+from subscriber.interfaces.sequences import SequenceState
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.cutover.clients import PooledClients
 from subscriber.subscription.cutover.command import run_command

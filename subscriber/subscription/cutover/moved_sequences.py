@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subscriber.abc.sequences import SequenceChoice, SequenceResult, SequenceState
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces.sequences import SequenceChoice, SequenceResult, SequenceState
 from subscriber.printable import shortened
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.management.sequences import sync_sequences

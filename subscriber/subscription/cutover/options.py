@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from subscriber.abc.sequences import SequenceChoice
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces.sequences import SequenceChoice
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
 
 __all__ = ["CutoverOptions"]

@@ -10,11 +10,11 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from subscriber.abc import PublishedTable, TableName, TableState
-from subscriber.abc.sequences import SequenceState
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.interfaces import PublishedTable, TableName, TableState
+from subscriber.interfaces.sequences import SequenceState
 from subscriber.protocol.quoting import quote_literal
 from subscriber.subscription.cutover.link import Link
 from subscriber.subscription.cutover.move import Place

@@ -13,12 +13,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from subscriber.abc import TableName, TwoPhaseState
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, CopyingCatalog, Definition, MovableCatalog, OwnedCatalog
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes, with_filters
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
+from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import INVALID_LSN, Lsn

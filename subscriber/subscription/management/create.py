@@ -6,11 +6,11 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from subscriber.abc import TableName, TwoPhaseState
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.subscription.management.drop import remove
 from subscriber.subscription.setup.setup import Setup

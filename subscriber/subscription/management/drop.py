@@ -10,11 +10,11 @@ import asyncio
 import logging
 from typing import Final
 
-from subscriber.abc import SubscriptionState, TableState
 from subscriber.catalog import Catalog, Definition
 from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable, SlotInUse
+from subscriber.interfaces import SubscriptionState, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots, undo_copy

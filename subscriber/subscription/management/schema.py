@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from subscriber.abc.schema import SchemaProgress, Section
-from subscriber.abc.table_schema import SchemaDifference
 from subscriber.catalog.target_kind import SchemaKind
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces.schema import SchemaProgress, Section
+from subscriber.interfaces.table_schema import SchemaDifference
 from subscriber.subscription.management.publisher import find_publisher
 from subscriber.subscription.setup.schema_differences import NO_SCHEMA, copy_to_other, find_differences
 from subscriber.subscription.targets import is_postgres, required_ability

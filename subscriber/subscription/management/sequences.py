@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from subscriber.abc.sequences import SequenceChoice, SequenceResult, SequenceState
 from subscriber.catalog.target_kind import SequencesKind
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces.sequences import SequenceChoice, SequenceResult, SequenceState
 from subscriber.printable import shortened
 from subscriber.subscription.management.publisher import find_publisher
 from subscriber.subscription.targets import is_postgres, required_ability

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from subscriber.abc import Retry, WorkerState
 from subscriber.catalog import Observation
 from subscriber.errors import SubscriberError, TargetError
+from subscriber.interfaces import Retry, WorkerState
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.targets import observe_target, open_catalog
 

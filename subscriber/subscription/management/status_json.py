@@ -7,8 +7,8 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from subscriber.abc import Retry, WorkerActivity
 from subscriber.catalog import ApplierObservation, TableObservation
+from subscriber.interfaces import Retry, WorkerActivity
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.subscription.management.status import SubscriptionStatus
 

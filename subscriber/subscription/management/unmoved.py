@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from subscriber.abc import Query
+from subscriber.interfaces import Query
 from subscriber.schema.inventory import extension_versions, not_moved
 from subscriber.subscription.management.schema import SchemaOptions
 from subscriber.walreceiver.session import Session

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from subscriber.abc import PublishedTable, TableEntry, TableName
 from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog.model import POSITION, VERIFICATION
 from subscriber.catalog.snapshot_requests import RequestState, not_ready
 from subscriber.catalog.store import Rows, Store
 from subscriber.catalog.target_kind import ComparedKind, ComparedTarget
 from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
+from subscriber.interfaces import PublishedTable, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.second_pass import FirstPass, compare_again

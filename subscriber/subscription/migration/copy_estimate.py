@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.apply.progress import CopyProgress
+from subscriber.interfaces import TableName
 from subscriber.walreceiver.table_sizes import TableSize
 
 __all__ = ["CopyEstimate", "shown_bytes", "shown_seconds"]

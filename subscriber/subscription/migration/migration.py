@@ -32,14 +32,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from subscriber.abc import TableName, TableState
-from subscriber.abc.schema import SchemaProgress, SchemaStep, Section, StepState
-from subscriber.abc.sequences import SequenceChoice
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.catalog import Observation
 from subscriber.catalog.model import MIGRATION
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, ConfigurationError, SubscriberError, TargetError, raise_all
+from subscriber.interfaces import TableName, TableState
+from subscriber.interfaces.schema import SchemaProgress, SchemaStep, Section, StepState
+from subscriber.interfaces.sequences import SequenceChoice
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.management.alter import alter_subscription, limit_copies

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import CopyFormat, TableName
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.interfaces import CopyFormat, TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.subscription.management.schema import SchemaOptions, check_client_programs

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.interfaces import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.subscription.migration.copy_estimate import shown_bytes

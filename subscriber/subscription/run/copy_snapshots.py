@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from subscriber.abc import CopyFormat, KeptRows, PublishedTable, SnapshotOrder, TableName
 from subscriber.apply.table_synchronization import CopyPart, ResumedRange
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
+from subscriber.interfaces import CopyFormat, KeptRows, PublishedTable, SnapshotOrder, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.resumed_copy import resumed_ranges
 from subscriber.walreceiver.copying import table_copy

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from subscriber.abc import CopyFormat, Position, PublishedTable, ReplicationStream, TableName
 from subscriber.apply.row_filters import copied_rows, filtered
 from subscriber.config import SubscriptionOptions
+from subscriber.interfaces import CopyFormat, Position, PublishedTable, ReplicationStream, TableName
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.copy_snapshots import PublishedGroup, PublishedSnapshot

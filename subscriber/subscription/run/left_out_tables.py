@@ -12,9 +12,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.apply.table_state import NOT_IN_SUBSCRIPTION, TableStates
 from subscriber.errors import PublisherError, RelationError
+from subscriber.interfaces import TableName
 from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.publication import other_identities, published_names
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from subscriber.abc import KeptRows, PublishedTable
 from subscriber.apply.table_synchronization import CopyPart, Replacement, ResumedRange
+from subscriber.interfaces import KeptRows, PublishedTable
 from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Quiet, RowKind, TableReport, VerificationLimits
 from subscriber.verification.parts import Part

@@ -13,10 +13,10 @@ import logging
 import time
 from typing import Final
 
-from subscriber.abc import FinishingSink, Retry
 from subscriber.apply.retry import Backoff, is_coming_up, policy
 from subscriber.apply.tasks import task_group
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import FinishingSink, Retry
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.run_state import RunState, Stopped
 from subscriber.subscription.run.slot_follower import SlotFollower

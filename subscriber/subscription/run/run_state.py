@@ -7,10 +7,10 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from subscriber.abc import Retry, TableName, TableState, WorkerState
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.table_state import TableStates, Watchers
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import Retry, TableName, TableState, WorkerState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.stream_session import StreamSession
 from subscriber.transaction.feedback import FlushTracker

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final
 
-from subscriber.abc import ParallelSink, Retry, TwoPhaseState
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.interfaces import ParallelSink, Retry, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable

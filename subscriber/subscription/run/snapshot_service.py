@@ -15,11 +15,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from subscriber.abc import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
 from subscriber.apply.hold import Hold, PublisherSnapshot
 from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog.snapshot_requests import RequestedSink, Requests, RequestState, SnapshotRequest, error_answer, not_ready
 from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError, SubscriberError, TargetUnavailable
+from subscriber.interfaces import ExportingSink, ExportSnapshot, OpenedSink, RepairingSink, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.run_state import RunState

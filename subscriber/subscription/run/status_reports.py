@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
 
-from subscriber.abc import TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.apply.progress import CopyProgress
 from subscriber.errors import SubscriberError, TargetUnavailable
+from subscriber.interfaces import TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.target_session import TargetSession

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 
-from subscriber.abc import GroupingSink, TableName, TableState
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import disables
 from subscriber.apply.spool import SpoolDirectory
@@ -13,6 +12,7 @@ from subscriber.apply.table_groups import GroupSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import GroupingSink, TableName, TableState
 from subscriber.subscription.run.copy_source import PublisherSource, copy_format
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.watchdog import Watchdog

@@ -31,8 +31,8 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from subscriber.abc import TargetActivity, WatchedSink
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
+from subscriber.interfaces import TargetActivity, WatchedSink
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.spec import RunSpec
 from subscriber.waits import FIRST_SECONDS, WaitLog, Watch

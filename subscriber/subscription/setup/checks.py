@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from subscriber.abc import Finding, Sink, TableName
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import Finding, Sink, TableName
 from subscriber.subscription.setup.encodings import find_encodings
 from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.row_filters import find_filter_problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from subscriber.abc import Finding, PostgresDatabase, Sink
+from subscriber.interfaces import Finding, PostgresDatabase, Sink
 from subscriber.walreceiver.session import Session
 
 __all__ = ["find_encodings"]

@@ -11,9 +11,9 @@ import logging
 from dataclasses import replace
 
 from subscriber import crash_points
-from subscriber.abc import OpenedSink, Position, SubscriptionState, TwoPhaseState
 from subscriber.config import PARAMETERS
 from subscriber.errors import PublisherError
+from subscriber.interfaces import OpenedSink, Position, SubscriptionState, TwoPhaseState
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.spec import RunSpec

@@ -10,7 +10,7 @@ receives none: after a cutover, the first subscription is kept for a rollback.
 
 from __future__ import annotations
 
-from subscriber.abc import Finding, PostgresDatabase
+from subscriber.interfaces import Finding, PostgresDatabase
 from subscriber.protocol.quoting import quote_literal
 from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.connection import WalReceiverConnection

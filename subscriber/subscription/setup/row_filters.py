@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.types import TypeRegistry
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
-from subscriber.abc import Finding, PostgresDatabase, Query, Sink
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import Finding, PostgresDatabase, Query, Sink
 from subscriber.walreceiver.connection import WalReceiverConnection
 
 __all__ = ["find_same_database", "refuse_same_database"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subscriber.abc import Finding
-from subscriber.abc.schema import SchemaProgress, Section
-from subscriber.abc.table_schema import SchemaDifference
 from subscriber.catalog.target_kind import SchemaKind
 from subscriber.errors import PublisherError
+from subscriber.interfaces import Finding
+from subscriber.interfaces.schema import SchemaProgress, Section
+from subscriber.interfaces.table_schema import SchemaDifference
 from subscriber.schema.database_properties import database_changes, read_database
 from subscriber.schema.differences import differences
 from subscriber.schema.inspection import SchemaScope, inspect

@@ -18,9 +18,9 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from subscriber.abc import DescribedSink, Finding, Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.interfaces import DescribedSink, Finding, Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn

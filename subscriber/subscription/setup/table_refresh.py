@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from subscriber.abc import (
+from subscriber.apply.table_synchronization import sync_slot_prefix
+from subscriber.errors import SlotInUse, TargetError
+from subscriber.interfaces import (
     DescribedSink,
     OpenedSink,
     PublishedTable,
@@ -16,8 +18,6 @@ from subscriber.abc import (
     TableState,
     TwoPhaseState,
 )
-from subscriber.apply.table_synchronization import sync_slot_prefix
-from subscriber.errors import SlotInUse, TargetError
 from subscriber.subscription.setup.checks import tell
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables

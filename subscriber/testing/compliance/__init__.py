@@ -1,4 +1,4 @@
-"""The compliance suite for sinks: scenarios that test the contract of :class:`subscriber.abc.Sink` on any sink.
+"""The compliance suite for sinks: scenarios that test the contract of :class:`subscriber.interfaces.Sink` on any sink.
 
 Implement a :class:`ComplianceTarget` for your sink: it creates sinks and tables, and reads rows without the sink. Then, with pytest::
 
@@ -6,7 +6,7 @@ Implement a :class:`ComplianceTarget` for your sink: it creates sinks and tables
     async def test_compliance(scenario: Scenario) -> None:
         await scenario.run(MyTarget())  # a new, empty one
 
-The suite distinguishes sinks only by the abilities that they implement (:mod:`subscriber.abc.abilities`), and targets by their
+The suite distinguishes sinks only by the abilities that they implement (:mod:`subscriber.interfaces.abilities`), and targets by their
 :class:`Traits`.
 """
 

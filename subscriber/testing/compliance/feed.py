@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
-from subscriber.abc import (
+from subscriber.config import Settings
+from subscriber.interfaces import (
     Batch,
     DescribedSink,
     OpenedSink,
@@ -18,7 +19,6 @@ from subscriber.abc import (
     TableState,
     TwoPhaseSink,
 )
-from subscriber.config import Settings
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Message, Relation, RollbackPrepared

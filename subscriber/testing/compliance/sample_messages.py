@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, cast
 
-from subscriber.abc import PublishedTable, TableName
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import (
     Column,
     Delete,

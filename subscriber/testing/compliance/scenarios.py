@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from unittest import SkipTest
 
-from subscriber.abc import ParallelSink, TwoPhaseSink
+from subscriber.interfaces import ParallelSink, TwoPhaseSink
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.target import ComplianceTarget, SettableTarget
 

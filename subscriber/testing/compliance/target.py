@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from subscriber.abc import Sink
 from subscriber.config import Settings
+from subscriber.interfaces import Sink
 from subscriber.testing.compliance.sample_messages import Table
 
 __all__ = ["ComplianceTarget", "Row", "SettableTarget", "Traits"]
@@ -35,7 +35,7 @@ class Traits:
     binary: bool = True
     """The sink accepts values in the binary format."""
     counts_missing: bool = True
-    """:attr:`subscriber.abc.Stream.statistics` counts rows that a change did not find. Otherwise another program applies and counts."""
+    """:attr:`subscriber.interfaces.Stream.statistics` counts rows that a change did not find. If not, another program counts."""
     copies_visible: bool = True
     """Rows are visible once they are copied. Otherwise only when the apply worker has taken over the table."""
 

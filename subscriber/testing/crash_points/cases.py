@@ -59,7 +59,7 @@ class CrashCase:
         point: where.
         failure: how.
         phases: when: once in each of these phases in which the point is reached.
-        two_phase: whether the sink implements :class:`subscriber.abc.TwoPhaseSink`.
+        two_phase: whether the sink implements :class:`subscriber.interfaces.TwoPhaseSink`.
     """
 
     point: str

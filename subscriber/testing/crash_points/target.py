@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from subscriber.abc import Sink
+from subscriber.interfaces import Sink
 from subscriber.testing.compliance.sample_messages import Table
 from subscriber.testing.compliance.target import Row
 

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from subscriber.abc import PublishedTable, TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
@@ -213,7 +213,7 @@ class _SnapshotTables:
 
 
 class _SnapshotTable:
-    """A :class:`subscriber.abc.RowSource`."""
+    """A :class:`subscriber.interfaces.RowSource`."""
 
     def __init__(self, spark: Any, found: LakeSnapshot, published: PublishedTable) -> None:
         self._spark = spark

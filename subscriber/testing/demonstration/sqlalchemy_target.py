@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.comparison import PreparedComparison, compare, prepared_transactions

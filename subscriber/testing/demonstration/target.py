@@ -10,9 +10,9 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog
 from subscriber.sinks.postgres.session.postgres_errors import translated

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import ReplicaIdentity

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.testing.fake_publisher.server_errors import ServerError
 from subscriber.testing.fake_publisher.tables import FakeColumn, TableShape

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from psycopg.adapt import PyFormat, Transformer
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.testing.fake_publisher.stored import stored
 from subscriber.types import TypeFact, TypeKind, TypeRegistry

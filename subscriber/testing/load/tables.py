@@ -21,8 +21,8 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 
 __all__ = ["FIRST_FRESH_KEY", "SPECIMEN_NAMES", "SPECIMEN_VALUES", "TABLES", "TableSizes", "create_tables", "drop_tables", "table_names"]
 

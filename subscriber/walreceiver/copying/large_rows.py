@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from subscriber.abc import Finding, PublishedTable
+from subscriber.interfaces import Finding, PublishedTable
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.walreceiver.session import Session
 

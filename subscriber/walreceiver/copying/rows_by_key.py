@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from subscriber.abc import PublishedTable
 from subscriber.errors import PublisherError
+from subscriber.interfaces import PublishedTable
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.session import Row, Session
 

@@ -16,8 +16,8 @@ from typing import Final, Self
 import psycopg
 from psycopg import pq
 
-from subscriber.abc import CopyFormat
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError
+from subscriber.interfaces import CopyFormat
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
 from subscriber.waits import moved

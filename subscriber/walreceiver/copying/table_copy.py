@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subscriber.abc import CopyFormat, PublishedTable, TableName
-from subscriber.abc.copy_parts import STORED_ANEW, BlockRange, CopyPart, has_name, quoted
+from subscriber.interfaces import CopyFormat, PublishedTable, TableName
+from subscriber.interfaces.copy_parts import STORED_ANEW, BlockRange, CopyPart, has_name, quoted
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.session import Session
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from subscriber.abc import Position, TableEntry, TableName, TableState
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Position, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.files.location import Location

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from subscriber import Settings, Subscription, SubscriptionOptions, Until
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner

@@ -15,8 +15,8 @@ from typing import Protocol
 import pytest
 
 from subscriber import ApplyError, Subscription
-from subscriber.abc import ApplyStatistics
 from subscriber.errors import TargetError
+from subscriber.interfaces import ApplyStatistics
 from subscriber.protocol.messages import Message
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import WAIT_SECONDS, Database, ServerAddress, fresh_database

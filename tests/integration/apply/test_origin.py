@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from subscriber import SubscriptionOptions, drop_subscription
-from subscriber.abc import CopyFormat
+from subscriber.interfaces import CopyFormat
 from subscriber.sinks.postgres.session.origins import drop_origins
 from subscriber.subscription.setup.checks import check
 from subscriber.testing.server import EmbeddedServer

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.abc import Batch, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
@@ -25,6 +24,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
+from subscriber.interfaces import Batch, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink
 from subscriber.transaction.feedback import FlushTracker

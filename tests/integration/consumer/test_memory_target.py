@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from subscriber import Settings, Subscription, SubscriptionInUse, SubscriptionOptions, TargetUnavailable, Until
-from subscriber.abc import TwoPhaseState
+from subscriber.interfaces import TwoPhaseState
 from subscriber.sinks.memory import MemorySink, MemoryTarget
 from tests.support.database import Database
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from subscriber import TableName, Until
-from subscriber.abc import PublishedTable
+from subscriber.interfaces import PublishedTable
 from subscriber.subscription.run.copy_source import PublisherSource
 from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from tests.support.database import Database

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from subscriber import check
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.tables.table_reader import read_table

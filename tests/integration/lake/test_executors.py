@@ -21,8 +21,8 @@ from deltalake import DeltaTable
 from psycopg.conninfo import conninfo_to_dict
 
 from subscriber import ConfigurationError, Subscription, TableName, Until
-from subscriber.abc import PublishedTable
 from subscriber.apply.progress import CopyProgress, Quiet
+from subscriber.interfaces import PublishedTable
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.copy import task as copytask

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import RelationError, TargetUnavailable
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import until

@@ -16,7 +16,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState, WorkerActivity
 from subscriber.catalog.store import Row
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
@@ -27,6 +26,7 @@ from subscriber.errors import (
     TargetError,
     TargetUnavailable,
 )
+from subscriber.interfaces import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState, WorkerActivity
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.schema import VERSION
 from subscriber.sinks.postgres.catalog.store import PostgresStore

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.sinks.postgres.catalog.schema import VERSION
 from tests.support.database import Database
 from tests.support.sink_postgres import Feed

@@ -6,7 +6,7 @@ import asyncio
 
 import psycopg
 
-from subscriber.abc import Position, TableEntry, TableName, TableState
+from subscriber.interfaces import Position, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from tests.support.database import Database
 from tests.support.observation import lock_refused

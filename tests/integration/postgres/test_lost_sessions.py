@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from subscriber.abc import CopyFormat, TableEntry, TableState, WorkerActivity
 from subscriber.errors import TargetUnavailable
+from subscriber.interfaces import CopyFormat, TableEntry, TableState, WorkerActivity
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.session import settings
 from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run

@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from subscriber.abc import ParallelTransaction, TableName
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.interfaces import ParallelTransaction, TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.postgres.parallel.transaction import MOST_SAVEPOINTS, PostgresParallelTransaction

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from subscriber.abc import TableName
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Delete, Message
 from subscriber.sinks.postgres.apply import set_sender

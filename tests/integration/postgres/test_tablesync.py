@@ -11,7 +11,6 @@ import asyncpg
 import psycopg
 import pytest
 
-from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.errors import (
     ApplyError,
     ProtocolError,
@@ -21,6 +20,7 @@ from subscriber.errors import (
     TargetError,
     TargetUnavailable,
 )
+from subscriber.interfaces import CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from tests.support.database import WAIT_SECONDS, Database

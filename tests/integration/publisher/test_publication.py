@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import PublisherError
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.types import Attribute, TypeFact, TypeKind
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications, published_tables

@@ -19,7 +19,7 @@ import pytest
 
 import subscriber
 from subscriber import Settings, Subscription, SubscriptionOptions, TableName
-from subscriber.abc import TableState
+from subscriber.interfaces import TableState
 from tests.conftest import Servers
 from tests.support.database import WAIT_SECONDS, Database, ServerAddress, fresh_database
 from tests.support.lakes import applied, lake_rows

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.errors import PublisherError
+from subscriber.interfaces import CopyFormat, PublishedTable, TableName
 from subscriber.protocol.messages import Insert
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader

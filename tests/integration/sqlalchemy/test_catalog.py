@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from subscriber import ConfigurationError, Lsn, SubscriptionInUse, SubscriptionOptions, TableName, TableState, TargetError
-from subscriber.abc import TwoPhaseState, WorkerActivity
 from subscriber.catalog import Definition, subscriptions
 from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.store import writer_key
+from subscriber.interfaces import TwoPhaseState, WorkerActivity
 from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog, observe
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.locks import Locks

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from subscriber.abc import TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, RelationError
+from subscriber.interfaces import TableEntry, TableState
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.runs import Run, Runs
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan

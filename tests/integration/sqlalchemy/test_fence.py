@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.abc import CopyFormat, OpenedSink, Position, TableEntry, TableState
 from subscriber.catalog.store import writer_key
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import SubscriptionInUse, TargetError
+from subscriber.interfaces import CopyFormat, OpenedSink, Position, TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink
 from subscriber.sinks.sqlalchemy.session.locks import Locks

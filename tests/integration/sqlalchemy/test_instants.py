@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.engine.default import DefaultDialect
 
-from subscriber.abc import CopyFormat, Position, TableEntry, TableState
+from subscriber.interfaces import CopyFormat, Position, TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.sqlalchemy.apply import prepared_transactions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.abc import ApplyStatistics, TableEntry, TableState
+from subscriber.interfaces import ApplyStatistics, TableEntry, TableState
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.sample_messages import Table
 from tests.sinks.targets import MariaDBTarget, SqliteTarget

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import CopyFormat, Position, TableEntry, TableState
 from subscriber.config import SchemaChange, Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, RelationError, TargetUnavailable
+from subscriber.interfaces import CopyFormat, Position, TableEntry, TableState
 from subscriber.protocol.messages import Message
 from subscriber.sinks.sqlalchemy.apply.applier import Applier
 from subscriber.sinks.sqlalchemy.apply.bulk import Bulk, BulkTables

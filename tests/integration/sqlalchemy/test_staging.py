@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect_all
 from subscriber.sinks.sqlalchemy.session.database import Database

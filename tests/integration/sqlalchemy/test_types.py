@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, insert, select
 
-from subscriber.abc import PublishedTable
+from subscriber.interfaces import PublishedTable
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.sqlalchemy.schema import table_creation as schema
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table, source_types

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from subscriber import Lsn, SubscriptionOptions, TableName
-from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, SUBSCRIPTION_STATS, WORKER
 from subscriber.catalog.store import Plus, Rows
 from subscriber.errors import RelationError
+from subscriber.interfaces import TwoPhaseState
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog
 from subscriber.sinks.postgres.session.apply_session import ApplySession

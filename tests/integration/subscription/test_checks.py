@@ -9,8 +9,8 @@ import pytest
 
 import subscriber
 from subscriber import PublisherError, create_subscription
-from subscriber.abc import Finding
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Finding
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection

@@ -21,8 +21,8 @@ from subscriber import (
     create_subscription,
     drop_subscription,
 )
-from subscriber.abc import TableEntry, TableName
 from subscriber.errors import PublisherUnavailable, RelationError, TargetUnavailable
+from subscriber.interfaces import TableEntry, TableName
 from subscriber.sinks.postgres.catalog.target_identity import TARGET
 from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink
 from subscriber.subscription.targets import open_catalog, open_target

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from subscriber import ConfigurationError, SchemaOptions, TargetError, copy_schema
-from subscriber.abc.schema import SchemaStep, Section, StepState
+from subscriber.interfaces.schema import SchemaStep, Section, StepState
 from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.program import environment, subscriber

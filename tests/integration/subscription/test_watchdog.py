@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from subscriber import Settings, Subscription, SubscriptionOptions
-from subscriber.abc import Batch
+from subscriber.interfaces import Batch
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.comparison import PreparedComparison, compare, compare_prepared, published_tables
 from subscriber.testing.load.tables import create_tables, table_names

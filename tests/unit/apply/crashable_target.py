@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Final
 
-from subscriber.abc import (
+from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
     CopyFormat,
@@ -30,7 +31,6 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.transaction.changes import ChangeReader, InsertChange
@@ -91,7 +91,7 @@ class TargetServer:
 
 
 class CrashableSink:
-    """A :class:`subscriber.abc.Sink`, and what it opens.
+    """A :class:`subscriber.interfaces.Sink`, and what it opens.
 
     Args:
         server: the target.
@@ -333,7 +333,7 @@ class CrashableSink:
 
 
 class CrashableParallel:
-    """A :class:`subscriber.abc.ParallelTransaction`. Its steps are called "parallel ...".
+    """A :class:`subscriber.interfaces.ParallelTransaction`. Its steps are called "parallel ...".
 
     Attributes:
         records: what it was given and what was not cut off.
@@ -402,7 +402,7 @@ class CrashableParallel:
 
 
 class CrashableTableSink:
-    """A :class:`subscriber.abc.TableSink`."""
+    """A :class:`subscriber.interfaces.TableSink`."""
 
     def __init__(self, server: TargetServer, table: TableName, step: Step) -> None:
         self._server = server

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from dataclasses import dataclass
 from functools import partial
 
-from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
 from subscriber.apply.table_synchronization import CopyPart
+from subscriber.interfaces import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -110,7 +110,7 @@ class History:
 
 
 class MemoryStream:
-    """A :class:`subscriber.abc.ReplicationStream` of a history.
+    """A :class:`subscriber.interfaces.ReplicationStream` of a history.
 
     Attributes:
         statuses: what was reported.

@@ -52,7 +52,7 @@ class EndlessRun:
 
 
 class ScriptedStream:
-    """A :class:`subscriber.abc.ReplicationStream`.
+    """A :class:`subscriber.interfaces.ReplicationStream`.
 
     Attributes:
         sent: when and what was reported.

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from subscriber.abc import Batch
 from subscriber.apply.batch import collect
 from subscriber.apply.receiver import Receiver
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable
+from subscriber.interfaces import Batch
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.transaction.feedback import FlushTracker

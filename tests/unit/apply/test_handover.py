@@ -17,7 +17,6 @@ from typing import Any, cast
 import pytest
 from hypothesis import strategies as st
 
-from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.apply.progress import Quiet
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.table_sync_launcher import SyncLauncher
@@ -25,6 +24,7 @@ from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
+from subscriber.interfaces import CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.stream_session import FollowedSlot

@@ -11,7 +11,6 @@ from typing import cast
 
 import pytest
 
-from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.table_sync_launcher import SyncLauncher
@@ -27,6 +26,7 @@ from subscriber.errors import (
     SubscriberError,
     TargetUnavailable,
 )
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from tests.unit.apply.memory_publisher import table
 from tests.unit.apply.virtual_time import run

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.abc import Position, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.parallel import LARGE, PATIENCE, ParallelApply
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
@@ -17,6 +16,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import ApplyError, PublisherUnavailable, TargetUnavailable
+from subscriber.interfaces import Position, TableEntry, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import StreamAbort, StreamCommit
 from subscriber.transaction.feedback import FlushTracker

@@ -10,8 +10,8 @@ from itertools import cycle
 import pytest
 from hypothesis import strategies as st
 
-from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.apply.table_state import TableStates, Watchers
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.model import Transaction

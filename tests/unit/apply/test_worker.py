@@ -9,7 +9,6 @@ from typing import NoReturn
 
 import pytest
 
-from subscriber.abc import Batch, Position, RelationGate, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
@@ -17,6 +16,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import ApplyError, DataLossError, NeverPrepared, PublisherUnavailable, RelationError, TargetError, TargetUnavailable
+from subscriber.interfaces import Batch, Position, RelationGate, TableEntry, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
 from subscriber.transaction.feedback import FlushTracker

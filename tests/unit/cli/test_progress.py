@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from subscriber.abc import TableName
 from subscriber.apply.progress import Quiet
 from subscriber.cli.progress import Bars, Lines, copy_progress
+from subscriber.interfaces import TableName
 from tests.support.terminal import Terminal, terminal
 
 ACCOUNTS, HISTORY = TableName("public", "accounts"), TableName("public", "history")

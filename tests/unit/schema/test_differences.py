@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.abc import TableName
-from subscriber.abc.table_schema import ConstraintSchema, DatabaseSchema, IndexSchema, TableSchema
+from subscriber.interfaces import TableName
+from subscriber.interfaces.table_schema import ConstraintSchema, DatabaseSchema, IndexSchema, TableSchema
 from subscriber.schema import differences as compared
 from subscriber.schema.differences import differences
 

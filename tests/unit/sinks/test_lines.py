@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.json_lines import JsonLines, json_line

@@ -31,8 +31,8 @@ from typing import Final
 from psycopg.pq.abc import PGresult
 
 from subscriber import crash_points
-from subscriber.abc import Batch, RelationGate, TableName
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import Batch, RelationGate, TableName
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.sinks.apply_counters import ChangeContext, Tally, count
 from subscriber.sinks.postgres.apply.change_sql import control

@@ -7,8 +7,8 @@ from typing import Final
 
 from psycopg.pq.abc import PGresult
 
-from subscriber.abc import TableName
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import TableName
 from subscriber.sinks import apply_counters
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import SWITCH_ROLE

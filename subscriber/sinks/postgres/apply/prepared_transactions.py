@@ -36,8 +36,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.abc import RelationGate
 from subscriber.errors import DataLossError, TargetError
+from subscriber.interfaces import RelationGate
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.apply_counters import ChangeContext, describe

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.apply_counters import ChangeContext
 from subscriber.sinks.postgres.apply.error_reports import SetContext
 from subscriber.sinks.postgres.apply.forms import MOST_BYTES, Form

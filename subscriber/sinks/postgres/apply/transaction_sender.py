@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, RelationError, SubscriberError
+from subscriber.interfaces import RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.protocol.tuples import places_by_relation

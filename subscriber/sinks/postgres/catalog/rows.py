@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from subscriber.abc import TableName
 from subscriber.catalog.model import PG_SUBSCRIPTION, WORKER, Column, Kind, Table, known_values
 from subscriber.catalog.store import Plus, Row
 from subscriber.errors import RelationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.target_identity import TARGET
 from subscriber.sinks.postgres.session.catalog_reader import Execute

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.catalog.model import Column, Kind, Table
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import RelationError, TargetError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession

@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final
 
-from subscriber.abc import WorkerActivity
 from subscriber.catalog import model
 from subscriber.catalog.model import Column, Kind, Table
 from subscriber.catalog.statistics import Reporter, Unwritten
 from subscriber.catalog.store import Row
 from subscriber.errors import TargetUnavailable
+from subscriber.interfaces import WorkerActivity
 from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.catalog.session_rows import COPY_PART
 from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from subscriber.abc import TableName, TableState
 from subscriber.catalog.model import PG_SUBSCRIPTION_REL, POSITION
 from subscriber.catalog.store import Rows
 from subscriber.catalog.subscription_rows import entry_of
 from subscriber.errors import ConfigurationError, RelationError, TargetError
+from subscriber.interfaces import TableName, TableState
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.catalog_reader import Execute
 

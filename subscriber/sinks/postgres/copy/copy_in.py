@@ -9,8 +9,8 @@ from typing import Any, Final, Self
 
 import asyncpg
 
-from subscriber.abc import CopyFormat, TableName
 from subscriber.errors import SubscriberError, TargetUnavailable
+from subscriber.interfaces import CopyFormat, TableName
 from subscriber.sinks.postgres.session.postgres_errors import Diagnostics, copy_column, is_lost, target_error
 from subscriber.waits import moved
 

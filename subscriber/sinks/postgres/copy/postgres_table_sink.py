@@ -33,9 +33,9 @@ import asyncpg
 import psycopg
 
 from subscriber import crash_points
-from subscriber.abc import Batch, CopyFormat, KeptRows, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.interfaces import Batch, CopyFormat, KeptRows, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_settings import READING
 from subscriber.sinks.apply_counters import Tally
@@ -70,7 +70,7 @@ WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid AND srsubstate::text I
 
 
 class PostgresTableSink:
-    """A :class:`subscriber.abc.TableSink`.
+    """A :class:`subscriber.interfaces.TableSink`.
 
     Args:
         oid: oid of the subscription.
@@ -129,7 +129,7 @@ class PostgresTableSink:
         return SessionRows(self._control, self._oid)
 
     async def begin(self) -> TableEntry:
-        """Connect, take the table's lock, undo an unfinished copy. See :meth:`subscriber.abc.TableSink.begin`.
+        """Connect, take the table's lock, undo an unfinished copy. See :meth:`subscriber.interfaces.TableSink.begin`.
 
         Raises: as :meth:`begin_again`.
         """
@@ -140,7 +140,7 @@ class PostgresTableSink:
         return entry
 
     async def begin_again(self) -> TableEntry:
-        """Connect, take the table's lock. See :meth:`subscriber.abc.ResumableTableSink.begin_again`.
+        """Connect, take the table's lock. See :meth:`subscriber.interfaces.ResumableTableSink.begin_again`.
 
         Raises:
             RelationError: the table was dropped, or does not belong to the subscription.
@@ -221,12 +221,12 @@ class PostgresTableSink:
             raise
 
     async def undo_copy(self) -> None:
-        """Delete the rows of an unfinished copy. See :meth:`subscriber.abc.ResumableTableSink.undo_copy`."""
+        """Delete the rows of an unfinished copy. See :meth:`subscriber.interfaces.ResumableTableSink.undo_copy`."""
         await self._undo_copy(TableEntry(TableState.DATASYNC))
         self._kept = ""
 
     async def delete_kept(self, condition: str) -> None:
-        """Delete some rows of an unfinished copy. See :meth:`subscriber.abc.ResumableTableSink.delete_kept`."""
+        """Delete some rows of an unfinished copy. See :meth:`subscriber.interfaces.ResumableTableSink.delete_kept`."""
         control, table = self._control, await self._read_table()
         async with control.transaction():
             await control.fetch(set_role(table.role).sql.decode())
@@ -234,7 +234,7 @@ class PostgresTableSink:
             await control.fetch(set_role(None).sql.decode())
 
     async def kept(self) -> KeptRows | None:
-        """Find the rows of an unfinished copy. See :meth:`subscriber.abc.ResumableTableSink.kept`."""
+        """Find the rows of an unfinished copy. See :meth:`subscriber.interfaces.ResumableTableSink.kept`."""
         table = await self._read_table()
         async with self._closed_if_in_use(), self._control.transaction():
             found = await self._parts()
@@ -263,7 +263,7 @@ class PostgresTableSink:
         self._attempt = rows[0][0]
 
     async def describe(self, table: PublishedTable) -> None:
-        """Check that the columns fit. See :meth:`subscriber.abc.TableSink.describe`.
+        """Check that the columns fit. See :meth:`subscriber.interfaces.TableSink.describe`.
 
         Raises:
             RelationError: a column is missing or generated, or the target's table cannot be used.
@@ -272,7 +272,7 @@ class PostgresTableSink:
         map_relation(described_relation(table), await self._read_table())
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Store the rows of one COPY stream, and commit them with their transaction id. See :meth:`subscriber.abc.TableSink.copy`.
+        """Store the rows of one COPY stream, and commit them with their transaction id. See :meth:`subscriber.interfaces.TableSink.copy`.
 
         Raises:
             ApplyError: the server rejected the rows; a note names the column if the server's report has it.

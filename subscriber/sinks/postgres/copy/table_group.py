@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import asyncpg
 
-from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.config import SynchronousCommit
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.interfaces import CopyFormat, PublishedTable, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.apply.change_sql import OWN_ROLE, set_role
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
@@ -59,7 +59,7 @@ COMMIT
 
 
 class PostgresTableGroup:
-    """A :class:`subscriber.abc.TableGroup`.
+    """A :class:`subscriber.interfaces.TableGroup`.
 
     Args:
         oid: oid of the subscription.

@@ -1,4 +1,4 @@
-"""Apply a transaction before its end; implements :class:`subscriber.abc.ParallelTransaction`.
+"""Apply a transaction before its end; implements :class:`subscriber.interfaces.ParallelTransaction`.
 
 It is one transaction of the target that stays open between the pieces that arrive. Pieces that follow each other at once are sent in one
 pipeline. At the first record of a subtransaction a savepoint is set, with the name that PostgreSQL gives it
@@ -225,7 +225,7 @@ class PostgresParallelTransaction:
         self._relations.restore(savepoint.relations)
 
     async def commit(self, transaction: Transaction) -> bool:
-        """Commit it with its position. See :meth:`subscriber.abc.ParallelTransaction.commit`.
+        """Commit it with its position. See :meth:`subscriber.interfaces.ParallelTransaction.commit`.
 
         Raises:
             TargetUnavailable: it is unknown whether the commit took effect.
@@ -240,7 +240,7 @@ class PostgresParallelTransaction:
         return True
 
     async def prepare(self, prepared: PreparedTransaction) -> bool:
-        """Prepare it. See :meth:`subscriber.abc.ParallelTransaction.prepare`.
+        """Prepare it. See :meth:`subscriber.interfaces.ParallelTransaction.prepare`.
 
         Raises:
             TargetUnavailable: it is unknown whether it took effect.

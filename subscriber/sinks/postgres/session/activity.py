@@ -1,4 +1,4 @@
-"""Watch the sink's sessions through a separate session: see :class:`subscriber.abc.WatchedSink`."""
+"""Watch the sink's sessions through a separate session: see :class:`subscriber.interfaces.WatchedSink`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import math
 from typing import Final
 
-from subscriber.abc import TargetActivity
 from subscriber.errors import TargetUnavailable
+from subscriber.interfaces import TargetActivity
 from subscriber.protocol.session_name import session_name
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.target import Target

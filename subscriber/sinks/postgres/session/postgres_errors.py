@@ -25,8 +25,8 @@ import asyncpg
 import psycopg
 from psycopg import pq
 
-from subscriber.abc import TableName
 from subscriber.errors import CANNOT_CONNECT_NOW, ApplyError, RelationError, TargetError, TargetUnavailable, connection_hint
+from subscriber.interfaces import TableName
 
 __all__ = ["CATALOG_HINT", "Diagnostics", "condition_name", "is_lost", "parameter_number", "target_error", "translated"]
 

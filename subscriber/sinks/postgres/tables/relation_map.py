@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
 from subscriber.errors import ProtocolError, RelationError
+from subscriber.interfaces import CATALOG_SCHEMA, TableName, TableState
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation, Tag

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import RelationError
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.statement import Statement

@@ -9,8 +9,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from subscriber.abc import TableName
 from subscriber.errors import RelationError
+from subscriber.interfaces import TableName
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
 from subscriber.sinks.postgres.tables.relation_mapping import CREATE_HINT, STREAM_HINT, TargetColumn, TargetTable, missing_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.files.location import HistoryKind

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 import pyarrow as pa
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage

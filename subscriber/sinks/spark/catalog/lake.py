@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from subscriber.abc import Position, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.errors import RelationError, TargetError
+from subscriber.interfaces import Position, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.files.documents import json_text, parse_document, write_document

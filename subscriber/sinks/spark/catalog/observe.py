@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from subscriber.abc import Retry, TableName, WorkerActivity, WorkerDetails
 from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.errors import TargetError
+from subscriber.interfaces import Retry, TableName, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import COPY_DOCUMENT, LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, StoppedTable, read_snapshot

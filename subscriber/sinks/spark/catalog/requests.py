@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from subscriber.abc import TableEntry, TableName
+from subscriber.interfaces import TableEntry, TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.request_files import RequestFiles
 from subscriber.sinks.spark.catalog.lake import Lake

@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from subscriber.abc import ApplyStatistics, TableName, WorkerActivity
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import ApplyStatistics, TableName, WorkerActivity
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 

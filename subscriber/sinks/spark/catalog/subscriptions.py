@@ -19,11 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from subscriber.abc import TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.catalog.definition import require_name
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
+from subscriber.interfaces import TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.sinks.spark.catalog.definition import (
     DEFINITION,
     GENERATION,

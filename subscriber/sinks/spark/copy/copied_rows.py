@@ -9,8 +9,8 @@ from typing import Final
 import pyarrow as pa
 
 from subscriber import crash_points
-from subscriber.abc import CopyFormat
 from subscriber.errors import ConfigurationError, TargetError
+from subscriber.interfaces import CopyFormat
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.row_buffer import cast_columns, special_column

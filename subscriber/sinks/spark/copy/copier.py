@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from subscriber.abc import TableState
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import TableState
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
 from subscriber.sinks.spark.copy.order import CopyFailure, CopyOrder
 from subscriber.sinks.spark.copy.task import OrderOutdated, Sessions, copy_part

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
-from subscriber.abc.copy_parts import CopyPart
 from subscriber.errors import TargetError
+from subscriber.interfaces.copy_parts import CopyPart
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.copy.select_list import select_list
 from subscriber.sinks.spark.files.documents import parse_document, read_document, write_document
@@ -58,8 +58,8 @@ class CopyOrder:
         directory: of the copy, relative to the lake.
         base: directory of the Delta table, relative to the lake.
         table_id, generation: of the table, and of its copy.
-        snapshot_name, connection: see :class:`subscriber.abc.SnapshotOrder`.
-        parts: see :class:`subscriber.abc.SnapshotOrder`.
+        snapshot_name, connection: see :class:`subscriber.interfaces.SnapshotOrder`.
+        parts: see :class:`subscriber.interfaces.SnapshotOrder`.
         columns, column_types: of the published table, in the order of ``schema``.
         schema: of the table.
         lsn: the snapshot's consistent point.

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.abc import (
+from subscriber.errors import CopyOutdated, TargetError
+from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
     CopyFormat,
@@ -31,7 +32,6 @@ from subscriber.abc import (
     TableName,
     TableState,
 )
-from subscriber.errors import CopyOutdated, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
@@ -74,7 +74,7 @@ class Copying:
 
 
 class SparkTableSink:
-    """A :class:`subscriber.abc.TableSink`. For ``copy=executors`` see :class:`ExecutorTableSink`.
+    """A :class:`subscriber.interfaces.TableSink`. For ``copy=executors`` see :class:`ExecutorTableSink`.
 
     Args:
         table: name of the table.
@@ -228,7 +228,7 @@ class SparkTableSink:
 
 
 class ExecutorTableSink(SparkTableSink):
-    """A table whose rows are copied by the applier's tasks: a :class:`subscriber.abc.SnapshotTableSink`."""
+    """A table whose rows are copied by the applier's tasks: a :class:`subscriber.interfaces.SnapshotTableSink`."""
 
     _published: PublishedTable | None = None
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, TableState
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import CopyFormat, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeState, LakeTable, copy_directory, with_tables
 from subscriber.sinks.spark.copy.copied_rows import store_copy
@@ -43,7 +43,7 @@ class _Copied:
 
 
 class SparkTableGroup:
-    """A :class:`subscriber.abc.TableGroup`.
+    """A :class:`subscriber.interfaces.TableGroup`.
 
     Args:
         lake: the lake.

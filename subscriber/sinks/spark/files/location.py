@@ -30,10 +30,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from subscriber.abc import TableName
 from subscriber.config import parse_bytes, parse_seconds
 from subscriber.config.reading import WHOLE, choice
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 
 __all__ = ["DEFAULT_FRESHNESS", "HistoryKind", "Location", "escape_glob", "inside", "table_directory"]
 

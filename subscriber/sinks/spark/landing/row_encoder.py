@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.abc import RelationGate
 from subscriber.errors import ConfigurationError, RelationError
+from subscriber.interfaces import RelationGate
 from subscriber.protocol import messages
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, TupleData, Update
@@ -80,7 +80,7 @@ class TransactionEncoder:
     Attributes:
         batch: as given.
         stamp: of the transaction.
-        counts: numbers of the transaction's changes, by the names of :class:`subscriber.abc.ApplyStatistics`.
+        counts: numbers of the transaction's changes, by the names of :class:`subscriber.interfaces.ApplyStatistics`.
 
     Args:
         batch: gets the rows.

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from subscriber.abc import ApplyStatistics, Batch
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import ApplyStatistics, Batch
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.landing.manifest import BatchTransactions, Manifest, clock
 from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TableIds, TransactionEncoder

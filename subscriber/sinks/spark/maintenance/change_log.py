@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from subscriber import crash_points
-from subscriber.abc import TableName, TableState
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Snapshot

@@ -29,8 +29,8 @@ from dataclasses import replace
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.abc import TableName
 from subscriber.errors import DataLossError, SubscriberError, TargetError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.history import read_histories
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory

@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Final
 
-from subscriber.abc import TableName
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.status_files import APPLIER, REPORT_SECONDS, stopped_logs
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage

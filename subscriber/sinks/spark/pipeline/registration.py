@@ -35,8 +35,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, SnapshotTable
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.session.jobs import first_words, job_errors

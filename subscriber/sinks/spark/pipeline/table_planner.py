@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pyarrow.compute as pc
 
-from subscriber.abc import TableName
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from subscriber.abc import TableName, TableState
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.copy.copy_document import read_copy

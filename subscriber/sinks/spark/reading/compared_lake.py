@@ -9,10 +9,10 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from subscriber.abc import PublishedTable, TableName
 from subscriber.catalog import Definition
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.errors import ConfigurationError, RelationError, TargetError
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.requests import lake_requests
@@ -173,7 +173,7 @@ class LakeTables:
 
 
 class LakeTable:
-    """See :class:`subscriber.abc.RowSource`. It has no index: rows are found by reading all of them.
+    """See :class:`subscriber.interfaces.RowSource`. It has no index: rows are found by reading all of them.
 
     Args:
         pinned: the table's version.

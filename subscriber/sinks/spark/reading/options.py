@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 
 __all__ = ["arrow_schema", "table_options"]
 

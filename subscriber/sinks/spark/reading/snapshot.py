@@ -6,8 +6,8 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError, TargetError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, SnapshotTable
 from subscriber.sinks.spark.files.location import Location, escape_glob

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from subscriber.abc import PublishedTable, TableName
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, type_name
 

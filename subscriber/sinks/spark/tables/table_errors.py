@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from deltalake.exceptions import DeltaError
 
-from subscriber.abc import TableName
 from subscriber.errors import SubscriberError, TargetError
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.files.file_errors import store_error
 from subscriber.sinks.spark.files.storage import FileState

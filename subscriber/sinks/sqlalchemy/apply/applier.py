@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber import crash_points
-from subscriber.abc import Batch, RelationGate
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
+from subscriber.interfaces import Batch, RelationGate
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Counted, Tally, count
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables

@@ -43,8 +43,8 @@ from typing import Any, Final
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import RelationGate
 from subscriber.errors import DataLossError, TargetError
+from subscriber.interfaces import RelationGate
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn

@@ -12,9 +12,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import PublishedTable, TableName
 from subscriber.config import SchemaChange, Settings
 from subscriber.errors import RelationError, TargetError
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.described_relations import DescribedRelations
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from sqlalchemy import Dialect
 
-from subscriber.abc import TableName
 from subscriber.config import InsertConflict
 from subscriber.errors import RelationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import NULL, UNCHANGED, Delete, Insert, Relation, Tag, TupleData, Update
 from subscriber.sinks import runs
 from subscriber.sinks.runs import Part, Row, is_plain, old_and_new, parts_of

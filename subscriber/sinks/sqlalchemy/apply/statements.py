@@ -17,9 +17,9 @@ from sqlalchemy import ColumnElement, Dialect, Executable, Select, Table, and_, 
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql.dml import UpdateBase
 
-from subscriber.abc import TableName
 from subscriber.config import InsertConflict
 from subscriber.errors import RelationError
+from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.apply.bulk import Bulk
 from subscriber.sinks.sqlalchemy.apply.bulk import bulk as bulk_of
 from subscriber.sinks.sqlalchemy.apply.multi_row import MultiRow, multi_row

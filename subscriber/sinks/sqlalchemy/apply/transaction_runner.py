@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, TargetError
+from subscriber.interfaces import RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.sinks.apply_counters import ChangeContext, Counted, describe

@@ -13,8 +13,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateTable, DropTable
 
-from subscriber.abc import TableName
 from subscriber.catalog.subscriptions import find_subscription, remove_rows
+from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
 from subscriber.sinks.sqlalchemy.catalog_tables import OF_SUBSCRIPTION
 from subscriber.sinks.sqlalchemy.schema.names import target_name

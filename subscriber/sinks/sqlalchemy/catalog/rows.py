@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, delete, insert, inspect, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import TableName
 from subscriber.catalog import model
 from subscriber.catalog.model import known_values
 from subscriber.catalog.store import Plus, Row
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import RelationError, TargetUnavailable
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog_tables import FENCE, CatalogTables
 from subscriber.sinks.sqlalchemy.schema.names import target_name

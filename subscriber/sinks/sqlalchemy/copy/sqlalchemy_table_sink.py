@@ -39,10 +39,10 @@ from sqlalchemy import delete, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber import crash_points
-from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.catalog.subscription_rows import SubscriptionRows, TableRow
 from subscriber.config import Settings
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
+from subscriber.interfaces import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
@@ -70,7 +70,7 @@ _PIECE_BYTES: Final = 4 * 1024**2
 
 
 class SqlAlchemyTableSink:
-    """A :class:`subscriber.abc.TableSink`.
+    """A :class:`subscriber.interfaces.TableSink`.
 
     Args:
         database: the target.
@@ -201,7 +201,7 @@ class SqlAlchemyTableSink:
         self._described = table
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Store the rows of one COPY stream, in pieces. See :meth:`subscriber.abc.TableSink.copy`.
+        """Store the rows of one COPY stream, in pieces. See :meth:`subscriber.interfaces.TableSink.copy`.
 
         Raises:
             ApplyError: the target rejected a row; the error names the column if that is known.
@@ -285,7 +285,7 @@ class SqlAlchemyTableSink:
             crash_points.reached("sqlalchemy.rows_copied")
 
     async def finish_copy(self, position: Position) -> None:
-        """Store FINISHEDCOPY and the position, and move staged rows. See :meth:`subscriber.abc.TableSink.finish_copy`.
+        """Store FINISHEDCOPY and the position, and move staged rows. See :meth:`subscriber.interfaces.TableSink.finish_copy`.
 
         Raises:
             ApplyError: copied rows conflict with rows that the table had before.

@@ -13,9 +13,9 @@ from typing import Any, Final
 from sqlalchemy import literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, TableState
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.interfaces import CopyFormat, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.apply.binding import bind_columns, copy_binds, picked
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
@@ -48,7 +48,7 @@ class _Copied:
 
 
 class SqlAlchemyTableGroup:
-    """A :class:`subscriber.abc.TableGroup`.
+    """A :class:`subscriber.interfaces.TableGroup`.
 
     Args:
         database: the target.

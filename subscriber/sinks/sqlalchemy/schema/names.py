@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy import Dialect
 from sqlalchemy.sql import quoted_name
 
-from subscriber.abc import Finding, TableName
+from subscriber.interfaces import Finding, TableName
 from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX, catalog_tables
 
 __all__ = ["folded_column", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]

@@ -12,7 +12,7 @@ from sqlalchemy import Column, Connection, Inspector, MetaData, Table, bindparam
 from sqlalchemy.exc import NoSuchTableError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.schema.names import identifier, target_name
 from subscriber.sinks.sqlalchemy.schema.sqlite_reflection import SqliteTable, sqlite_tables
 

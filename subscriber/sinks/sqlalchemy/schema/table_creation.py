@@ -16,8 +16,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateTable, DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
-from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import RelationError
+from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.schema.created_types import CreatedTypes
 from subscriber.sinks.sqlalchemy.schema.names import identifier, name_findings, target_name

@@ -14,8 +14,8 @@ from sqlalchemy import Column, ColumnElement, LargeBinary, Table, and_, bindpara
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import UserDefinedType
 
-from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import RelationError
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.schema.converters import Converter, Family, Unfit, converter, family_of
 from subscriber.sinks.sqlalchemy.schema.names import folded_column

@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.schema import CreateTable, DropTable
 
-from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
+from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.sinks.sqlalchemy.schema.names import folded_column, impossible_name, target_name
 from subscriber.sinks.sqlalchemy.session.database_errors import target_error
 

@@ -1,4 +1,4 @@
-"""Observes the sink's sessions through another session. See :class:`subscriber.abc.WatchedSink`.
+"""Observes the sink's sessions through another session. See :class:`subscriber.interfaces.WatchedSink`.
 
 MariaDB shows the holder of a row lock only to a role with the privilege PROCESS. It shows a wait for a table lock without the holder. MySQL
 has other system tables for row locks; they are not read. For an SQLite file it is only known that another program has the lock.
@@ -15,8 +15,8 @@ from typing import Any, Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import TargetActivity
 from subscriber.errors import TargetError
+from subscriber.interfaces import TargetActivity
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
 from subscriber.sinks.sqlalchemy.session.database_errors import translated
 

@@ -13,8 +13,8 @@ MariaDB and MySQL
     :mod:`subscriber.sinks.sqlalchemy.session.fence` need this.
 
 *A session in an unknown state is never used again.* If a driver's call was cancelled, or raised anything but a server's report, half an
-answer may be on the wire, or a COMMIT may be unfinished: the connection is cut. The next :meth:`subscriber.abc.Sink.open` raises the fence
-and then finds out whether the COMMIT took effect.
+answer may be on the wire, or a COMMIT may be unfinished: the connection is cut. The next :meth:`subscriber.interfaces.Sink.open` raises the
+fence and then finds out whether the COMMIT took effect.
 
 *ROLLBACK and the close of a connection have a time limit*, because a server behind a broken network never answers.
 """

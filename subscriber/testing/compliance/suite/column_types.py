@@ -7,7 +7,7 @@ from struct import pack
 from typing import Final
 from uuid import UUID
 
-from subscriber.abc import CopyFormat, Position, TableState
+from subscriber.interfaces import CopyFormat, Position, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import Binary, Table

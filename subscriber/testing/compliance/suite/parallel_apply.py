@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from subscriber.abc import ParallelTransaction
 from subscriber.apply.rolled_back import remove_changes
+from subscriber.interfaces import ParallelTransaction
 from subscriber.protocol.messages import Message, Relation
 from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.feed import FIRST_SUBXID, Feed

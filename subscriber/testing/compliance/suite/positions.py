@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from subscriber.abc import Position, TwoPhaseState
 from subscriber.errors import TargetError
+from subscriber.interfaces import Position, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.testing.compliance.assertions import demand, equal, refused

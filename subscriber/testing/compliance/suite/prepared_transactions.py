@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from subscriber.abc import TwoPhaseSink
 from subscriber.errors import ApplyError, DataLossError, ProtocolError
+from subscriber.interfaces import TwoPhaseSink
 from subscriber.testing.compliance.assertions import equal, refused
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.sample_messages import Table

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from subscriber.abc import TableEntry, TableState
 from subscriber.errors import ApplyError, RelationError
+from subscriber.interfaces import TableEntry, TableState
 from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.sample_messages import Table

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from subscriber.abc import CopyFormat, Position, TableEntry, TableSink, TableState
 from subscriber.errors import ApplyError, ProtocolError, TargetError
+from subscriber.interfaces import CopyFormat, Position, TableEntry, TableSink, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.abc import TableEntry, TableState
+from subscriber.interfaces import TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.feed import Feed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
-from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableSink, TableState
 from subscriber.config import Settings
 from subscriber.errors import ApplyError, RelationError
+from subscriber.interfaces import CopyFormat, Position, TableEntry, TableName, TableSink, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from subscriber.abc import TableEntry, TableState, WorkerActivity
 from subscriber.errors import SubscriptionInUse
+from subscriber.interfaces import TableEntry, TableState, WorkerActivity
 from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import NAME, Feed
 from subscriber.testing.compliance.sample_messages import Table

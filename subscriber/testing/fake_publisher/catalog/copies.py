@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from struct import pack
 from typing import TYPE_CHECKING, Final
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.testing.fake_publisher.backend.results import BOOL, CopyResult, Result, known, result
 from subscriber.testing.fake_publisher.backend.wire import Field
 from subscriber.testing.fake_publisher.replication.snapshots import TableContent

@@ -10,7 +10,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, TupleData, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.transaction.model import Transaction

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from subscriber.abc import Batch, Position, TableEntry, TableName, TableState
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.interfaces import Batch, Position, TableEntry, TableName, TableState
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Message, Relation, TupleData

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.apply.table_state import TableStates
+from subscriber.interfaces import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Insert, RollbackPrepared
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions

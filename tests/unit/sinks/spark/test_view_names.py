@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.pipeline.registration import VIEW, view_names
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subscriber
 from subscriber import Settings, SubscriptionOptions
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.memory import MemorySink, MemoryTarget
 from subscriber.subscription.spec import RunSpec
 from subscriber.testing.fake_publisher import FakePublisher

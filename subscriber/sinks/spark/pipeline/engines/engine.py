@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from subscriber import crash_points
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.merge_unit import merge_unit

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from subscriber._implementation import source_file
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Message
 from subscriber.sinks.postgres.apply import arrays
 from subscriber.sinks.postgres.apply.arrays import converted_array, field_array, text_array

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from subscriber.abc import CopyFormat, TableName
+from subscriber.interfaces import CopyFormat, TableName
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, TableState
 from subscriber.errors import TargetError
+from subscriber.interfaces import CopyFormat, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog import lake as catalog
 from subscriber.sinks.spark.catalog.lake import Lake

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.abc import TableEntry, TableState
 from subscriber.cli.status_text import describe
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableEntry, TableState
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.pipeline import apply_loop

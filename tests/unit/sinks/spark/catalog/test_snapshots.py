@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableName
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, SnapshotTable, StoppedTable, read_snapshot
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from subscriber import ConfigurationError, TargetError
-from subscriber.abc import TableName
-from subscriber.abc.copy_parts import BlockRange, CopyPart
+from subscriber.interfaces import TableName
+from subscriber.interfaces.copy_parts import BlockRange, CopyPart
 from subscriber.protocol.conninfo import confined
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.copy.order import CopyOrder

@@ -8,8 +8,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.sinks.spark.copy.select_list import current_rows, select_list
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 

@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import PublishedTable, TableName
 from subscriber.sinks.spark.catalog.checks import check_histories
 from subscriber.sinks.spark.files.location import HistoryKind, Location
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
     ConfigurationError,
@@ -27,6 +26,7 @@ from subscriber.errors import (
     TargetError,
     TargetUnavailable,
 )
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import (
     Column,

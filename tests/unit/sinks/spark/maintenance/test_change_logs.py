@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation
 from subscriber.sinks.spark.catalog.observe import observe

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot

@@ -8,7 +8,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.merge.change_data import changed_rows
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 

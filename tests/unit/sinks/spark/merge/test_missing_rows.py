@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.interfaces import CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.merge.row_matching import MissingRows

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.merge.versions import changed_versions, history_schema
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema

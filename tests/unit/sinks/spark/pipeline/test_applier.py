@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableName
 from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
 from subscriber.sinks.spark import landing_stream as landing_stream_module

@@ -6,7 +6,7 @@ from datetime import date
 
 import pyarrow as pa
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.pipeline.engines.merge_sql import delete_statement, merge_statement
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.interfaces import CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.merge.row_matching import MissingRows

@@ -13,8 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from subscriber.abc import TableName
 from subscriber.errors import SubscriberError
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.pipeline import registration as registration_module

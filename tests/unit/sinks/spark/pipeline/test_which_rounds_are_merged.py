@@ -7,7 +7,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.merge.keys import rank
 from subscriber.sinks.spark.pipeline.engines.engine import TableRound

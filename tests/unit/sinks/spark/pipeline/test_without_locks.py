@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableName
 from subscriber.catalog import ApplierObservation
 from subscriber.errors import SubscriptionInUse, TargetUnavailable
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.observe import observe
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.maintenance import append_planner as planner_module

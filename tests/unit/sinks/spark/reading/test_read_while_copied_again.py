@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.reading.change_feed import Changes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.session.job_names import job_name
 

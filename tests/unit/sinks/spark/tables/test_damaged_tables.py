@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from subscriber.abc import TableEntry, TableState
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshots

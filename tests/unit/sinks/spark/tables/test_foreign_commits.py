@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import Position, PublishedTable, TableEntry, TableState
+from subscriber.interfaces import Position, PublishedTable, TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.copy.order import base_file_name

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableEntry, TableState
+from subscriber.interfaces import TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableEntry, TableState
 from subscriber.cli import main
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import make_url
 
-from subscriber.abc import TableName
+from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.schema.names import folded_column, name_findings, target_name
 
 SQLITE, MYSQL = (make_url(f"{driver}://").get_dialect()() for driver in ("sqlite", "mysql+asyncmy"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from subscriber.abc.tables import TableSink
-from subscriber.abc.values import (
+from subscriber.errors import RelationError
+from subscriber.interfaces.tables import TableSink
+from subscriber.interfaces.values import (
     ApplyStatistics,
     Batch,
     Finding,
@@ -18,7 +19,6 @@ from subscriber.abc.values import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.errors import RelationError
 from subscriber.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class StateStore(Protocol):
 class OpenedSink(Stream, StateStore, Protocol):
     """One subscription of a target, opened by :meth:`Sink.open`.
 
-    It has further abilities by implementing them: see :mod:`subscriber.abc.abilities`.
+    It has further abilities by implementing them: see :mod:`subscriber.interfaces.abilities`.
 
     *Order.* One caller. Calls do not overlap, except with the objects that :meth:`open_table` returns.
     *One writer.* Until :meth:`close` no other process can open the same subscription: it gets SubscriptionInUse.

@@ -8,8 +8,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from subscriber.abc.values import TableName
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces.values import TableName
 
 __all__ = ["PublishedSequence", "SequenceChoice", "SequenceResult", "SequenceState"]
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from subscriber.abc.values import Batch, CopyFormat, Position, PublishedTable, SnapshotOrder, TableEntry, TableName
+from subscriber.interfaces.values import Batch, CopyFormat, Position, PublishedTable, SnapshotOrder, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
-    from subscriber.abc.abilities import Query
+    from subscriber.interfaces.abilities import Query
 
 __all__ = [
     "KeptRows",

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from subscriber.abc.values import TableName
+from subscriber.interfaces.values import TableName
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["Retry", "WorkerDetails", "WorkerState"]

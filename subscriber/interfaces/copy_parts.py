@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from subscriber.abc.values import TableName
+from subscriber.interfaces.values import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
 __all__ = ["STORED_ANEW", "BlockRange", "CopyPart", "has_name"]

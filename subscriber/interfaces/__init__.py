@@ -5,7 +5,7 @@
 ``docs/explanation/architecture.md`` shows how they fit together.
 """
 
-from subscriber.abc.abilities import (
+from subscriber.interfaces.abilities import (
     DescribedSink,
     ExportingSink,
     ExportSnapshot,
@@ -23,10 +23,10 @@ from subscriber.abc.abilities import (
     TwoPhaseSink,
     WatchedSink,
 )
-from subscriber.abc.publisher import ReplicationStream, Spool
-from subscriber.abc.sink import OpenedSink, Sink, StateStore, Stream
-from subscriber.abc.tables import KeptRows, ResumableTableSink, SnapshotTableSink, TableGroup, TableSink
-from subscriber.abc.values import (
+from subscriber.interfaces.publisher import ReplicationStream, Spool
+from subscriber.interfaces.sink import OpenedSink, Sink, StateStore, Stream
+from subscriber.interfaces.tables import KeptRows, ResumableTableSink, SnapshotTableSink, TableGroup, TableSink
+from subscriber.interfaces.values import (
     CATALOG_SCHEMA,
     ApplyStatistics,
     Batch,
@@ -44,7 +44,7 @@ from subscriber.abc.values import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.abc.worker_details import Retry, WorkerDetails, WorkerState
+from subscriber.interfaces.worker_details import Retry, WorkerDetails, WorkerState
 
 __all__ = [
     "CATALOG_SCHEMA",

@@ -12,7 +12,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
-    from subscriber.abc.copy_parts import CopyPart
+    from subscriber.interfaces.copy_parts import CopyPart
     from subscriber.protocol.messages import Relation
     from subscriber.transaction.model import Transaction
     from subscriber.types.pg_type import TypeFact
@@ -288,7 +288,7 @@ class WorkerActivity:
         transactions_per_second, changes_per_second: over the last seconds.
         copied_rows: rows copied so far.
         estimated_rows: of its table, None if unknown.
-        details: :class:`subscriber.abc.WorkerDetails` as JSON, or None.
+        details: :class:`subscriber.interfaces.WorkerDetails` as JSON, or None.
     """
 
     table: TableName | None = None

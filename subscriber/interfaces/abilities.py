@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from subscriber.abc.tables import TableGroup
-from subscriber.abc.values import PublishedTable, RelationGate, TargetActivity
+from subscriber.interfaces.tables import TableGroup
+from subscriber.interfaces.values import PublishedTable, RelationGate, TargetActivity
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these

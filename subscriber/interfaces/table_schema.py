@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from subscriber.abc.values import TableName
+from subscriber.interfaces.values import TableName
 
 __all__ = ["ColumnSchema", "ConstraintSchema", "DatabaseSchema", "IndexSchema", "SchemaDifference", "SequenceSchema", "TableSchema"]
 
