@@ -2,9 +2,9 @@
 
 The hash of a row has 64 bits. It is chained: each column is hashed with the hash of the columns before it as the seed. Two hashes exist:
 
-*Fast.* Integers, numerics, UUIDs, timestamps and texts are hashed by PostgreSQL's own functions for hash partitioning, which therefore
-never change. ``hashint8extended`` folds its value to 32 bits, so the upper half is hashed separately. Every other type is hashed as its
-text.
+*Fast.* Integers, UUIDs and texts are hashed by PostgreSQL's own functions for hash partitioning, which therefore never change.
+``hashint8extended`` folds its value to 32 bits, so the upper half is hashed separately. Timestamps are hashed as the text of their binary
+form, because their own hash folds them, too. Every other type is hashed as its text: the hash of ``numeric`` ignores the sign.
 
 *Text.* The first half of the MD5 of the columns' texts in UTF-8, with separators. It is used if the server encodings differ, or if the
 other side is not PostgreSQL and its rows are hashed by this program (:mod:`subscriber.verification.client_table`).
@@ -47,7 +47,7 @@ class ColumnSql:
     Attributes:
         name: its name.
         text: SQL of the value that is hashed, or of its text.
-        function: hashes the value: ``int4``, ``int8``, ``numeric``, ``uuid``, ``timestamp``, ``timestamptz`` or ``text``.
+        function: hashes the value: ``int4``, ``int8``, ``uuid``, ``timestamp``, ``timestamptz`` or ``text``.
         null: whether it may be NULL on either side.
         integer: whether it holds integers on this side.
         exact: whether every value that the other side may have is one of this column's type.
@@ -75,7 +75,7 @@ class ColumnSql:
 
     def hashed(self, seed: str) -> str:
         """SQL of the hash of this column with the hash of the columns before it."""
-        # the same hash as that of the timestamp in UTC, without the conversion
+        # without the conversion to a timestamp in UTC, which has the same binary form
         value = f"{quote_identifier(self.name)}::timestamptz" if self.function == "timestamptz" else self.text
         if self.null:
             default = {"timestamp": "'epoch'", "timestamptz": "'epoch'", "uuid": f"'{'0' * 32}'", "text": "''"}.get(self.function, "0")
@@ -86,11 +86,8 @@ class ColumnSql:
                 return f"hashint4extended({value}, {seed})"
             case "int8":
                 return f"hashint8extended({value}, hashint4extended(({value} >> 32)::int4, {seed}))"
-            case "numeric":
-                # the hash ignores trailing zeros, and is the same for NaN and both infinities, which have no scale
-                return f"hash_numeric_extended({value}, {seed} # COALESCE(scale({value}), -length({value}::text))::int8)"
             case "timestamp" | "timestamptz":
-                return f"{self.function}_hash_extended({value}, {seed})"
+                return f"""hashtextextended(encode({self.function}_send({value}), 'hex') COLLATE "C", {seed})"""
             case "uuid":
                 return f"uuid_hash_extended({value}, {seed})"
             case _:
@@ -102,7 +99,7 @@ def _is_long(text: str) -> bool:
     return digits.isascii() and digits.isdecimal() and str(int(digits)) == digits and -_LONG <= int(text) < _LONG
 
 
-def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool, has_timestamptz_hash: bool = False) -> ColumnSql:
+def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool) -> ColumnSql:
     """Return how a column is hashed on one side.
 
     Args:
@@ -111,12 +108,10 @@ def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bo
         other: on the other side.
         null: whether it may be NULL on either side.
         same_modifier: whether both have the same type modifier.
-        has_timestamptz_hash: whether this side has ``timestamptz_hash_extended()``.
     """
     found = _column_sql(name, own, other, null=null, same_modifier=same_modifier)
-    if own == other == "timestamptz" and has_timestamptz_hash:
-        found = replace(found, function="timestamptz")
-    return replace(found, integer=own in _INTEGERS | {"int8"}, exact=own == other or own in _TEXTS)
+    # a text may have trailing blanks, which the text of bpchar on the other side lacks
+    return replace(found, integer=own in _INTEGERS | {"int8"}, exact=own == other or (own in _TEXTS and other != "bpchar"))
 
 
 def _column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool) -> ColumnSql:
@@ -129,12 +124,10 @@ def _column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: b
         return ColumnSql(name, f"trim_scale({quoted}::numeric)::text", null=null)
     if own == other == "uuid":
         return ColumnSql(name, f"{quoted}::uuid", "uuid", null)
-    if own == other == "numeric":
-        return ColumnSql(name, f"{quoted}::numeric", "numeric", null)
     if own == other == "timestamp":
         return ColumnSql(name, f"{quoted}::timestamp", "timestamp", null)
     if own == other == "timestamptz":
-        return ColumnSql(name, f"({quoted} AT TIME ZONE 'UTC')", "timestamp", null, instant=True)
+        return ColumnSql(name, f"({quoted} AT TIME ZONE 'UTC')", "timestamptz", null, instant=True)
     if own != other and "bpchar" in {own, other}:
         return ColumnSql(name, f"rtrim({quoted}::text, ' ')", null=null)
     return ColumnSql(name, f"{quoted}::text", null=null)

@@ -48,7 +48,7 @@ WITH RECURSIVE given AS (
 )
 SELECT given.relkind::text, pg_catalog.pg_relation_size(given.oid)::text, pg_catalog.current_setting('block_size'),
        (am.amname = 'heap')::text, (pg_catalog.current_setting('server_version_num')::int >= 140000)::text,
-       (pg_catalog.to_regproc('pg_catalog.timestamptz_hash_extended') IS NOT NULL)::text, pg_catalog.getdatabaseencoding()::text,
+       pg_catalog.getdatabaseencoding()::text,
        (SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'TimeZone'),
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
                    CASE WHEN n.nspname = 'pg_catalog' THEN t.typname::text ELSE n.nspname || '.' || t.typname END,
@@ -104,7 +104,6 @@ class SideTable:
         block_size: of the server.
         is_heap: whether it is an ordinary table of PostgreSQL's own kind.
         by_blocks: whether ranges of its blocks can be read.
-        has_timestamptz_hash: whether the server has ``timestamptz_hash_extended()``: 18 and later.
         encoding: of the database.
         time_zone: in which a session reads a time without zone, unless it sets another one.
         columns: base type, type modifier and NOT NULL of each column.
@@ -115,7 +114,6 @@ class SideTable:
     block_size: int
     is_heap: bool
     by_blocks: bool
-    has_timestamptz_hash: bool
     encoding: str
     time_zone: str
     columns: Mapping[str, tuple[str, int, bool]]
@@ -128,14 +126,13 @@ async def describe(query: Query, table: TableName) -> SideTable | None:
         SubscriberError: the server rejected the query, or the session was lost.
     """
     rows = await query(_DESCRIBE.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name)))
-    for kind, size, block_size, is_heap, by_blocks, has_hash, encoding, time_zone, columns in rows:
+    for kind, size, block_size, is_heap, by_blocks, encoding, time_zone, columns in rows:
         return SideTable(
             kind or "",
             int(size or 0),
             int(block_size or 8192),
             is_heap == "true" and kind == "r",
             is_heap == by_blocks == "true" and kind == "r",
-            has_hash == "true",
             encoding or "",
             time_zone or "UTC",
             {name: (base, modifier, not_null) for name, base, modifier, not_null in json.loads(columns or "[]")},
@@ -192,10 +189,12 @@ def pair(published: PublishedTable, here: SideTable, there: SideTable) -> Pair |
             own.append(stored[0])
             other.append(stored[1])
             continue
-        for columns, side, kind, others in ((own, here, base, its_base), (other, there, its_base, base)):
-            has_hash = side.has_timestamptz_hash
-            columns.append(column_sql(name, kind, others, null=null, same_modifier=same, has_timestamptz_hash=has_hash))
+        for columns, kind, others in ((own, base, its_base), (other, its_base, base)):
+            columns.append(column_sql(name, kind, others, null=null, same_modifier=same))
     key = row_key(published)
+    if any(here.columns[name][0] in {"text", "varchar"} and there.columns[name][0] == "bpchar" for name in key):
+        # the target has no trailing blanks, which tell keys of the publisher apart
+        key = ()
     fast = here.encoding == there.encoding
     return Pair(
         TableSql(published.name, here.kind == "r", tuple(own), key, published.row_filters, fast),
