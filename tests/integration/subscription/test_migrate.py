@@ -256,8 +256,11 @@ def test_a_copy_is_limited_and_the_target_has_one_migration(publisher18_db: Data
         second = subscriber(*command)
         assert (second.status, "is run by another process" in second.errors) == (1, True), second
         assert subscriber("alter", name, "--target", target_db.dsn, "-o", "max_copy_rate=0").status == 0
+        # the bug was that they were missing
+        publisher18_db.execute("CREATE SEQUENCE later_s; CREATE TYPE later_t AS ENUM ('a'); CREATE VIEW later_v AS SELECT id FROM t")
         program.says("ready for the cutover")
         assert program.ended().status == 0
+        assert target_db.value("SELECT num_nonnulls(to_regclass('later_s'), to_regclass('later_v'), to_regtype('later_t'))") == 3
         # it was not restarted
         assert target_db.fetch(query) == [(generation, 0.0)]
     assert target_db.value("SELECT count(*) FROM t") == 9000
@@ -403,3 +406,16 @@ def test_tables_that_are_created_meanwhile(publisher18_db: Database, target_db: 
     # the same call finds nothing new
     done = subscriber(*command, "--until-ready", loud=True)
     assert (done.status, "new tables" in done.errors) == (0, False), done.errors
+    # the bug was that a table without a key ended the copy, and kept all other tables out
+    publisher18_db.execute(
+        "CREATE TABLE backup_x AS SELECT * FROM big; CREATE TABLE beside (id int PRIMARY KEY); INSERT INTO beside VALUES (1)"
+    )
+    done = subscriber(*command, "--until-ready", loud=True)
+    assert (done.status, "ready for the cutover" in done.errors) == (1, False), done.errors
+    line = 'table "public.backup_x" was created meanwhile, and has no replica identity: it is not published, and not moved'
+    table = '"public"."backup_x"'
+    hint = f"(hint: ALTER TABLE {table} REPLICA IDENTITY FULL; or drop it, or leave it out: --exclude-table '{table}')"
+    assert done.errors.count(f"{line} {hint}") == 2, done.errors
+    assert target_db.fetch("SELECT id FROM beside") == [(1,)]
+    done = subscriber(*command, "--until-ready", "--exclude-table", table, loud=True)
+    assert done.status == 0, done.errors
