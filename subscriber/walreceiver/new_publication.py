@@ -18,7 +18,7 @@ from subscriber.walreceiver.publication import missing_publications
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.table_choice import TableChoice, pattern_condition
 
-__all__ = ["ensure_publication", "extend_publication", "planned_tables"]
+__all__ = ["ensure_publication", "extend_publication", "planned_tables", "published_oids"]
 
 _OURS: Final = "created by subscriber migrate, which adds new tables"
 _DENIED: Final = "42501"
@@ -36,6 +36,10 @@ SELECT c.oid, CASE WHEN c.relispartition THEN (SELECT i.inhparent FROM pg_catalo
  WHERE c.relkind IN ('r', 'p') AND {_OWN_SCHEMAS}
  ORDER BY 3, 4
 """  # noqa: S608
+_ANY: Final = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+                WHERE c.relkind IN ('r', 'p') AND {})
+"""
 # without a replica identity, the publisher itself rejects each UPDATE and DELETE of a published table; a deferrable key is none
 _KEYLESS: Final = f"""
 SELECT c.oid, n.nspname, c.relname,
@@ -57,7 +61,7 @@ _PUBLISHED: Final = """
 SELECT COALESCE(leaf.relid::pg_catalog.oid, gpt.relid)
   FROM pg_catalog.pg_publication AS p CROSS JOIN LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
   LEFT JOIN LATERAL pg_catalog.pg_partition_tree(gpt.relid) AS leaf ON true
- WHERE p.pubname = {name}
+ WHERE p.pubname IN ({names})
 """
 _CHANGED: Final = f"{_PUBLISHED} AND (p.pubupdate OR p.pubdelete)"
 _IS_OURS: Final = (
@@ -87,6 +91,11 @@ class _Table:
         return f"{'ONLY ' if self.kind == 'r' else ''}{self}"
 
 
+def published_oids(publications: Sequence[str]) -> str:
+    """SQL of the oids of the tables of these publications, and of their partitions."""
+    return _PUBLISHED.format(names=", ".join(map(quote_literal, publications)) or "NULL")
+
+
 async def ensure_publication(session: Session, name: str, choice: TableChoice) -> list[str]:
     """Create a publication, if there is none of this name.
 
@@ -111,11 +120,11 @@ async def ensure_publication(session: Session, name: str, choice: TableChoice) -
             hint="name another publication, which is created, or omit these options",
         )
     if exists:
-        await _require_identities(session, _CHANGED.format(name=quote_literal(name)))
+        await _require_identities(session, _CHANGED.format(names=quote_literal(name)))
         # later, the migration asks for the identities of those that could not be added
         return [f'publication "{name}" exists', *(await extend_publication(session, name, choice))[0]]
     tables = await _tables(session, choice)
-    listed = _chosen(tables, choice)
+    listed = await _chosen(session, tables, choice)
     everything = choice.is_all and not any(table.of_extension for table in tables.values())
     await _require_identities(session, _members(tables, listed))
     what = "ALL TABLES" if everything else f"TABLE {', '.join(table.listed for table in listed)}" if listed else ""
@@ -142,10 +151,10 @@ async def planned_tables(session: Session, name: str, choice: TableChoice) -> tu
         ConfigurationError: no table matches.
     """
     if not await missing_publications(session, [name]):
-        changed = _CHANGED.format(name=quote_literal(name))
-        return _PUBLISHED.format(name=quote_literal(name)), list((await _lacking_identities(session, changed)).values())
+        changed = _CHANGED.format(names=quote_literal(name))
+        return published_oids([name]), list((await _lacking_identities(session, changed)).values())
     tables = await _tables(session, choice)
-    members = _members(tables, _chosen(tables, choice))
+    members = _members(tables, await _chosen(session, tables, choice))
     return members, list((await _lacking_identities(session, members)).values())
 
 
@@ -161,7 +170,7 @@ async def extend_publication(session: Session, name: str, choice: TableChoice) -
     if not await _is_ours(session, name):
         return [], []
     while True:
-        published = {oid or "" for (oid,) in await session.execute(_PUBLISHED.format(name=quote_literal(name)))}
+        published = {oid or "" for (oid,) in await session.execute(published_oids([name]))}
         tables = await _tables(session, choice)
         known = published | {parent for oid in published for parent in (_lineage(tables[oid], tables) if oid in tables else ())}
         new = [table for table in _listed(tables) if table.oid not in known]
@@ -221,7 +230,19 @@ def _listed(tables: Mapping[str, _Table]) -> Iterator[_Table]:
             yield table
 
 
-def _chosen(tables: Mapping[str, _Table], choice: TableChoice) -> list[_Table]:
+async def _chosen(session: Session, tables: Mapping[str, _Table], choice: TableChoice) -> list[_Table]:
+    """The tables of a publication that is created.
+
+    Raises:
+        ConfigurationError: a pattern matches no table at all: it is probably misspelled.
+    """
+    errors = []
+    for option, patterns in (("--table", choice.tables), ("--exclude-table", choice.exclude_tables)):
+        for pattern in patterns:
+            ((found,),) = await session.execute(_ANY.format(pattern_condition(pattern)))
+            if found != "t":
+                errors.append(ConfigurationError(f"no table matches {pattern}", hint=f"correct {option}"))
+    raise_all(errors)
     listed = list(_listed(tables))
     if choice.tables and not listed:
         raise ConfigurationError(f"no table matches {' or '.join(choice.tables)}", hint="correct --table")

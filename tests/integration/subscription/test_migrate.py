@@ -211,8 +211,15 @@ def test_tables_are_chosen(publisher18_db: Database, target_db: Database) -> Non
         assert (done.status, "pattern of a name" in done.errors) == (1, True), done
     done = subscriber(*arguments(publisher18_db, target_db, "--table", "nothing*"))
     assert (done.status, "no table matches nothing*" in done.errors) == (1, True), done
+    # as pg_dump --strict-names: a name that is misspelled would move what it should not
+    done = subscriber(*command, "--exclude-table", "logs")
+    assert (done.status, "no table matches logs (hint: correct --exclude-table)" in done.errors) == (1, True), done
+    left_behind = "public.Log_2, public.log_1, public.part_2"
+    plan = subscriber(*command, "--dry-run")
+    assert f"not moved: rows of tables that are not published: {left_behind}" in plan.output.splitlines(), plan
     done = subscriber(*command, loud=True)
     assert done.status == 0, done.errors
+    assert f"not moved: rows of tables that are not published: {left_behind}" in done.errors
     assert publisher18_db.fetch("SELECT tablename FROM pg_publication_tables ORDER BY 1") == [("a.b$",), ("part_1",), ("part_3",), ("t",)]
     assert target_db.fetch("SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM part), (SELECT count(*) FROM log_1)") == [(1, 2, 0)]
     for key, to in (("to_log", "public.log_1"), ("to_part", "public.part")):
@@ -226,13 +233,15 @@ def test_tables_are_chosen(publisher18_db: Database, target_db: Database) -> Non
     publisher18_db.execute("CREATE TABLE part_4 PARTITION OF part FOR VALUES FROM (30) TO (40); CREATE TABLE log_9 (id int)")
     done = subscriber(*command, loud=True)
     assert 'table "public.part_4" was added to publication' in done.errors
-    assert "log_9" not in done.errors
+    assert 'table "public.log_9" was' not in done.errors
     # the cutover does not ask for what cannot be validated
     name = f"move_{publisher18_db.name}"
     with running("run", "--target", target_db.dsn, name, loud=True) as program:
         program.says("streaming from")
         plan = subscriber("cutover", name, "--target", target_db.dsn, "--dry-run")
         assert "not valid" not in plan.errors + plan.output
+        left_behind = "public.Log_2, public.log_1, public.log_9, public.part_2"
+        assert f"rows of tables that are not published are not moved: {left_behind}" in plan.output.splitlines(), plan
         program.send(signal.SIGTERM)
         assert program.ended().status == 0
     publisher18_db.execute(f"CREATE PUBLICATION {name}_2 FOR TABLE t")
