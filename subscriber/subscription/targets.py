@@ -48,7 +48,8 @@ def target_kind(target: str) -> TargetKind:
     """Return the kind of a target.
 
     Raises:
-        ConfigurationError: it is an output plugin; two packages register its scheme; or the kind's package cannot be imported.
+        ConfigurationError: it is an output plugin, or names a driver of PostgreSQL; two packages register its scheme; or the kind's package
+            cannot be imported.
     """
     if is_plugin(target):
         raise ConfigurationError(
@@ -56,7 +57,10 @@ def target_kind(target: str) -> TargetKind:
             hint="use subscriber run --connection … --publication … --target plugin:…; its status is that of the slot on the publisher",
         )
     scheme = _SCHEME.match(target)
-    return _kind(_CONNINFO if scheme is None else scheme[1].lower())
+    kind = _kind(_CONNINFO if scheme is None else scheme[1].lower())
+    if scheme is not None and scheme[2] and isinstance(kind, PostgresKind):
+        raise ConfigurationError(f'a PostgreSQL target is postgresql://, not "{scheme[0]}"', hint="leave the driver out of the URL")
+    return kind
 
 
 @cache

@@ -25,7 +25,7 @@ from tests.support.replica import QUICK, Replica, replica
 
 _TABLES = """
 SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^(pg_|information_schema$|subscriber$)' ORDER BY 1, 2
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND n.nspname !~ '^(pg_|information_schema$|subscriber$)' ORDER BY 1, 2
 """
 _NOT_SYNCHRONIZED = """
 SELECT count(*) FROM pg_subscription_rel r JOIN pg_subscription s ON s.oid = r.srsubid
