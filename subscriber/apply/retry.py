@@ -31,7 +31,7 @@ from subscriber.errors import (
     UndecidedTransaction,
 )
 
-__all__ = ["Backoff", "Policy", "disables", "is_coming_up", "policy"]
+__all__ = ["Backoff", "Policy", "disables", "is_coming_up", "may_recur", "policy"]
 
 
 class Policy(Enum):
@@ -99,6 +99,11 @@ def disables(error: SubscriberError) -> bool:
     if isinstance(error, TargetUnavailable):
         return error.sqlstate in _STATEMENT_ENDED
     return not isinstance(error, SubscriptionInUse | SubscriptionChanged | SlotInUse | CopyOutdated)
+
+
+def may_recur(error: SubscriberError) -> bool:
+    """Whether each attempt may fail in the same way: no server was unavailable, none ended the statement, and no other process works."""
+    return policy(error).policy is Policy.INTERVAL and error.sqlstate not in _STATEMENT_ENDED
 
 
 def is_coming_up(error: SubscriberError) -> bool:

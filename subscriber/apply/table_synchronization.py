@@ -11,8 +11,9 @@ Steps of one table, with the state that is durable after each (``table_state.py`
 =====  ==========================================================================================================
 
 After a crash in ``i`` or ``d`` the copy starts again with a new slot. If the target has kept the rows of parts that were committed, they
-are compared with the new snapshot, and only what differs is copied (``subscription/run/resumed_copy.py``). After a crash in ``f`` it
-resumes from the slot. A crash in ``s`` may leave the slot, which the next start drops.
+are compared with the new snapshot, and only what differs is copied (``subscription/run/resumed_copy.py``). If that fails for a reason
+that may last, these rows are deleted, and the copy begins at its first row. After a crash in ``f`` it resumes from the slot. A crash in
+``s`` may leave the slot, which the next start drops.
 
 Each table is retried separately after an error, on its own connections: it affects neither the apply worker nor other tables.
 """
@@ -30,11 +31,12 @@ from subscriber import crash_points
 from subscriber.apply.batch import collect
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.receiver import Receiver
+from subscriber.apply.retry import may_recur
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings
-from subscriber.errors import PublisherUnavailable, RelationError
+from subscriber.errors import PublisherUnavailable, RelationError, SubscriberError
 from subscriber.interfaces import (
     CopyFormat,
     KeptRows,
@@ -287,16 +289,47 @@ class TableSynchronization:
     async def _resume_copy(self, snapshot: SnapshotSource, table: PublishedTable) -> bool:
         """Copy what an interrupted copy has not left. False: nothing of it is left."""
         sink = self._sink
-        kept = await sink.kept() if isinstance(sink, ResumableTableSink) else None
-        if kept is None or not isinstance(sink, ResumableTableSink):
+        if not isinstance(sink, ResumableTableSink):
             return False
         copied, left = _Count(self._run.progress, self._table), _Count(self._run.progress, self._table)
-        ranges = await snapshot.resumed(table, kept, self._run.copy_format, copied.add, left.add)
-        if ranges is None:
-            await sink.undo_copy()
-            _log.info('the copy of table "%s" was interrupted, and starts again: it has no ranges of a key', self._table)
-            return False
         limit = asyncio.Semaphore(self._run.settings.max_copy_workers_per_table)
+        reason = "it has no ranges of a key"
+        try:
+            kept = await sink.kept()
+            if kept is None:
+                return False
+            ranges = await snapshot.resumed(table, kept, self._run.copy_format, copied.add, left.add)
+            found = None if ranges is None else await self._delete_differing(sink, ranges, limit)
+        except SubscriberError as error:
+            if not may_recur(error):
+                raise
+            found, reason = None, f"what it has left cannot be compared or replaced: {error.one_line()}"
+        if found is None:
+            await self._begin_again(sink, reason)
+            # rows that are kept were counted
+            self._run.progress.started(self._table, table.estimated_rows)
+            return False
+        try:
+            async with task_group() as group:
+                for each in found:
+                    group.create_task(self._copy_part(each.rows, table, limit))
+        except SubscriberError as error:
+            if may_recur(error):
+                try:
+                    await self._begin_again(sink, "its rest could not be copied")
+                except SubscriberError as another:
+                    error.also.append(another)
+            raise
+        _log.info('the copy of table "%s" was resumed: %d rows were kept, %d copied', self._table, left.rows, copied.rows)
+        return True
+
+    async def _begin_again(self, sink: ResumableTableSink, reason: str) -> None:
+        await sink.undo_copy()
+        _log.warning('the copy of table "%s" was interrupted, and begins again at its first row: %s', self._table, reason)
+
+    async def _delete_differing(
+        self, sink: ResumableTableSink, ranges: Sequence[ResumedRange], limit: asyncio.Semaphore
+    ) -> Sequence[Replacement]:
         async with task_group() as group:
             tasks = [group.create_task(self._compare(each, limit)) for each in ranges]
         found = [each for task in tasks if (each := task.result()) is not None]
@@ -307,11 +340,7 @@ class TableSynchronization:
                 await sink.delete_kept(each.condition)
                 crash_points.reached("resume.deleted")
                 moved()
-        async with task_group() as group:
-            for each in found:
-                group.create_task(self._copy_part(each.rows, table, limit))
-        _log.info('the copy of table "%s" was resumed: %d rows were kept, %d copied', self._table, left.rows, copied.rows)
-        return True
+        return found
 
     async def _compare(self, each: ResumedRange, limit: asyncio.Semaphore) -> Replacement | None:
         async with limit:

@@ -50,7 +50,7 @@ class ColumnSql:
         function: hashes the value: ``int4``, ``int8``, ``uuid``, ``timestamp``, ``timestamptz`` or ``text``.
         null: whether it may be NULL on either side.
         integer: whether it holds integers on this side.
-        exact: whether every value that the other side may have is one of this column's type.
+        exact: whether every value that the other side may have is one of this column's type, which pg_catalog has.
         instant: whether both sides hold times with zone: the text of a key has the zone then.
     """
 
@@ -110,8 +110,10 @@ def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bo
         same_modifier: whether both have the same type modifier.
     """
     found = _column_sql(name, own, other, null=null, same_modifier=same_modifier)
-    # a text may have trailing blanks, which the text of bpchar on the other side lacks
-    return replace(found, integer=own in _INTEGERS | {"int8"}, exact=own == other or (own in _TEXTS and other != "bpchar"))
+    # of other schemas, no search_path has the operators, and an enum may lack a label of the other side.
+    # A text may have trailing blanks, which the text of bpchar on the other side lacks
+    exact = (own == other and "." not in own) or (own in _TEXTS and other != "bpchar")
+    return replace(found, integer=own in _INTEGERS | {"int8"}, exact=exact)
 
 
 def _column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool) -> ColumnSql:

@@ -1,11 +1,11 @@
 """Resume a copy that was interrupted: compare what it has left with a new snapshot, and copy what differs.
 
 The snapshot of the interrupted copy is gone. Its rows in the target are those of an older moment, so some of them may have changed. The
-table is divided into ranges of its key, as for a verification. The checksum of each range is computed on both sides: on the publisher
-under the new snapshot, in the target over the rows that the copy has left. A range without rows in the target is copied. Of a range that
-differs in few rows, these are copied; else the whole range. All rows that differ are deleted first. Then what is missing is copied, each
-range in its own transaction. So the next interruption loses only what was not committed, and in the end the table holds exactly the rows
-of the new snapshot.
+table is divided into ranges of its key, as for a verification. The checksum of each range is computed on both sides: on the publisher under
+the new snapshot, in the target over the rows that the copy has left. A range without rows in the target is copied. Of a range that differs
+in few rows, these are copied; else the whole range, also if there are many such ranges. All rows that differ are deleted first. Then what
+is missing is copied, each range in its own transaction. So the next interruption loses only what was not committed, and in the end the
+table holds exactly the rows of the new snapshot.
 
 This needs a key whose first column both servers sort in the same way, and rows that lie in about the order of the key
 (``pg_stats.correlation``): otherwise each range has rows from all over the table, and half of a copy leaves half of each range. It also
@@ -15,7 +15,7 @@ needs the publisher's statistics (ANALYZE). Other tables are copied from the sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -33,6 +33,8 @@ __all__ = ["resumed_ranges"]
 
 _MOST_KEYS: Final = 1000
 """So many rows of a range are replaced one by one."""
+_MOST_CHARACTERS: Final = 10_000_000
+"""All rows that are replaced one by one, by the length of the SQL that names them: it is kept until all ranges are compared."""
 
 Rows = Callable[[int], None]
 
@@ -69,9 +71,9 @@ async def resumed_ranges(
     return [partial(copy.compare, part) for part in plan.parts]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ResumedCopy:
-    """See :func:`resumed_ranges`. ``side`` has the target's session."""
+    """See :func:`resumed_ranges`. ``side`` has the target's session, ``free`` is what is left of ``_MOST_CHARACTERS``."""
 
     snapshot: ExportedSnapshot
     table: PublishedTable
@@ -80,6 +82,7 @@ class _ResumedCopy:
     side: Side
     read: Callable[[str], CopyPart]
     kept_rows: Rows
+    free: int = field(default_factory=lambda: _MOST_CHARACTERS)
 
     async def compare(self, part: Part) -> Replacement | None:
         """Find out what must be copied of a range."""
@@ -92,9 +95,11 @@ class _ResumedCopy:
             if report.equal:
                 self.kept_rows(report.publisher_rows)
                 return None
-            if not report.more:
+            condition = "" if report.more else target.has_key(keys)
+            if condition and len(condition) <= self.free:
+                self.free -= len(condition)
                 self.kept_rows(report.publisher_rows - sum(each.kind is not RowKind.EXTRA for each in report.differences))
-                return Replacement(target.has_key(keys), self.read(self.planned.publisher.has_key(keys)))
+                return Replacement(condition, self.read(self.planned.publisher.has_key(keys)))
         return Replacement(part.sql if found == "true" else None, self.read(part.sql))
 
     async def _differing(self, part: Part, report: TableReport) -> Sequence[Sequence[str]]:
