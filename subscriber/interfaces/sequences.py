@@ -108,6 +108,8 @@ class SequenceState(StrEnum):
     """There was nothing to do."""
     LEFT = "left"
     """It was not changed, although it differs."""
+    MISSING = "missing"
+    """The target does not have it."""
     OMITTED = "omitted"
     """It was not chosen."""
 

@@ -57,7 +57,7 @@ class SequencesFound:
     whole: bool
 
 
-async def read_sequences(session: Session, publications: Sequence[str], choice: SequenceChoice | None = None) -> SequencesFound:
+async def read_sequences(session: Session, publications: Sequence[str], choice: SequenceChoice | None = None, *, unlogged: bool = False) -> SequencesFound:
     """Read the sequences that were chosen; those of extensions only if a published column uses them.
 
     Args:
@@ -65,20 +65,21 @@ async def read_sequences(session: Session, publications: Sequence[str], choice: 
         publications: a sequence is published if a column of their tables uses it, also of partitions and of partitioned tables above
             them, or if one of them is FOR ALL SEQUENCES.
         choice: which sequences.
+        unlogged: whether unlogged tables count as published.
 
     Raises:
-        ConfigurationError: no sequence matches a pattern.
+        ConfigurationError: no sequence matches a pattern, or a pattern is invalid.
         PublisherError: a publication does not exist, or the publisher rejects a query.
     """
     choice = choice or SequenceChoice()
     if missing := await missing_publications(session, publications):
         raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
     oids = list((await published_names(session, publications)).values())
-    found, whole = await _find(session, oids, publications, await published_sequences(session, publications))
+    found, whole = await _find(session, oids, publications, await published_sequences(session, publications), unlogged=unlogged)
     chosen, unnamed, omitted = dict[int, _Found](), list[TableName](), list[TableName]()
     unmatched = dict.fromkeys(choice.patterns)
     everything = choice.kind == "all" or (choice.kind is None and whole)
-    expressions = {pattern: pattern_parts(pattern) for pattern in choice.patterns}
+    expressions = {pattern: _compiled(pattern) for pattern in choice.patterns}
     for oid, each in found.items():
         matching = [pattern for pattern, parts in expressions.items() if _matches(parts, each.name)]
         for pattern in matching:
@@ -111,24 +112,37 @@ def _parts(oids: Sequence[int]) -> Iterator[Sequence[int]]:
         yield oids[first : first + _BATCH]
 
 
-def _matches(parts: Sequence[str], name: TableName) -> bool:
+def _compiled(pattern: str) -> list[re.Pattern[str]]:
+    try:
+        return [re.compile(part, re.DOTALL) for part in pattern_parts(pattern)]
+    except re.error as error:
+        raise ConfigurationError(
+            f'invalid pattern of a name: "{pattern}": {error}', hint="write the name in double quotes, if it has such characters"
+        ) from None
+
+
+def _matches(parts: Sequence[re.Pattern[str]], name: TableName) -> bool:
     texts = (name.namespace, name.name)[-len(parts) :]
-    return all(re.fullmatch(part, text, re.DOTALL) for part, text in zip(parts, texts, strict=True))
+    return all(part.fullmatch(text) for part, text in zip(parts, texts, strict=True))
 
 
 async def _find(
-    session: Session, tables: Sequence[int], publications: Sequence[str], published: Sequence[int]
+    session: Session, tables: Sequence[int], publications: Sequence[str], published: Sequence[int], *, unlogged: bool
 ) -> tuple[dict[int, _Found], bool]:
     listed = ", ".join(f"({oid})" for oid in tables) or "(0)"
     further = ", ".join(map(str, published or [0]))
     rows = await session.execute(f"""
-        WITH published AS (SELECT v.oid FROM (VALUES {listed}) AS v (oid)),
+        WITH extended AS (SELECT d.objid FROM pg_catalog.pg_depend AS d
+             WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'e'),
+        published AS (
+            SELECT v.oid FROM (VALUES {listed}) AS v (oid)
+            UNION SELECT c.oid::pg_catalog.int8 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+             WHERE {unlogged} AND c.relkind IN ('r', 'p') AND c.relpersistence = 'u'
+               AND NOT ({_NOT_OURS}) AND c.oid NOT IN (SELECT objid FROM extended)),
         tables AS (
             SELECT p.oid::pg_catalog.oid AS relid FROM published AS p
             UNION SELECT a.relid::pg_catalog.oid FROM published AS p, LATERAL pg_catalog.pg_partition_ancestors(p.oid::pg_catalog.oid) AS a
             UNION SELECT t.relid::pg_catalog.oid FROM published AS p, LATERAL pg_catalog.pg_partition_tree(p.oid::pg_catalog.oid) AS t),
-        extended AS (SELECT d.objid FROM pg_catalog.pg_depend AS d
-             WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'e'),
         uses AS (
             SELECT d.objid AS sequence, d.refobjid AS relid, d.refobjsubid AS attnum, true AS owns
               FROM pg_catalog.pg_depend AS d

@@ -53,8 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which rows are compared without writers; default: changed, for a rollback none",
     )
     add_sequences_argument(parser, "set")
-    parser.add_argument("--unlogged", action="store_true", default=None, help="move rows of unlogged tables while writers are stopped")
-    parser.add_argument("--large-objects", action="store_true", default=None, help="move large objects while writers are stopped")
+    parser.add_argument(
+        "--unlogged",
+        action=argparse.BooleanOptionalAction,
+        help="move rows of unlogged tables while writers are stopped; default: no, for a rollback as the cutover",
+    )
+    parser.add_argument("--large-objects", action=argparse.BooleanOptionalAction, help="the same for large objects")
     parser.add_argument(
         "--refresh",
         choices=["before", "after", "none"],
@@ -80,6 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds without writers after which everything is undone; default: 300; 0: no limit",
     )
     parser.add_argument("--max-lag", type=float, metavar="S", help="seconds that the target may be behind at the start; default: 10")
+    parser.add_argument(
+        "--exclude-table",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="a rollback leaves tables that match this pattern in the new database, and does not move their rows; may be repeated",
+    )
     parser.add_argument("--no-way-back", action="store_true", help="make no subscription in the opposite direction")
     parser.add_argument("--publisher-admin", metavar="CONNINFO", help="role that may close the publisher's database and end its sessions")
     parser.add_argument("--target-admin", metavar="CONNINFO", help="the same for the target")
@@ -92,6 +103,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if value not in (None, [])}
     if args.max_downtime is not None:
         given["max_downtime"] = args.max_downtime or None
+    if args.exclude_table:
+        given["exclude_tables"] = args.exclude_table
     if args.no_way_back:
         given["way_back"] = False
     return given

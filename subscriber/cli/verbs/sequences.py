@@ -50,13 +50,13 @@ async def _execute(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
     )
     counts = Counter(result.state for result in results)
-    left = counts[SequenceState.LEFT]
+    left = counts[SequenceState.LEFT] + counts[SequenceState.MISSING]
     if args.json:
         emit(json.dumps({"dry_run": args.dry_run, "sequences": [result.to_json() for result in results]}) + "\n")
         return 1 if left else 0
     for result in results:
         place = result.place or f"sequence {result.sequence}"
-        if result.state is SequenceState.LEFT:
+        if result.state in {SequenceState.LEFT, SequenceState.MISSING}:
             say(printable(f"{place}: not set: {result.reason}"))
         elif result.state is SequenceState.SET and args.dry_run:
             say(printable(f"{place}: would be set, next value {result.next_value}"))

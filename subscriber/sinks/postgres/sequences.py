@@ -86,7 +86,7 @@ async def _set(
     there = await _find(connection, wanted)
     if there is None:
         reason = "it does not exist in the target: create it there"
-        return SequenceResult(sequence=wanted.name, state=SequenceState.LEFT, reason=reason)
+        return SequenceResult(sequence=wanted.name, state=SequenceState.MISSING, reason=reason)
     if not there.may_alter:
         reason = f'role "{there.role}" does not own it: connect as its owner, or grant the owner\'s role to "{there.role}"'
         return there.result(wanted, SequenceState.LEFT, reason)

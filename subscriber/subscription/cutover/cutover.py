@@ -17,11 +17,12 @@ from subscriber.subscription.cutover.preflight import find_cutover_problems, lag
 from subscriber.subscription.cutover.refreshed_views import views_step
 from subscriber.subscription.cutover.rehearsal import Rehearsal
 from subscriber.subscription.cutover.situation import NEW, OLD, Cutover, opened_cutover, quiet, require_given
+from subscriber.subscription.cutover.unreplicated import require_replicated, unreplicated_problems
 from subscriber.subscription.management.drop import drop_subscription
 from subscriber.subscription.management.sequences import default_sequences
 from subscriber.subscription.targets import is_postgres, observe_target
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
-from subscriber.walreceiver.fences.fence_row import State
+from subscriber.walreceiver.fences.fence_row import FenceRow, State
 
 __all__ = ["abort_cutover", "complete_cutover", "cutover", "open_target", "plan_cutover", "rehearse_cutover", "roll_back"]
 
@@ -265,14 +266,14 @@ async def roll_back(
         if direction == FORWARD or (row is None and not found.moved):
             raise ConfigurationError("writers do not use the new database", hint="`subscriber cutover` moves them there; --abort undoes it")
         if row is not None and row.state == State.LEFT:
-            known = options if isinstance(options, CutoverOptions) else CutoverOptions(**(options or {}))
+            known = options if isinstance(options, CutoverOptions) else CutoverOptions(**{**_kept(row), **(options or {})})
             require_given(row, known, "pool", whose="the interrupted rollback has")
             return await found.move(BACKWARD, known, row).finish()
         if found.back is None or await found.back.find() is None:
             raise ConfigurationError("there is no way back", hint="it was not made, or this kind of target cannot be a publisher")
         assert found.old_row is not None, "it has moved writers"
         assert found.new.fence is not None, "only PostgreSQL has a way back"
-        kept = CutoverOptions.of_kept(found.old_row.details.get("kept"))
+        kept = _kept(found.old_row)
         if isinstance(options, CutoverOptions):
             known = options if options.sequences else replace(options, sequences=kept.get("sequences", ()))
         else:
@@ -282,10 +283,23 @@ async def roll_back(
         if row is not None:
             await found.undo_interrupted(BACKWARD, known, row)
         errors = [ConfigurationError(message, hint=hint) for message, hint in await found.new.fence.problems(known.fence)]
-        raise_all([*errors, *await unfenced(found.new, [found.back.name])])
+        errors += await unfenced(found.new, [found.back.name])
+        problems, notes = await unreplicated_problems(found.new.conninfo, found.old.conninfo, known, OLD)
+        try:
+            await require_replicated(found.new.conninfo, found.back.name, known)
+        except ConfigurationError as error:
+            errors.append(error)
+        raise_all([*errors, *problems])
+        for note in notes:
+            found.tell(note)
         if await found.back.is_running() and (message := await lag(found.new, found.back, known.max_lag)) is not None:
             raise ConfigurationError(message, hint="wait until the lag is small")
         return await found.move(BACKWARD, known).run()
+
+
+def _kept(row: FenceRow) -> dict[str, Any]:
+    """The options that the row of a move has."""
+    return CutoverOptions.of_kept(row.details.get("kept"))
 
 
 async def complete_cutover(

@@ -20,7 +20,7 @@ from subscriber.subscription.cutover.link import Link
 from subscriber.subscription.cutover.moved_sequences import cutover_sequences, sequence_left
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.cutover.refreshed_views import refresh_views
-from subscriber.subscription.cutover.unreplicated import move_unreplicated
+from subscriber.subscription.cutover.unreplicated import move_unreplicated, require_replicated
 from subscriber.subscription.management.verify import verify
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.fence_row import FenceRow, State
@@ -167,13 +167,14 @@ class Move:
                 for make in (self._clients.resume, self._enable_back, self._link.remove):
                     crash_points.reached("cutover.step")
                     await make()
+            # before it is recorded that nothing is left to do: a process that is killed meanwhile repeats it
+            await self._refresh("after")
             crash_points.reached("cutover.step")
             await self._fence.advance(self._attempt, State.KEPT if self._direction == BACKWARD else State.MOVED)
         except SubscriberError as error:
             error.add_note(f"writers are let into {self._destination.title}: run the command again to finish that")
             raise
         crash_points.reached("cutover.step")
-        await self._refresh("after")
         return seconds
 
     async def _open(self) -> float | None:
@@ -291,6 +292,8 @@ class Move:
 
     async def _drain(self) -> None:
         self._end = await self._fence.drain()
+        if self._direction == BACKWARD:
+            await require_replicated(self._source.conninfo, self._link.name, self._options)
         self._tell(f"nothing can commit in {self._source.title} any more; its WAL ends at {self._end}")
 
     async def _catch_up(self) -> None:
@@ -311,9 +314,9 @@ class Move:
         publications = found.publications if found is not None else ()
         results = await cutover_sequences(self._source.conninfo, self._destination.conninfo, publications, self._options)
         for result in results:
-            if result.state is SequenceState.LEFT and (result.place is not None or self._direction == FORWARD):
+            if result.state is SequenceState.LEFT or (result.state is SequenceState.MISSING and self._direction == FORWARD):
                 raise sequence_left(result)
-            if result.state is SequenceState.LEFT:
+            if result.state is SequenceState.MISSING:
                 # it was created after the cutover
                 self._tell(f"sequence {result.sequence} is not set: {self._destination.title} does not have it")
         number = sum(result.state in {SequenceState.SET, SequenceState.EQUAL} for result in results)

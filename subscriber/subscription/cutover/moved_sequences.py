@@ -24,7 +24,12 @@ async def cutover_sequences(
     if SequenceChoice.parse(options.sequences).kind == "none":
         return []
     return await sync_sequences(
-        target=destination, connection=source, publications=publications, sequences=options.sequences, dry_run=dry_run
+        target=destination,
+        connection=source,
+        publications=publications,
+        sequences=options.sequences,
+        unlogged=options.unlogged,
+        dry_run=dry_run,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces.sequences import SequenceChoice
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
+from subscriber.walreceiver.table_choice import TableChoice
 
 __all__ = ["CutoverOptions"]
 
@@ -37,6 +38,7 @@ class CutoverOptions:
         max_downtime: how many seconds the source may be closed before everything is undone. None: no limit.
         max_lag: how many seconds the target may take to reach the publisher before writers are stopped.
         way_back: whether the subscription of the opposite direction is made.
+        exclude_tables: patterns of tables of the new database that a rollback leaves there, because the way back does not have them.
     """
 
     fence: str = FenceKind.READ_ONLY
@@ -51,6 +53,7 @@ class CutoverOptions:
     max_downtime: float | None = 300.0
     max_lag: float = 10.0
     way_back: bool = True
+    exclude_tables: Sequence[str] = ()
 
     def kept(self) -> dict[str, Any]:
         """Those that a rollback has, too, as values of JSON."""
@@ -69,6 +72,7 @@ class CutoverOptions:
 
     def __post_init__(self) -> None:
         SequenceChoice.parse(self.sequences)
+        TableChoice(exclude_tables=self.exclude_tables)
         for name in ("switch_timeout", "max_downtime", "max_lag"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -103,7 +103,8 @@ async def find_cutover_problems(
         f'background worker "{worker}" is connected to {source.title} and is not ended: make sure that it writes nothing'
         for worker in workers
     ]
-    problems, more = await unreplicated_problems(source.conninfo, destination.conninfo if destination.fence is not None else None, options)
+    other = destination.conninfo if destination.fence is not None else None
+    problems, more = await unreplicated_problems(source.conninfo, other, options, destination.title)
     errors, notes = errors + problems, notes + more
     notes += [f"rows of table {table.name} that its row filter leaves out are not moved" for table in tables if table.row_filters]
     errors += await unfenced(source, found.definition.publications)
@@ -129,7 +130,7 @@ async def find_cutover_problems(
         for message, hint in await _way_back(source, destination, tables, back):
             error(message, hint)
     results = await cutover_sequences(source.conninfo, destination.conninfo, found.definition.publications, options, dry_run=True)
-    errors += [sequence_left(each) for each in results if each.state is SequenceState.LEFT]
+    errors += [sequence_left(each) for each in results if each.state in {SequenceState.LEFT, SequenceState.MISSING}]
     notes += sequence_notes(results)
     if destination.fence is not None:
         problems, more = await view_problems(source.conninfo, destination.conninfo, options.refresh)

@@ -28,6 +28,7 @@ async def sync_sequences(
     connection: str | None = None,
     publications: Sequence[str] = (),
     sequences: Sequence[str] = (),
+    unlogged: bool = False,
     force: bool = False,
     dry_run: bool = False,
 ) -> list[SequenceResult]:
@@ -43,6 +44,7 @@ async def sync_sequences(
         sequences: which ones: ``all`` of the database, without those of extensions; ``owned``: those of published tables; and names, with
             ``*`` and ``?``. Default: all if the publications have all tables of the database, else the owned ones. Then sequences that no
             column of any table owns, and no published column uses, are results with the state ``left``.
+        unlogged: also those that unlogged tables use.
         force: also set a sequence back that is ahead of the publisher.
         dry_run: change nothing.
 
@@ -60,7 +62,7 @@ async def sync_sequences(
     if not (published or choice.patterns or choice.kind == "all"):
         raise ConfigurationError("no sequences are chosen", hint="give the name of a subscription, --publication, or --sequences")
     async with await Session.connect(conninfo, application_name=_APPLICATION) as session:
-        found = await read_sequences(session, published, _fitting(choice, target))
+        found = await read_sequences(session, published, _fitting(choice, target), unlogged=unlogged)
     results = [SequenceResult(sequence=each, state=SequenceState.LEFT, reason=_UNREADABLE) for each in found.unreadable]
     results += [SequenceResult(sequence=each, state=SequenceState.LEFT, reason=_UNNAMED) for each in found.unnamed]
     results += [SequenceResult(sequence=each, state=SequenceState.OMITTED) for each in found.omitted]

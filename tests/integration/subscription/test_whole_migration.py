@@ -91,9 +91,13 @@ def test_no_number_of_any_sequence_is_handed_out_twice(publisher_db: Database, t
         application.goes_on()
         again(publisher_db, target_db)
         # a sequence that the old database does not have does not keep writers from returning
-        target_db.execute("CREATE SEQUENCE newer")
+        target_db.execute("CREATE SEQUENCE newer; CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)")
         with running("run", "--target", publisher_db.dsn):
+            # the bug was that its rows were lost without a word
             done = subscriber(*verb, "--rollback", loud=True)
+            assert "does not have these tables of the new database, and their rows would be lost: public.late" in done.errors
+            assert "closing the new database" not in done.errors
+            done = subscriber(*verb, "--rollback", "--exclude-table", "late", loud=True)
         assert done.status == 0, done.errors
         assert "sequence public.newer is not set: the old database does not have it" in done.errors
         application.goes_on()
@@ -279,6 +283,13 @@ def test_unlogged_rows_and_large_objects_on_request(publisher_db: Database, targ
         assert target_db.value("SELECT count FROM cached") == 3
         target_db.execute("INSERT INTO cache (\"v V\") VALUES ('new'); SELECT lo_unlink(70004), lo_put(70005, 0, 'changed')")
         with running("run", "--target", publisher_db.dsn):
+            # what cannot be moved is known before writers are stopped, and can be switched off
+            publisher_db.execute('SET default_transaction_read_only = off; DROP TABLE "Empty"')
+            done = subscriber(*verb, "--rollback", loud=True)
+            assert 'the old database has no unlogged tables "public.Empty"' in done.errors
+            assert "closing the new database" not in done.errors
+            assert "has no unlogged tables" not in subscriber(*verb, "--rollback", "--no-unlogged", "--max-lag", "-1").errors
+            publisher_db.execute('CREATE UNLOGGED TABLE "Empty" ()')
             done = subscriber(*verb, "--rollback", loud=True)
         assert done.status == 0, done.errors
         again(publisher_db, target_db)
