@@ -57,7 +57,9 @@ class SequencesFound:
     whole: bool
 
 
-async def read_sequences(session: Session, publications: Sequence[str], choice: SequenceChoice | None = None, *, unlogged: bool = False) -> SequencesFound:
+async def read_sequences(
+    session: Session, publications: Sequence[str], choice: SequenceChoice | None = None, *, unlogged: bool = False
+) -> SequencesFound:
     """Read the sequences that were chosen; those of extensions only if a published column uses them.
 
     Args:

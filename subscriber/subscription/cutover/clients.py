@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from subscriber.errors import ConfigurationError, SubscriberError
-from subscriber.walreceiver.fences.pgbouncer import PgBouncer, leads_to
+from subscriber.walreceiver.fences.pgbouncer import PgBouncer, Pooled, leads_to
 from subscriber.walreceiver.session import Session
 
 __all__ = ["PooledClients"]
@@ -18,17 +19,22 @@ class PooledClients:
     Args:
         pool: as ``--pool``; without it nothing is done.
         conninfo, title: of the database that they leave.
+        destination: connection string, or URL, of the other one.
         tell: is told about each step.
-        names: the entries of its configuration that an interrupted move has paused.
+        addresses: of the entries of its configuration that an interrupted move has paused, by name. Others mean none.
     """
 
-    def __init__(self, pool: str | None, conninfo: str, title: str, tell: Callable[[str], None], names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, pool: str | None, conninfo: str, title: str, destination: str, tell: Callable[[str], None], *, addresses: Any = None
+    ) -> None:
         self._pool = PgBouncer.parse(pool) if pool else None
         self._conninfo = conninfo
         self._title = title
+        self._destination = destination
         self._tell = tell
         self._since: float | None = None
-        self.names = list(names)
+        self.addresses: dict[str, list[str]] = addresses if isinstance(addresses, dict) else {}
+        self._own: list[str] = []
 
     async def find(self, max_downtime: float | None) -> list[str]:
         """Find the entries that lead to the source.
@@ -51,7 +57,7 @@ class PooledClients:
             raise ConfigurationError(
                 f'PgBouncer leads no client to database "{database}", {self._title}', hint=f"its section [databases] has: {listed}"
             )
-        self.names = [each.name for each in found]
+        self.addresses = {each.name: each.address for each in found}
         notes = [
             f'PgBouncer pools sessions of "{each.name}": it pauses when each client has disconnected. Transaction pooling pauses sooner'
             for each in found
@@ -71,7 +77,7 @@ class PooledClients:
         if self._pool is None:
             return
         self._since = time.monotonic()
-        await self._pool.pause(self.names, self._tell)
+        await self._pool.pause(list(self.addresses), self._tell, self._own)
         self._tell(f"the clients of PgBouncer wait, after {time.monotonic() - self._since:.2f} s")
 
     async def lead(self) -> None:
@@ -84,14 +90,19 @@ class PooledClients:
         if self._pool is None:
             return
         await self._pool.reload()
-        for each in await self._pool.databases():
-            if each.name in self.names:
-                if leads_to(each, self._conninfo):
-                    raise ConfigurationError(
-                        f'PgBouncer still leads "{each.name}" to {self._title}, {each.host}:{each.port}',
-                        hint="write the new address into its configuration file, before or with the switch command",
-                    )
-                self._tell(f'PgBouncer leads "{each.name}" to {each.database} at {each.host}:{each.port}')
+        hint = "write the new address into its configuration file, before or with the switch command"
+        found = {each.name: each for each in await self._pool.databases()}
+        for name in self.addresses:
+            each = found.get(name)
+            if each is None:
+                raise ConfigurationError(f'PgBouncer has no entry "{name}" any more', hint=hint)
+            if self._leads_to_source(each) and not leads_to(each, self._destination):
+                raise ConfigurationError(f'PgBouncer still leads "{name}" to {self._title}, {each.host}:{each.port}', hint=hint)
+            self._tell(f'PgBouncer leads "{name}" to {each.database} at {each.host}:{each.port}')
+
+    def _leads_to_source(self, entry: Pooled) -> bool:
+        """Whether it has its address of before, or that of the source. One server can have many names: they are not compared."""
+        return entry.address == self.addresses.get(entry.name) or leads_to(entry, self._conninfo)
 
     async def resume(self) -> None:
         """Let them work again. May be repeated.
@@ -99,12 +110,43 @@ class PooledClients:
         Raises:
             SubscriberError: the pool cannot be used: they still wait.
         """
+        await self._resume(self.addresses)
+
+    async def resume_own(self) -> None:
+        """As :meth:`resume`, but not those that somebody else has paused."""
+        await self._resume(self._own)
+
+    async def resume_back(self) -> None:
+        """As :meth:`resume`, but only those that lead to the source, which has taken writers again. Others still wait.
+
+        Raises:
+            ConfigurationError: there are others.
+            SubscriberError: as :meth:`resume`.
+        """
+        if self._pool is None or not self.addresses:
+            return
+        if changed := await self._changed(self._pool):
+            # its file may have the old address again
+            await self._pool.reload()
+            changed = await self._changed(self._pool)
+        await self._resume(self.addresses.keys() - changed)
+        if changed:
+            raise ConfigurationError(
+                f"PgBouncer does not lead its clients of {', '.join(sorted(changed))} to {self._title}: they still wait",
+                hint="write the old address back into its configuration file, RELOAD, then --abort",
+            )
+
+    async def _changed(self, pool: PgBouncer) -> set[str]:
+        return self.addresses.keys() - {each.name for each in await pool.databases() if self._leads_to_source(each)}
+
+    async def _resume(self, names: Iterable[str]) -> None:
         if self._pool is None:
             return
+        names = sorted(names)
         try:
-            await self._pool.resume(self.names)
+            await self._pool.resume(names)
         except SubscriberError as error:
-            error.add_note(f"clients wait until RESUME {', '.join(self.names)} in the console of PgBouncer, or until this is repeated")
+            error.add_note(f"clients wait until RESUME {', '.join(names)} in the console of PgBouncer, or until this is repeated")
             raise
         if self._since is not None:
             self._tell(f"the clients of PgBouncer waited for {time.monotonic() - self._since:.2f} s")

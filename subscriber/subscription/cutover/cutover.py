@@ -96,7 +96,7 @@ async def _problems(found: Cutover, options: CutoverOptions) -> tuple[list[Subsc
     back = found.back.name if found.back is not None and options.way_back else None
     errors, notes = await find_cutover_problems(found.found, found.old, found.new, found.forward, options=options, back=back)
     try:
-        clients = PooledClients(options.pool, found.old.conninfo, found.old.title, found.tell)
+        clients = PooledClients(options.pool, found.old.conninfo, found.old.title, found.new.conninfo, found.tell)
         notes += await clients.find(options.max_downtime)
     except SubscriberError as error:
         errors.append(error)
@@ -184,14 +184,16 @@ async def rehearse_cutover(
         SubscriberError: one of the databases cannot be reached, or rejected a request.
     """
     options = options or CutoverOptions()
-    async with opened_cutover(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell, lock=False) as found:
+    # two that pause and resume the same clients would disturb each other
+    lock = options.pool is not None
+    async with opened_cutover(name, target, publisher_admin=publisher_admin, target_admin=target_admin, tell=tell, lock=lock) as found:
         if found.moved or found.under_way is not None:
             raise ConfigurationError("a cutover is under way, or finished", hint="rehearse before it")
         errors, notes = await _problems(found, options)
         raise_all(errors)
         for note in notes:
             found.tell(note)
-        clients = PooledClients(options.pool, found.old.conninfo, OLD, found.tell)
+        clients = PooledClients(options.pool, found.old.conninfo, OLD, found.new.conninfo, found.tell)
         back = found.back is not None and options.way_back
         rehearsal = Rehearsal(found.old, found.new, found.forward, back=back, clients=clients, options=options)
         await rehearsal.run()

@@ -88,8 +88,8 @@ class Move:
         self._destination = destination
         self._link = link
         self._back = back
-        names = row.details.get("pool", ()) if row is not None else ()
-        self._clients = PooledClients(options.pool, source.conninfo, source.title, tell, names)
+        addresses = row.details.get("pool") if row is not None else None
+        self._clients = PooledClients(options.pool, source.conninfo, source.title, destination.conninfo, tell, addresses=addresses)
         self._details = {"slot": slot, "switch": bool(options.switch), "way_back": back is not None, "kept": options.kept()}
         self._options = options
         self._tell = tell
@@ -125,7 +125,7 @@ class Move:
             SubscriberError: what is wrong. It says whether everything was undone.
         """
         await self._clients.find(self._options.max_downtime)
-        details = {**self._details, "pool": self._clients.names}
+        details = {**self._details, "pool": self._clients.addresses}
         self._attempt = (await self._fence.begin(self._options.fence, details)).attempt
         crash_points.reached("cutover.step")
         limit = asyncio.timeout(self._options.max_downtime)
@@ -251,7 +251,7 @@ class Move:
         elif await self._fence.row(own=False) is not None:
             opened = ""
         crash_points.reached("cutover.step")
-        resumed = await asyncio.gather(self._clients.resume(), return_exceptions=True)
+        resumed = await asyncio.gather(self._clients.resume_back(), return_exceptions=True)
         crash_points.reached("cutover.step")
         try:
             async with asyncio.timeout(_REST_SECONDS):

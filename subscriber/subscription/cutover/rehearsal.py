@@ -94,7 +94,7 @@ class Rehearsal:
                 hint="end their transactions, or allow more with --max-downtime",
             ) from None
         finally:
-            await self._clients.resume()
+            await self._clients.resume_own()
 
     async def _slot(self) -> None:
         """Make a slot in the destination for a moment: this waits for its transactions."""

@@ -47,10 +47,11 @@ async def require_replicated(conninfo: str, name: str, options: CutoverOptions) 
     async with await Session.connect(conninfo, application_name="subscriber cutover") as session:
         rows = await session.execute(_UNPUBLISHED.format(publication=quote_literal(name), excluded=excluded))
     if rows:
+        names = shortened([table or "" for (table,) in rows])
         raise ConfigurationError(
-            f"the way back does not have these tables of the new database, and their rows would be lost: {shortened([r or '' for r, in rows])}",
-            hint=f"copy their rows to the old database yourself, and leave them out with --exclude-table; or make the table there, add it to"
-            f" publication {name}, and use `subscriber alter {name} --refresh`",
+            f"the way back does not have these tables of the new database, and their rows would be lost: {names}",
+            hint=f"create them in the old database, add them to publication {name}, and use `subscriber alter {name} --refresh`; or leave"
+            " them in the new database with --exclude-table",
         )
 
 

@@ -47,6 +47,11 @@ class Pooled:
     mode: str
     paused: bool
 
+    @property
+    def address(self) -> list[str]:
+        """Where it leads, as a value of JSON."""
+        return [self.host, self.port, self.database]
+
 
 class _Console(Session):
     """A session with the admin console, which knows no SQL."""
@@ -122,14 +127,19 @@ class PgBouncer:
             found = next((row["value"] for row in await console.table("SHOW CONFIG") if row["key"] == "query_wait_timeout"), "0")
         return float(found)
 
-    async def pause(self, names: Sequence[str], tell: Callable[[str], None]) -> None:
+    async def pause(self, names: Sequence[str], tell: Callable[[str], None], own: list[str]) -> None:
         """Let clients wait, and wait for the end of their transactions. What it waits for is told, also if it is cancelled.
+
+        Args:
+            names: of the entries.
+            tell: is told what it waits for.
+            own: gets the names of those that nobody else has paused before.
 
         Raises:
             SubscriberError: it was rejected, or resumed by somebody else.
         """
         async with await self._console() as console, await self._console() as watching:
-            pausing = asyncio.create_task(self._pause(console, names))
+            pausing = asyncio.create_task(self._pause(console, names, own))
             told = asyncio.get_running_loop().time() + _TELL_SECONDS
             try:
                 while not (await asyncio.wait({pausing}, timeout=_LOOK))[0]:
@@ -142,10 +152,11 @@ class PgBouncer:
                 with contextlib.suppress(asyncio.CancelledError, SubscriberError):
                     await pausing
 
-    async def _pause(self, console: _Console, names: Sequence[str]) -> None:
+    async def _pause(self, console: _Console, names: Sequence[str], own: list[str]) -> None:
         paused = {each.name for each in await self.databases() if each.paused}
         for name in names:
             if name not in paused:
+                own.append(name)
                 await console.execute(f"PAUSE {quote_identifier(name)}")
 
     async def _busy(self, console: _Console, names: Sequence[str]) -> str:
@@ -175,6 +186,10 @@ class PgBouncer:
 
 def leads_to(entry: Pooled, conninfo: str) -> bool:
     """Whether an entry has the address of a connection string. Two names of one server look different."""
-    known = conninfo_to_dict(conninfo)
+    try:
+        known = conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        # a URL of another kind of database
+        return False
     hosts = {str(known.get(name) or "") for name in ("host", "hostaddr")} - {""}
     return entry.database == known.get("dbname") and entry.host in hosts and entry.port == str(known.get("port") or "5432")

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from subscriber import ConfigurationError, crash_points
+from subscriber import ConfigurationError, SubscriberError, crash_points
 from subscriber.subscription.cutover.cutover import abort_cutover, cutover, open_target, plan_cutover, rehearse_cutover, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.testing.pgbouncer import Pool, entry
@@ -81,6 +81,13 @@ def command(found: Pool, publisher: Database, target: Database) -> str:
     return shlex.join([sys.executable, "-c", program, str(found.file), *lines])
 
 
+def reload(found: Pool, before: str, after: str) -> None:
+    """Change its configuration."""
+    found.file.write_text(found.file.read_text().replace(before, after))
+    with psycopg.connect(found.admin, autocommit=True) as session:
+        session.execute("RELOAD")
+
+
 def paused(found: Pool) -> bool:
     with psycopg.connect(found.admin, autocommit=True) as session:
         cursor = session.execute("SHOW DATABASES")
@@ -96,6 +103,8 @@ async def test_no_query_is_refused(publisher18_db: Database, target_db: Database
         with pool(publisher18_db, "transaction") as found, Application(found.url) as application:
             switch, admin = command(found, publisher18_db, target_db), f"pgbouncer:{found.admin}"
             await application.writes()
+            # one server can be called by many names
+            reload(found, "host=127.0.0.1", "host=localhost")
             lines = await plan_cutover(name, target=target_db.dsn, options=CutoverOptions(pool=admin))
             assert not [line for line in lines if line.startswith("error: ")], lines
             assert any("PAUSE in PgBouncer" in line for line in lines)
@@ -103,12 +112,33 @@ async def test_no_query_is_refused(publisher18_db: Database, target_db: Database
             print(steps)
             assert list(steps) == ["sessions", "pause", "catch_up", "verify", "way_back", "sequences"]
             assert not paused(found)
+            with psycopg.connect(found.admin, autocommit=True) as session:
+                # what others have paused is not resumed
+                session.execute(f"PAUSE {publisher18_db.name}")
+                await rehearse_cutover(name, target=target_db.dsn, options=CutoverOptions(pool=admin))
+                assert paused(found)
+                session.execute(f"RESUME {publisher18_db.name}")
             # the command fails, or forgets the address: undone
             for wrong, text in (("false", "the switch command failed"), ("true", "PgBouncer still leads .* to the old database")):
                 with pytest.raises(ConfigurationError, match=text):
                     await cutover(name, target=target_db.dsn, options=CutoverOptions(switch=wrong, pool=admin, verify="none"))
                 assert not paused(found)
                 await application.writes()
+            # the bug was that the command said that all was undone, while clients were led to the closed new database
+            reload(found, "[pgbouncer]", entry("other", publisher18_db.conninfo()) + "\n[pgbouncer]")
+            before = found.file.read_text()
+            with pytest.raises(SubscriberError, match='still leads "other" to the old database') as caught:
+                await cutover(name, target=target_db.dsn, options=CutoverOptions(switch=switch, pool=admin, verify="none"))
+            said_then = "\n".join(each.one_line() for each in (caught.value, *caught.value.also))
+            assert f"PgBouncer does not lead its clients of {publisher18_db.name} to the old database: they still wait" in said_then
+            assert paused(found)
+            with pytest.raises(ConfigurationError, match="they still wait"):
+                await abort_cutover(name, target=target_db.dsn, pool=admin)
+            found.file.write_text(before)
+            await abort_cutover(name, target=target_db.dsn, pool=admin)
+            assert not paused(found)
+            await application.writes()
+            reload(found, entry("other", publisher18_db.conninfo()) + "\n", "")
             await cutover(name, target=target_db.dsn, options=CutoverOptions(switch=switch, pool=admin), tell=said.append)
             await application.writes()
             again(publisher18_db, target_db)
@@ -160,8 +190,6 @@ async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database,
                 if at == 25:
                     # what the command has done is for its user to undo
                     subprocess.run(switch, shell=True, check=True, env={**os.environ, "SUBSCRIBER_DIRECTION": "back"})
-                    with psycopg.connect(found.admin, autocommit=True) as session:
-                        session.execute("RELOAD")
                 await abort_cutover(name, target=target_db.dsn, pool=admin)
                 assert not paused(found)
                 await application.writes()

@@ -106,13 +106,14 @@ def test_no_number_of_any_sequence_is_handed_out_twice(publisher_db: Database, t
 
 
 def test_sequences_of_a_narrower_publication_are_named(publisher18_db: Database, target_db: Database) -> None:
-    publisher18_db.execute(f"{SEQUENCES}; CREATE PUBLICATION taken FOR TABLE taken")
+    publisher18_db.execute(f"{SEQUENCES}; CREATE PUBLICATION taken FOR TABLE taken; CREATE UNLOGGED TABLE quick (id serial)")
     name = f"whole_{publisher18_db.name}"
     command = ("migrate", name, "--from", publisher18_db.conninfo(), "--to", target_db.dsn, "--bindir", BINDIR, "--publication", "taken")
     done = subscriber(*command)
     assert done.status == 1
     unnamed = "App s.Down, public.even, public.hibernate_sequence, public.invoice, public.odd, public.unused"
     assert f"no column of a published table uses these sequences: {unnamed} (hint: name those" in done.errors
+    assert subscriber(*command, "--sequences", "foo(").errors.startswith('subscriber: invalid pattern of a name: "foo("')
     assert subscriber(*command, "--sequences", "nosuch").errors.startswith("subscriber: the publisher has no sequence nosuch")
     done = subscriber(*command, "--sequences", "all", "--sequences", "unused")
     assert done.errors.startswith("subscriber: --sequences all unused: these exclude each other")
@@ -123,13 +124,14 @@ def test_sequences_of_a_narrower_publication_are_named(publisher18_db: Database,
         assert len([line for line in lines if line.startswith("error: sequence ")]) == 6, lines
         lines = subscriber(*verb, "--dry-run", "--sequences", "*e", "--sequences", '"App s".*').output.splitlines()
         assert '8. set the sequences of the published tables, and *e, and "App s".*' in lines, lines
-        left = "public.even, public.odd, public.other_id_seq, public.unused"
-        assert f"4 sequences are not set, because published columns do not use them: {left}" in lines, lines
-        publisher18_db.execute("SELECT nextval('invoice'), nextval('odd')")
-        done = subscriber(*verb, "--sequences", "invoice", loud=True)
+        left = "public.even, public.odd, public.other_id_seq, public.quick_id_seq, public.unused"
+        assert f"5 sequences are not set, because published columns do not use them: {left}" in lines, lines
+        publisher18_db.execute("SELECT nextval('invoice'), nextval('odd'); INSERT INTO quick DEFAULT VALUES")
+        # a table whose rows are moved has its sequence, too
+        done = subscriber(*verb, "--sequences", "invoice", "--unlogged", loud=True)
         assert done.status == 0, done.errors
     again(publisher18_db, target_db)
-    assert target_db.fetch("SELECT nextval('invoice'), nextval('odd')") == [(201, 1)]
+    assert target_db.fetch("SELECT nextval('invoice'), nextval('odd'), nextval('quick_id_seq')") == [(201, 1, 2)]
 
 
 PROPERTIES = """
@@ -284,12 +286,18 @@ def test_unlogged_rows_and_large_objects_on_request(publisher_db: Database, targ
         target_db.execute("INSERT INTO cache (\"v V\") VALUES ('new'); SELECT lo_unlink(70004), lo_put(70005, 0, 'changed')")
         with running("run", "--target", publisher_db.dsn):
             # what cannot be moved is known before writers are stopped, and can be switched off
-            publisher_db.execute('SET default_transaction_read_only = off; DROP TABLE "Empty"')
+            publisher_db.execute("SET default_transaction_read_only = off")
+            publisher_db.execute('DROP TABLE "Empty"')
+            target_db.execute("CREATE TABLE late ()")
             done = subscriber(*verb, "--rollback", loud=True)
             assert 'the old database has no unlogged tables "public.Empty"' in done.errors
+            assert "their rows would be lost: public.late" in done.errors
             assert "closing the new database" not in done.errors
-            assert "has no unlogged tables" not in subscriber(*verb, "--rollback", "--no-unlogged", "--max-lag", "-1").errors
+            done = subscriber(*verb, "--rollback", "--no-unlogged", loud=True)
+            assert "their rows would be lost: public.late" in done.errors
+            assert "has no unlogged tables" not in done.errors
             publisher_db.execute('CREATE UNLOGGED TABLE "Empty" ()')
+            target_db.execute("DROP TABLE late")
             done = subscriber(*verb, "--rollback", loud=True)
         assert done.status == 0, done.errors
         again(publisher_db, target_db)
