@@ -8,10 +8,11 @@ from typing import Any
 
 from subscriber import crash_points
 from subscriber.errors import ConfigurationError, SubscriberError, SubscriptionInUse, raise_all
+from subscriber.interfaces.sequences import SequenceState
 from subscriber.subscription.cutover.clients import PooledClients
 from subscriber.subscription.cutover.link import drop_unused_catalog, opened_catalog
 from subscriber.subscription.cutover.move import BACKWARD, FORWARD, Tell
-from subscriber.subscription.cutover.moved_sequences import sequences_step
+from subscriber.subscription.cutover.moved_sequences import cutover_sequences, sequence_left, sequences_step
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.cutover.preflight import find_cutover_problems, lag, unfenced
 from subscriber.subscription.cutover.refreshed_views import views_step
@@ -291,7 +292,8 @@ async def roll_back(
             await require_replicated(found.new.conninfo, found.back.name, known)
         except ConfigurationError as error:
             errors.append(error)
-        raise_all([*errors, *problems])
+        sequences = await cutover_sequences(found.new.conninfo, found.old.conninfo, [found.back.name], known, dry_run=True)
+        raise_all([*errors, *problems, *(sequence_left(each) for each in sequences if each.state is SequenceState.LEFT)])
         for note in notes:
             found.tell(note)
         if await found.back.is_running() and (message := await lag(found.new, found.back, known.max_lag)) is not None:
