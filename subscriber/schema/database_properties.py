@@ -20,6 +20,8 @@ __all__ = ["DatabaseChange", "DatabaseProperties", "database_changes", "read_dat
 
 _FENCED: Final = "default_transaction_read_only"
 """A cutover sets and resets it."""
+_LIBRARIES: Final = frozenset({"local_preload_libraries", "session_preload_libraries"})
+"""A library that is missing ends every session at its start, also those that could reset the setting. It has to be installed first."""
 _LISTS: Final = frozenset(
     {
         "local_preload_libraries",
@@ -196,7 +198,9 @@ class _Comparison:
                 here, elsewhere = _shown(name, value), "not set" if other is None else _shown(name, other)
                 message = f"{name}{_of(role)} is {elsewhere} for the target's database, and {here} for the publisher's"
                 sql = f"{self._of(role)} SET {quote_identifier(name)} TO {_sql(name, value)};"
-                yield DatabaseChange(self._difference(message, sql), moves=other is None)
+                if name in _LIBRARIES:
+                    message += "; it is not moved, because no session can begin if the library is missing: install it, then set it yourself"
+                yield DatabaseChange(self._difference(message, sql), moves=other is None and name not in _LIBRARIES)
         for role, name in self._target.settings.keys() - expected.keys():
             message = f"{name}{_of(role)} is set only for the target's database"
             yield DatabaseChange(self._difference(message, f"{self._of(role)} RESET {quote_identifier(name)};", extra=True))

@@ -13,7 +13,7 @@ from subscriber.interfaces import CATALOG_SCHEMA, Query
 from subscriber.printable import shortened
 from subscriber.protocol.quoting import quote_literal
 
-__all__ = ["extension_versions", "not_moved"]
+__all__ = ["extension_versions", "not_moved", "unpublished_tables"]
 
 _OURS: Final = f"n.nspname <> {quote_literal(CATALOG_SCHEMA)} AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'"
 _OF_EXTENSION: Final = (
@@ -44,6 +44,12 @@ UNION ALL SELECT 'invalid indexes', n.nspname || '.' || c.relname FROM pg_catalo
  WHERE NOT i.indisvalid AND c.relkind = 'i' AND {_OURS}
 ORDER BY 1, 2
 """  # noqa: S608
+_UNPUBLISHED: Final = f"""
+SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND {_OURS} AND NOT {_OF_EXTENSION.format("pg_catalog.pg_class", "c.oid")}
+   AND c.oid NOT IN ({{published}})
+ ORDER BY 1
+"""  # noqa: S608
 _TEXTS: Final = {
     "event triggers": "event triggers (--event-triggers creates them)",
     "extension rows": "rows of tables of extensions, such as jobs: move them yourself",
@@ -59,11 +65,25 @@ _TEXTS: Final = {
 _EXTENSIONS: Final = "SELECT extname::text, extversion::text FROM pg_catalog.pg_extension"
 
 
-async def not_moved(query: Query, publications: Sequence[str], slots: Sequence[str], created: Collection[str]) -> list[str]:
+async def unpublished_tables(query: Query, published: str) -> list[str]:
+    """The permanent tables that are not published, without those of extensions.
+
+    Args:
+        query: runs SQL on the publisher.
+        published: SQL of the oids of the published tables and their partitions.
+
+    Raises:
+        PublisherError: the query failed.
+    """
+    return [name or "" for (name,) in await query(_UNPUBLISHED.format(published=published))]
+
+
+async def not_moved(query: Query, published: str, publications: Sequence[str], slots: Sequence[str], created: Collection[str]) -> list[str]:
     """What the publisher's database has and the target's has not got, one line for each kind.
 
     Args:
         query: runs SQL on the publisher.
+        published: SQL of the oids of the published tables and their partitions.
         publications: of the migration.
         slots: of the migration.
         created: kinds that were created on request: ``publications``, ``event triggers``.
@@ -76,7 +96,9 @@ async def not_moved(query: Query, publications: Sequence[str], slots: Sequence[s
     filled = {name: ", ".join(map(quote_literal, values)) or "NULL" for name, values in literals.items()}
     for kind, name in await query(_FOUND.format(**filled)):
         found[kind or ""].append(name or "")
-    return [f"{_TEXTS[kind]}: {shortened(names)}" for kind, names in found.items() if kind not in created]
+    left_out = await unpublished_tables(query, published)
+    lines = [f"rows of tables that are not published: {shortened(left_out)}"] if left_out else []
+    return lines + [f"{_TEXTS[kind]}: {shortened(names)}" for kind, names in found.items() if kind not in created]
 
 
 async def extension_versions(publisher: Query, target: Query) -> list[str]:

@@ -6,6 +6,7 @@ says, the migration adds them. Publications that the user created are left as th
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,10 +18,12 @@ from subscriber.walreceiver.publication import missing_publications
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.table_choice import TableChoice, pattern_condition
 
-__all__ = ["ensure_publication", "extend_publication", "planned_tables"]
+__all__ = ["ensure_publication", "extend_publication", "planned_tables", "published_oids"]
 
 _OURS: Final = "created by subscriber migrate, which adds new tables"
 _DENIED: Final = "42501"
+_DROPPED: Final = frozenset({"3F000", "42P01"})
+"""A schema or a table is not there any more."""
 _OF_EXTENSION: Final = """EXISTS (
         SELECT FROM pg_catalog.pg_depend AS d
          WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e')"""
@@ -33,9 +36,13 @@ SELECT c.oid, CASE WHEN c.relispartition THEN (SELECT i.inhparent FROM pg_catalo
  WHERE c.relkind IN ('r', 'p') AND {_OWN_SCHEMAS}
  ORDER BY 3, 4
 """  # noqa: S608
+_ANY: Final = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+                WHERE c.relkind IN ('r', 'p') AND {})
+"""
 # without a replica identity, the publisher itself rejects each UPDATE and DELETE of a published table; a deferrable key is none
 _KEYLESS: Final = f"""
-SELECT n.nspname, c.relname,
+SELECT c.oid, n.nspname, c.relname,
        (SELECT x.relname FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
            AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
@@ -47,14 +54,14 @@ SELECT n.nspname, c.relname,
    AND c.oid IN ({{oids}}) AND (c.relreplident = 'n' OR (c.relreplident IN ('d', 'i') AND NOT EXISTS (
         SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indimmediate
            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)))
- ORDER BY 1, 2
+ ORDER BY 2, 3
 """  # noqa: S608
 # the changes of a partition are those of a published table, too
 _PUBLISHED: Final = """
 SELECT COALESCE(leaf.relid::pg_catalog.oid, gpt.relid)
   FROM pg_catalog.pg_publication AS p CROSS JOIN LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
   LEFT JOIN LATERAL pg_catalog.pg_partition_tree(gpt.relid) AS leaf ON true
- WHERE p.pubname = {name}
+ WHERE p.pubname IN ({names})
 """
 _CHANGED: Final = f"{_PUBLISHED} AND (p.pubupdate OR p.pubdelete)"
 _IS_OURS: Final = (
@@ -84,6 +91,11 @@ class _Table:
         return f"{'ONLY ' if self.kind == 'r' else ''}{self}"
 
 
+def published_oids(publications: Sequence[str]) -> str:
+    """SQL of the oids of the tables of these publications, and of their partitions."""
+    return _PUBLISHED.format(names=", ".join(map(quote_literal, publications)) or "NULL")
+
+
 async def ensure_publication(session: Session, name: str, choice: TableChoice) -> list[str]:
     """Create a publication, if there is none of this name.
 
@@ -108,10 +120,11 @@ async def ensure_publication(session: Session, name: str, choice: TableChoice) -
             hint="name another publication, which is created, or omit these options",
         )
     if exists:
-        await _require_identities(session, _CHANGED.format(name=quote_literal(name)))
-        return [f'publication "{name}" exists', *await extend_publication(session, name, choice)]
+        await _require_identities(session, _CHANGED.format(names=quote_literal(name)))
+        # later, the migration asks for the identities of those that could not be added
+        return [f'publication "{name}" exists', *(await extend_publication(session, name, choice))[0]]
     tables = await _tables(session, choice)
-    listed = _chosen(tables, choice)
+    listed = await _chosen(session, tables, choice)
     everything = choice.is_all and not any(table.of_extension for table in tables.values())
     await _require_identities(session, _members(tables, listed))
     what = "ALL TABLES" if everything else f"TABLE {', '.join(table.listed for table in listed)}" if listed else ""
@@ -138,34 +151,49 @@ async def planned_tables(session: Session, name: str, choice: TableChoice) -> tu
         ConfigurationError: no table matches.
     """
     if not await missing_publications(session, [name]):
-        changed = _CHANGED.format(name=quote_literal(name))
-        return _PUBLISHED.format(name=quote_literal(name)), await _lacking_identities(session, changed)
+        changed = _CHANGED.format(names=quote_literal(name))
+        return published_oids([name]), list((await _lacking_identities(session, changed)).values())
     tables = await _tables(session, choice)
-    members = _members(tables, _chosen(tables, choice))
-    return members, await _lacking_identities(session, members)
+    members = _members(tables, await _chosen(session, tables, choice))
+    return members, list((await _lacking_identities(session, members)).values())
 
 
-async def extend_publication(session: Session, name: str, choice: TableChoice) -> list[str]:
+async def extend_publication(session: Session, name: str, choice: TableChoice) -> tuple[list[str], list[ConfigurationError]]:
     """Add tables that were created since, if a migration has created the publication, with a list of tables.
 
     Returns:
-        What was done, for people.
+        What was done, for people, and an error for each table that was not added, because it has no replica identity.
 
     Raises:
-        ConfigurationError: one of them has no replica identity.
         PublisherError: the role may not alter it.
     """
     if not await _is_ours(session, name):
-        return []
-    published = {oid or "" for (oid,) in await session.execute(_PUBLISHED.format(name=quote_literal(name)))}
-    tables = await _tables(session, choice)
-    known = published | {parent for oid in published for parent in (_lineage(tables[oid], tables) if oid in tables else ())}
-    new = [table for table in _listed(tables) if table.oid not in known]
-    if not new:
-        return []
-    await _require_identities(session, _members(tables, new))
-    await session.execute(f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {', '.join(table.listed for table in new)}")
-    return [f'table "{table.namespace}.{table.name}" was added to publication "{name}"' for table in new]
+        return [], []
+    while True:
+        published = {oid or "" for (oid,) in await session.execute(published_oids([name]))}
+        tables = await _tables(session, choice)
+        known = published | {parent for oid in published for parent in (_lineage(tables[oid], tables) if oid in tables else ())}
+        new = [table for table in _listed(tables) if table.oid not in known]
+        lacking = await _lacking_identities(session, _members(tables, new))
+        unfit = {parent for oid in lacking for parent in _lineage(tables[oid], tables)}
+        added = [table for table in new if table.oid not in unfit]
+        try:
+            if added:
+                await session.execute(f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {', '.join(table.listed for table in added)}")
+        except PublisherError as error:
+            # dropped since the query: a table that exists for a moment only
+            if error.sqlstate not in _DROPPED:
+                raise
+            continue
+        lines = [f'table "{table.namespace}.{table.name}" was added to publication "{name}"' for table in added]
+        return lines, [_left_out(tables[oid], error.hint or "") for oid, error in lacking.items()]
+
+
+def _left_out(table: _Table, identity: str) -> ConfigurationError:
+    message = (
+        f'table "{table.namespace}.{table.name}" was created meanwhile, and has no replica identity: it is not published, and not moved'
+    )
+    return ConfigurationError(message, hint=f"{identity} or drop it, or leave it out: --exclude-table {shlex.quote(str(table))}")
 
 
 async def _is_ours(session: Session, name: str) -> bool:
@@ -202,7 +230,19 @@ def _listed(tables: Mapping[str, _Table]) -> Iterator[_Table]:
             yield table
 
 
-def _chosen(tables: Mapping[str, _Table], choice: TableChoice) -> list[_Table]:
+async def _chosen(session: Session, tables: Mapping[str, _Table], choice: TableChoice) -> list[_Table]:
+    """The tables of a publication that is created.
+
+    Raises:
+        ConfigurationError: a pattern matches no table at all: it is probably misspelled.
+    """
+    errors = []
+    for option, patterns in (("--table", choice.tables), ("--exclude-table", choice.exclude_tables)):
+        for pattern in patterns:
+            ((found,),) = await session.execute(_ANY.format(pattern_condition(pattern)))
+            if found != "t":
+                errors.append(ConfigurationError(f"no table matches {pattern}", hint=f"correct {option}"))
+    raise_all(errors)
     listed = list(_listed(tables))
     if choice.tables and not listed:
         raise ConfigurationError(f"no table matches {' or '.join(choice.tables)}", hint="correct --table")
@@ -221,19 +261,18 @@ async def _require_identities(session: Session, oids: str) -> None:
     Raises:
         ConfigurationError: one for each table that has no replica identity.
     """
-    raise_all(await _lacking_identities(session, oids))
+    raise_all(list((await _lacking_identities(session, oids)).values()))
 
 
-async def _lacking_identities(session: Session, oids: str) -> list[ConfigurationError]:
-    errors = []
-    for namespace, name, index in await session.execute(_KEYLESS.format(oids=oids)):
+async def _lacking_identities(session: Session, oids: str) -> dict[str, ConfigurationError]:
+    """An error for each table without a replica identity, by oid."""
+    errors = {}
+    for oid, namespace, name, index in await session.execute(_KEYLESS.format(oids=oids)):
         table = f"{quote_identifier(namespace or '')}.{quote_identifier(name or '')}"
         identity = "FULL" if index is None else f"USING INDEX {quote_identifier(index)}"
-        errors.append(
-            ConfigurationError(
-                f'table "{namespace}.{name}" has no replica identity: once published, its UPDATE and DELETE fail on the publisher',
-                hint=f"ALTER TABLE {table} REPLICA IDENTITY {identity};",
-            )
+        errors[oid or ""] = ConfigurationError(
+            f'table "{namespace}.{name}" has no replica identity: once published, its UPDATE and DELETE fail on the publisher',
+            hint=f"ALTER TABLE {table} REPLICA IDENTITY {identity};",
         )
     return errors
 

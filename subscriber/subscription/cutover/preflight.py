@@ -15,7 +15,9 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import PublishedTable, TableName, TableState
 from subscriber.interfaces.sequences import SequenceState
+from subscriber.printable import shortened
 from subscriber.protocol.quoting import quote_literal
+from subscriber.schema.inventory import unpublished_tables
 from subscriber.subscription.cutover.link import Link
 from subscriber.subscription.cutover.move import Place
 from subscriber.subscription.cutover.moved_sequences import cutover_sequences, sequence_left, sequence_notes
@@ -27,6 +29,7 @@ from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import decoding_problems
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.unfenced import background_workers, writing_subscriptions
+from subscriber.walreceiver.new_publication import published_oids
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session
 
@@ -99,6 +102,8 @@ async def find_cutover_problems(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
         )
         workers = await background_workers(session)
+        left_out = await unpublished_tables(session.execute, published_oids(found.definition.publications))
+    notes += [f"rows of tables that are not published are not moved: {shortened(left_out)}"] if left_out else []
     notes += [
         f'background worker "{worker}" is connected to {source.title} and is not ended: make sure that it writes nothing'
         for worker in workers

@@ -9,7 +9,7 @@ publish   CREATE PUBLICATION … of all tables but those of extensions      the 
 schema    ``schema copy``, section pre-data                               the objects exist
 create    ``check``, then ``create``: the subscription and its slot       the subscription exists
 copy      runs the subscription until all tables are ready                the tables are ready
-indexes   ``schema copy``, section post-data, while changes are applied   the objects exist
+indexes   ``schema copy``, both sections, while changes are applied       the objects exist
 follow    waits until the target has what was committed when it began     the position is there
 verify    ``verify``                                                      never: rows may have changed
 ========  ==============================================================  ===========================================
@@ -146,6 +146,9 @@ class Migration:
         self._steps: list[_Step] = []
         self._existing = 0
         self._created = set[TableName]()
+        self._unpublished = list[ConfigurationError]()
+        self._told = set[str]()
+        self._ready = False
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -224,7 +227,7 @@ class Migration:
             while more := await self._retried("copy", self._add_tables):
                 compared += more
                 await self._step("copy", lambda: self._copy(running))
-            await self._step("indexes", lambda: self._copy_schema(Section.POST_DATA))
+            await self._step("indexes", self._complete_schema)
             await self._step("follow", lambda: self._follow(running))
             if self._verification:
                 await self._step("verify", partial(self._verify, () if everything else tuple(compared)))
@@ -233,6 +236,16 @@ class Migration:
                 break
         if not new:
             await self._retried("verify", self._tell_what_is_left)
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        """Say that the cutover can be made.
+
+        Raises:
+            ConfigurationError: there are tables that could not be published.
+        """
+        self._ready = not self._unpublished
+        raise_all(self._unpublished)
         chosen = "".join(f" --sequences {shlex.quote(each)}" for each in self._sequences)
         self._tell(f"ready for the cutover: subscriber cutover {self._name} --target URL{chosen}")
 
@@ -256,6 +269,8 @@ class Migration:
             try:
                 if new := await self._add_tables():
                     await self._fill(running, new)
+                elif self._unpublished or not self._ready:
+                    self._tell_ready()
             except SubscriberError as error:
                 if goes_away(error):
                     raise
@@ -281,8 +296,9 @@ class Migration:
 
     async def _new_tables(self, found: Observation) -> Sequence[TableName]:
         async with await Session.connect(self._connection, application_name=_APPLICATION) as session:
-            for line in await extend_publication(session, self._publication, self._choice):
-                self._tell(line)
+            lines, self._unpublished = await extend_publication(session, self._publication, self._choice)
+            for line in [*lines, *(error.one_line() for error in self._unpublished)]:
+                self._tell_once(line)
             published = await published_names(session, [self._publication])
         return sorted(published.keys() - {each.table for each in found.tables})
 
@@ -309,6 +325,11 @@ class Migration:
         self._tell(f"{name}: {time.monotonic() - clock:.1f} s")
         if name not in {"publish", "schema"}:
             await self._retried(name, self._record)
+
+    def _tell_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
 
     async def _retried(self, name: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
         return await retried(name, work, self._settings, self._tell)
@@ -340,7 +361,12 @@ class Migration:
                 if values:
                     await rows.insert(MIGRATION, values)
 
-    async def _copy_schema(self, section: Section, *, only_new_tables: bool = False) -> None:
+    async def _complete_schema(self) -> None:
+        """Create indexes and constraints, and before them what was created during the copy: views, functions, types, sequences."""
+        await self._copy_schema(Section.PRE_DATA, again=True)
+        await self._copy_schema(Section.POST_DATA)
+
+    async def _copy_schema(self, section: Section, *, only_new_tables: bool = False, again: bool = False) -> None:
         self._existing = 0
         for line in await copy_schema(
             connection=self._connection,
@@ -349,8 +375,8 @@ class Migration:
             options=replace(self._schema, sections=[section], only_new_tables=only_new_tables),
             progress=self._count,
         ):
-            self._tell(line)
-        if self._existing:
+            self._tell_once(line)
+        if self._existing and not again:
             self._tell(f"{self._existing:,} objects existed and were left as they are: `subscriber schema diff` compares them")
 
     def _count(self, step: SchemaStep) -> None:

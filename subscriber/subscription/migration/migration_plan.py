@@ -135,7 +135,7 @@ async def plan_migration(
             tables=tables,
             problems=problems,
             notes=[line, *notes],
-            not_moved=await unmoved_objects(publisher.execute, publication, publication, schema),
+            not_moved=await unmoved_objects(publisher.execute, oids, publication, publication, schema),
             rate=rate,
             sessions=min(sessions, max(len(tables), 1)),
         )

@@ -211,8 +211,15 @@ def test_tables_are_chosen(publisher18_db: Database, target_db: Database) -> Non
         assert (done.status, "pattern of a name" in done.errors) == (1, True), done
     done = subscriber(*arguments(publisher18_db, target_db, "--table", "nothing*"))
     assert (done.status, "no table matches nothing*" in done.errors) == (1, True), done
+    # as pg_dump --strict-names: a name that is misspelled would move what it should not
+    done = subscriber(*command, "--exclude-table", "logs")
+    assert (done.status, "no table matches logs (hint: correct --exclude-table)" in done.errors) == (1, True), done
+    left_behind = "public.Log_2, public.log_1, public.part_2"
+    plan = subscriber(*command, "--dry-run")
+    assert f"not moved: rows of tables that are not published: {left_behind}" in plan.output.splitlines(), plan
     done = subscriber(*command, loud=True)
     assert done.status == 0, done.errors
+    assert f"not moved: rows of tables that are not published: {left_behind}" in done.errors
     assert publisher18_db.fetch("SELECT tablename FROM pg_publication_tables ORDER BY 1") == [("a.b$",), ("part_1",), ("part_3",), ("t",)]
     assert target_db.fetch("SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM part), (SELECT count(*) FROM log_1)") == [(1, 2, 0)]
     for key, to in (("to_log", "public.log_1"), ("to_part", "public.part")):
@@ -226,13 +233,15 @@ def test_tables_are_chosen(publisher18_db: Database, target_db: Database) -> Non
     publisher18_db.execute("CREATE TABLE part_4 PARTITION OF part FOR VALUES FROM (30) TO (40); CREATE TABLE log_9 (id int)")
     done = subscriber(*command, loud=True)
     assert 'table "public.part_4" was added to publication' in done.errors
-    assert "log_9" not in done.errors
+    assert 'table "public.log_9" was' not in done.errors
     # the cutover does not ask for what cannot be validated
     name = f"move_{publisher18_db.name}"
     with running("run", "--target", target_db.dsn, name, loud=True) as program:
         program.says("streaming from")
         plan = subscriber("cutover", name, "--target", target_db.dsn, "--dry-run")
         assert "not valid" not in plan.errors + plan.output
+        left_behind = "public.Log_2, public.log_1, public.log_9, public.part_2"
+        assert f"rows of tables that are not published are not moved: {left_behind}" in plan.output.splitlines(), plan
         program.send(signal.SIGTERM)
         assert program.ended().status == 0
     publisher18_db.execute(f"CREATE PUBLICATION {name}_2 FOR TABLE t")
@@ -256,8 +265,11 @@ def test_a_copy_is_limited_and_the_target_has_one_migration(publisher18_db: Data
         second = subscriber(*command)
         assert (second.status, "is run by another process" in second.errors) == (1, True), second
         assert subscriber("alter", name, "--target", target_db.dsn, "-o", "max_copy_rate=0").status == 0
+        # the bug was that they were missing
+        publisher18_db.execute("CREATE SEQUENCE later_s; CREATE TYPE later_t AS ENUM ('a'); CREATE VIEW later_v AS SELECT id FROM t")
         program.says("ready for the cutover")
         assert program.ended().status == 0
+        assert target_db.value("SELECT num_nonnulls(to_regclass('later_s'), to_regclass('later_v'), to_regtype('later_t'))") == 3
         # it was not restarted
         assert target_db.fetch(query) == [(generation, 0.0)]
     assert target_db.value("SELECT count(*) FROM t") == 9000
@@ -403,3 +415,16 @@ def test_tables_that_are_created_meanwhile(publisher18_db: Database, target_db: 
     # the same call finds nothing new
     done = subscriber(*command, "--until-ready", loud=True)
     assert (done.status, "new tables" in done.errors) == (0, False), done.errors
+    # the bug was that a table without a key ended the copy, and kept all other tables out
+    publisher18_db.execute(
+        "CREATE TABLE backup_x AS SELECT * FROM big; CREATE TABLE beside (id int PRIMARY KEY); INSERT INTO beside VALUES (1)"
+    )
+    done = subscriber(*command, "--until-ready", loud=True)
+    assert (done.status, "ready for the cutover" in done.errors) == (1, False), done.errors
+    line = 'table "public.backup_x" was created meanwhile, and has no replica identity: it is not published, and not moved'
+    table = '"public"."backup_x"'
+    hint = f"(hint: ALTER TABLE {table} REPLICA IDENTITY FULL; or drop it, or leave it out: --exclude-table '{table}')"
+    assert done.errors.count(f"{line} {hint}") == 2, done.errors
+    assert target_db.fetch("SELECT id FROM beside") == [(1,)]
+    done = subscriber(*command, "--until-ready", "--exclude-table", table, loud=True)
+    assert done.status == 0, done.errors

@@ -52,6 +52,15 @@ def test_settings_are_quoted_as_the_server_stores_them() -> None:
     )
 
 
+def test_libraries_are_named_and_not_moved() -> None:
+    # the bug was that every session of the new database ended at its start
+    settings = {("", "session_preload_libraries"): "auto_explain", ("app", "local_preload_libraries"): "mine"}
+    publisher = DatabaseProperties(name="old", comment=None, limit=-1, granted=False, closed=False, settings=settings, roles=NOTHING.roles)
+    found = database_changes(publisher, NOTHING)
+    assert [change.moves for change in found] == [False, False]
+    assert all("it is not moved, because no session can begin if the library is missing" in each.difference.message for each in found)
+
+
 def test_what_the_target_has_is_left() -> None:
     publisher = DatabaseProperties(name="old", comment="a", limit=0, granted=True, closed=False, grants={("app", "CONNECT"): True})
     target = DatabaseProperties(
