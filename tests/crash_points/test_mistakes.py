@@ -30,7 +30,7 @@ _FOUND: Final[list[tuple[Callable[[], None], str, CrashCase, str]]] = [
         mistakes.name_prepared_transaction_by_process,
         "postgres",
         CrashCase("prepare.commit_taken", Failure.EXIT),
-        r"the publisher committed prepared transaction \d+, which was never prepared in the target",
+        r"the publisher committed prepared transaction .*, but the target never received its PREPARE",
     ),
     (mistakes.store_copied_rows_after_state, "sqlite", CrashCase("copy.finished", Failure.EXIT), _MISSING.format("history")),
     (mistakes.catch_up_one_transaction_late, "sqlite", CrashCase("copy.batch_applied", Failure.EXIT), _MISSING.format("history")),
