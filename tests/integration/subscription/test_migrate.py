@@ -419,7 +419,15 @@ def test_tables_that_are_created_meanwhile(publisher18_db: Database, target_db: 
     publisher18_db.execute(
         "CREATE TABLE backup_x AS SELECT * FROM big; CREATE TABLE beside (id int PRIMARY KEY); INSERT INTO beside VALUES (1)"
     )
-    done = subscriber(*command, "--until-ready", loud=True)
+    # neither does one that is dropped before it can be published
+    publisher18_db.execute("CREATE TABLE short (id int PRIMARY KEY)")
+    with publisher18_db.connect() as session:
+        session.execute("BEGIN; DROP TABLE short")
+        with running(*command, "--until-ready", loud=True) as program:
+            waiting = "SELECT count(*)::int FROM pg_stat_activity WHERE query LIKE 'ALTER PUBLICATION%' AND wait_event_type = 'Lock'"
+            publisher18_db.wait(f"{waiting} AND datname = current_database()", 1)
+            session.execute("COMMIT")
+            done = program.ended()
     assert (done.status, "ready for the cutover" in done.errors) == (1, False), done.errors
     line = 'table "public.backup_x" was created meanwhile, and has no replica identity: it is not published, and not moved'
     table = '"public"."backup_x"'
