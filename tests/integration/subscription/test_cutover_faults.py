@@ -252,7 +252,21 @@ async def test_killed_before_sessions_of_the_closed_database_are_ended(
         with pytest.raises(Killed), crash_points.watched(kill):
             await cutover(name, target=target_db.dsn, options=QUICKLY)
         monkeypatch.undo()
-        await cutover(name, target=target_db.dsn)
+        # the bug was that views were not refreshed if the process was killed after it had let writers in
+        for database in (publisher18_db, target_db):
+            database.reconnect()
+            database.execute("SET default_transaction_read_only = off")
+            database.execute("CREATE MATERIALIZED VIEW m AS SELECT count(*) FROM t")
+        said: list[str] = []
+
+        def refreshed(text: str) -> None:
+            if "materialized view public.m" in text:
+                raise Killed
+
+        with pytest.raises(Killed):
+            await cutover(name, target=target_db.dsn, tell=refreshed)
+        await cutover(name, target=target_db.dsn, tell=said.append)
+        assert any("materialized view public.m refreshed" in text for text in said), said
         target_db.reconnect()
         opened(target_db)
         await roll_back(name, target=target_db.dsn)
