@@ -49,6 +49,6 @@ def _read(session: Session, values: Mapping[str, str]) -> Result:
 
 QUERIES: Final = (
     known("SELECT DISTINCT gps.relid FROM pg_catalog.pg_publication AS p, ... WHERE p.pubname IN ({names})", _published),
-    known("WITH published AS (SELECT v.oid FROM (VALUES ...uses AS (... OR c.oid IN ({oids}) AS published...", _find),
+    known("WITH extended AS (SELECT d.objid ...uses AS (... OR c.oid IN ({oids}) AS published...", _find),
     known("SELECT v.oid, pg_catalog.format_type(s.seqtypid, NULL), ... FROM ({values}) AS v JOIN pg_catalog.pg_sequence AS s ...", _read),
 )
