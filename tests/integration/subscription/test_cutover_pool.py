@@ -104,7 +104,8 @@ async def test_no_query_is_refused(publisher18_db: Database, target_db: Database
             switch, admin = command(found, publisher18_db, target_db), f"pgbouncer:{found.admin}"
             await application.writes()
             # one server can be called by many names
-            reload(found, "host=127.0.0.1", "host=localhost")
+            ((sockets,),) = publisher18_db.fetch("SHOW unix_socket_directories")
+            reload(found, "host=127.0.0.1", f"host={sockets}")
             lines = await plan_cutover(name, target=target_db.dsn, options=CutoverOptions(pool=admin))
             assert not [line for line in lines if line.startswith("error: ")], lines
             assert any("PAUSE in PgBouncer" in line for line in lines)
