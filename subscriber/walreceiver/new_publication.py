@@ -23,7 +23,7 @@ __all__ = ["ensure_publication", "extend_publication", "planned_tables", "publis
 _OURS: Final = "created by subscriber migrate, which adds new tables"
 _DENIED: Final = "42501"
 _DROPPED: Final = frozenset({"3F000", "42P01"})
-"""A schema or a table is not there any more."""
+"""The SQLSTATEs of a schema and of a table that do not exist."""
 _OF_EXTENSION: Final = """EXISTS (
         SELECT FROM pg_catalog.pg_depend AS d
          WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e')"""

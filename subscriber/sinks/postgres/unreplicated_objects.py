@@ -1,4 +1,4 @@
-"""Rows of unlogged tables and large objects, which no publication has, from one database to another while nobody writes.
+"""Copy rows of unlogged tables, and large objects, from one database to another. Publications cannot have them. Writers are stopped.
 
 Unlogged tables are emptied and filled in one transaction. Large objects keep their numbers, because rows refer to them: those of the other
 database are replaced. They are moved in many transactions, because each one that is deleted needs a lock.

@@ -101,7 +101,7 @@ class PooledClients:
             self._tell(f'PgBouncer leads "{name}" to {each.database} at {each.host}:{each.port}')
 
     def _leads_to_source(self, entry: Pooled) -> bool:
-        """Whether it has its address of before, or that of the source. One server can have many names: they are not compared."""
+        """Whether its address is unchanged, or is the source's. Other names of the same server are not recognized."""
         return entry.address == self.addresses.get(entry.name) or leads_to(entry, self._conninfo)
 
     async def resume(self) -> None:
@@ -113,7 +113,7 @@ class PooledClients:
         await self._resume(self.addresses)
 
     async def resume_own(self) -> None:
-        """As :meth:`resume`, but not those that somebody else has paused."""
+        """As :meth:`resume`, but only for entries that this process has paused."""
         await self._resume(self._own)
 
     async def resume_back(self) -> None:

@@ -97,7 +97,7 @@ async def unreplicated_problems(
 
 
 async def move_unreplicated(source: str, destination: str, options: CutoverOptions, tell: Callable[[str], None]) -> None:
-    """Move what the options say, while nobody writes. May be repeated.
+    """Move what the options name. Writers are stopped. May be repeated.
 
     Raises:
         SubscriberError: something cannot be moved.

@@ -71,7 +71,7 @@ async def sync_sequences(
 
 
 async def require_named(session: Session, publications: Sequence[str], sequences: Sequence[str]) -> None:
-    """Find sequences of which somebody must say whether they are set, before anything is done.
+    """Find sequences that no option covers, before anything is done. The user must decide whether they are set.
 
     Raises:
         ConfigurationError: there are some, or no sequence has a name that was given.

@@ -133,10 +133,10 @@ class PgBouncer:
         Args:
             names: of the entries.
             tell: is told what it waits for.
-            own: gets the names of those that nobody else has paused before.
+            own: gets the names of the entries that this call pauses.
 
         Raises:
-            SubscriberError: it was rejected, or resumed by somebody else.
+            SubscriberError: PgBouncer rejected PAUSE, or another session resumed an entry.
         """
         async with await self._console() as console, await self._console() as watching:
             pausing = asyncio.create_task(self._pause(console, names, own))
