@@ -250,7 +250,9 @@ def test_transactions_in_progress(source: Database, modules: Path) -> None:
     assert ["change", "10000"] in first
     assert not [each for each in found if each[0] == "change"]
     assert (found[-1][0], found[-1][2:]) == ("commit", [4000, True])
-    assert sum(each[0] == "block" for each in found) > 2
+    # blocks begin where the slot's position is, which a keepalive may have moved: the second time can be a single one
+    assert sum(each[0] == "block" for each in first) > 2
+    assert any(each[0] == "block" for each in found)
     # a table that was described in the stream is known afterwards
     source.execute("INSERT INTO t VALUES (10001)")
     assert run(source, modules, target)[0] == 0

@@ -89,9 +89,11 @@ async def accept(rows: Rows, execute: Execute, oid: int) -> None:
             raise RelationError(
                 f'table "{name}" of the subscription is missing', hint="restore it, or drop the subscription and copy again"
             )
+        relids[row["srrelid"]] = relid
+    for row in tables:
+        name = TableName(row["srnspname"], row["srrelname"])
         if entry_of(row).state is TableState.DATASYNC and await _has_rows(execute, name):
             raise TargetError(f'table "{name}" holds rows of a copy that was not finished', hint="TRUNCATE it, and try again")
-        relids[row["srrelid"]] = relid
     for table in (PG_SUBSCRIPTION_REL, POSITION):
         stored: list[Any] = [
             {**row, "srrelid": relids[row["srrelid"]]} for row in await rows.select(table, {"srsubid": oid}) if row["srrelid"] in relids
