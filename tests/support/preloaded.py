@@ -12,8 +12,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -147,23 +149,46 @@ def _become(request: dict[str, Any], output: int, problems: int) -> list[str]:
     return arguments
 
 
+def _run() -> int:
+    """Run the program. Returns its exit status. What is raised otherwise is for the interpreter."""
+    try:
+        runpy.run_module("subscriber", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        raise
+    return 0
+
+
+def _end(status: int) -> None:
+    """As the interpreter ends, but for freeing what was imported before the fork: that copies all of its memory."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()  # what was left open is said now
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone, or it was closed
+            stream.flush()
+    os._exit(status & 0xFF)
+
+
 if __name__ == "__main__":
-    # what runs and verbs with the usual targets import, in the form that linters check
+    # what verbs with the usual targets import
     import aiomysql  # type: ignore[import-untyped]
     import aiosqlite
     import asyncpg
     import sqlalchemy.dialects.mysql
     import sqlalchemy.dialects.sqlite
 
-    from subscriber.cli.verbs import alter, check, create, drop, run, status, tail
-    from subscriber.sinks.postgres import sink as postgres_sink
-    from subscriber.sinks.postgres.copy import postgres_table_sink
-    from subscriber.sinks.sqlalchemy import sink as sqlalchemy_sink
-    from subscriber.sinks.sqlalchemy.copy import sqlalchemy_table_sink
+    import subscriber.cli.verbs
+    import subscriber.sinks.postgres
+    import subscriber.sinks.sqlalchemy
+
+    for package in (subscriber.cli.verbs, subscriber.sinks.postgres, subscriber.sinks.sqlalchemy):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
 
     gc.collect()
     gc.freeze()
     with contextlib.closing(socket.socket(fileno=int(sys.argv[1]))) as control:
         sys.argv[1:] = _serve(control)
-    # the end of this module is the end of the program, with its exit status
-    runpy.run_module("subscriber", run_name="__main__", alter_sys=True)
+    _end(_run())
