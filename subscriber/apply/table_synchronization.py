@@ -38,6 +38,7 @@ from subscriber.apply.tasks import task_group
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable, RelationError, SubscriberError
 from subscriber.interfaces import (
+    Condition,
     CopyFormat,
     KeptRows,
     Position,
@@ -78,11 +79,11 @@ class Replacement:
     """Rows that are copied in place of rows that an interrupted copy has left.
 
     Attributes:
-        condition: SQL that the rows in the target satisfy; None: there are none.
+        condition: which rows of the target; None: there are none.
         rows: the publisher's rows.
     """
 
-    condition: str | None
+    condition: Condition | None
     rows: CopyPart
 
 

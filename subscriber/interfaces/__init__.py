@@ -23,6 +23,7 @@ from subscriber.interfaces.abilities import (
     TwoPhaseSink,
     WatchedSink,
 )
+from subscriber.interfaces.conditions import Condition
 from subscriber.interfaces.publisher import ReplicationStream, Spool
 from subscriber.interfaces.sink import OpenedSink, Sink, StateStore, Stream
 from subscriber.interfaces.tables import KeptRows, ResumableTableSink, SnapshotTableSink, TableGroup, TableSink
@@ -50,6 +51,7 @@ __all__ = [
     "CATALOG_SCHEMA",
     "ApplyStatistics",
     "Batch",
+    "Condition",
     "CopyFormat",
     "DescribedSink",
     "ExportSnapshot",

@@ -37,8 +37,13 @@ __all__ = [
 Row = Sequence[str | None]
 """One row of texts."""
 
-Query = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
-"""Runs one SELECT without parameters. Its columns are texts."""
+
+class Query(Protocol):
+    """Runs one SELECT. Its columns are texts."""
+
+    def __call__(self, sql: str, /, *values: str) -> Awaitable[Sequence[Sequence[str | None]]]:
+        """``values`` are the parameters $1, $2 and so on."""
+        ...
 
 
 @runtime_checkable

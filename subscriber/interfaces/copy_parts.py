@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from subscriber.interfaces.conditions import EVERY_ROW, SETTING, Condition
 from subscriber.interfaces.values import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
@@ -35,14 +36,14 @@ class CopyPart:
         relation_id: its oid. When the name is read, it may belong to another relation.
         only: without its children.
         blocks: a range of it, or None for all.
-        condition: SQL that the rows satisfy; empty: all rows. It is not written into a file.
+        condition: which rows. It is not written into a file, and the session that reads must have its values as settings.
     """
 
     relation: TableName
     relation_id: int
     only: bool
     blocks: BlockRange | None = None
-    condition: str = ""
+    condition: Condition = EVERY_ROW
 
     def source(self, filters: Sequence[str] = ()) -> str:
         """``FROM … WHERE …`` for a SELECT of the rows. ``filters``: row filters of the publisher, combined with OR."""
@@ -53,8 +54,8 @@ class CopyPart:
     def conditions(self, filters: Sequence[str] = ()) -> list[str]:
         """The conditions of :meth:`source`."""
         conditions = [" OR ".join(f"({expression})" for expression in filters)] if filters else []
-        if self.condition:
-            conditions.append(self.condition)
+        if condition := self.condition.sql(SETTING):
+            conditions.append(condition)
         if self.blocks is not None:
             conditions.append(f"ctid >= '({self.blocks.first},0)'")
             if self.blocks.end is not None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from subscriber.interfaces.conditions import Condition
 from subscriber.interfaces.values import Batch, CopyFormat, Position, PublishedTable, SnapshotOrder, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 
@@ -130,8 +131,8 @@ class ResumableTableSink(Protocol):
         """Delete these rows. The state stays."""
         ...
 
-    async def delete_kept(self, condition: str) -> None:
-        """Delete those of the kept rows that satisfy a condition of SQL. Durable on return."""
+    async def delete_kept(self, condition: Condition) -> None:
+        """Delete those of the kept rows that satisfy a condition. Durable on return."""
         ...
 
 

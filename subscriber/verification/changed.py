@@ -68,6 +68,7 @@ class ChangedRows:
         found: dict[Key, str | None] = {}
         whole = [tuple(value for value in key if value is not None) for key in keys if None not in key]
         for begin in range(0, len(whole), _KEYS):
-            rows = await self._sides[number].run(self._sql[number].hashes_of(whole[begin : begin + _KEYS]))
+            wanted = self._sql[number].has_key(whole[begin : begin + _KEYS])
+            rows = await self._sides[number].run(self._sql[number].hashes_of(wanted.sql()), *wanted.values)
             found.update({tuple(row[1:]): row[0] for row in rows})
         return found

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.interfaces import Condition
+from subscriber.protocol.quoting import quote_identifier
 
 __all__ = ["WHOLE", "Key", "Part", "Sums", "TableSide"]
 
@@ -24,22 +25,28 @@ class Part:
     Attributes:
         column: its values are from ``low`` to before ``high``; None: there is no such range.
         low, high: texts of values; None: no bound.
-        condition: SQL of PostgreSQL; empty: all rows.
+        type: of the values: a type of pg_catalog.
+        blocks: instead of a range of values, SQL of a range of blocks; empty: all rows.
     """
 
     column: str | None = None
     low: str | None = None
     high: str | None = None
-    condition: str = ""
+    type: str = ""
+    blocks: str = ""
 
     @property
-    def sql(self) -> str:
+    def condition(self) -> Condition:
         """The rows as a condition of PostgreSQL."""
         if self.column is None:
-            return self.condition
-        name = quote_identifier(self.column)
-        bounds = [f"{name} {sign} {quote_literal(value)}" for sign, value in ((">=", self.low), ("<", self.high)) if value is not None]
-        return " AND ".join(bounds)
+            return Condition((self.blocks,))
+        pieces, values = [""], list[str]()
+        for sign, value in ((">=", self.low), ("<", self.high)):
+            if value is not None:
+                pieces[-1] += f"{' AND ' if values else ''}{quote_identifier(self.column)} {sign} "
+                pieces.append(f"::pg_catalog.{self.type}")
+                values.append(value)
+        return Condition(tuple(pieces), tuple(values))
 
 
 WHOLE = Part()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from subscriber.verification.parts import Key, Part, Sums
 from subscriber.verification.row_sql import TableSql
-from subscriber.verification.sides import Side, together
+from subscriber.verification.sides import Rows, Side, together
 
 __all__ = ["PostgresTable"]
 
@@ -30,12 +30,13 @@ class PostgresTable:
         """The same table in another snapshot."""
         return PostgresTable(self._sql, side)
 
-    def _condition(self, part: Part) -> str:
-        return " AND ".join(each for each in (part.sql, self._chosen) if each)
+    async def _read(self, query: Callable[[str], str], part: Part) -> Rows:
+        condition = part.condition
+        return await self._side.run(query(" AND ".join(each for each in (condition.sql(), self._chosen) if each)), *condition.values)
 
     async def checksum(self, part: Part) -> tuple[int, int]:
         """Count the rows of a part, and add their hashes."""
-        ((count, total),) = await self._side.run(self._sql.checksum(self._condition(part)))
+        ((count, total),) = await self._read(self._sql.checksum, part)
         return int(count or 0), int(total or 0)
 
     async def checksums(self, parts: Sequence[Part], mask: int, read: Callable[[int], Awaitable[None]]) -> Sums:
@@ -45,7 +46,7 @@ class PostgresTable:
         async def take(own: Iterator[Part]) -> None:
             for part in own:
                 rows = 0
-                for bucket, count, total in await self._side.run(self._sql.checksums(self._condition(part), mask)):
+                for bucket, count, total in await self._read(lambda condition: self._sql.checksums(condition, mask), part):
                     before = sums.get(int(bucket or 0), (0, 0))
                     sums[int(bucket or 0)] = before[0] + int(count or 0), before[1] + int(total or 0)
                     rows += int(count or 0)
@@ -59,7 +60,7 @@ class PostgresTable:
         """Read hash and key of the rows in some buckets."""
         found: Counter[tuple[int, Key]] = Counter()
         for part in parts:
-            for row in await self._side.run(self._sql.hashes(self._condition(part), mask, buckets)):
+            for row in await self._read(lambda condition: self._sql.hashes(condition, mask, buckets), part):
                 found[int(row[0] or 0), tuple(row[1:])] += 1
         return found
 
@@ -67,7 +68,8 @@ class PostgresTable:
         """Read the rows with these keys."""
         count = len(self._sql.key)
         found: dict[Key, list[Sequence[str | None]]] = {}
-        for row in await self._side.run(self._sql.cells(keys, values=values)):
+        wanted = self._sql.has_key(keys)
+        for row in await self._side.run(self._sql.cells(wanted.sql(), values=values), *wanted.values):
             found.setdefault(tuple(row[:count]), []).append(row[count:])
         return found
 

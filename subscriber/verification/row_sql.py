@@ -26,12 +26,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from subscriber.interfaces import TableName
+from subscriber.interfaces import Condition, TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.verification.values import array_literal
 
 __all__ = ["ColumnSql", "TableSql", "client_column_sql", "column_sql", "stored_sql"]
 
-_INTEGERS: Final = frozenset({"int2", "int4"})
+_SHORT_INTEGERS: Final = frozenset({"int2", "int4"})
+_INTEGERS: Final = _SHORT_INTEGERS | {"int8"}
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
 _TEXTS: Final = frozenset({"text", "varchar"})
 _LONG: Final = 2**63
@@ -49,8 +51,8 @@ class ColumnSql:
         text: SQL of the value that is hashed, or of its text.
         function: hashes the value: ``int4``, ``int8``, ``uuid``, ``timestamp``, ``timestamptz`` or ``text``.
         null: whether it may be NULL on either side.
-        integer: whether it holds integers on this side.
-        exact: whether every value that the other side may have is one of this column's type, which pg_catalog has.
+        compared: the type of pg_catalog, quoted, as which a value of a key is compared with the column; empty: as the text of both, because
+            the other side may have values that are none of this column's type, or pg_catalog does not have the type.
         instant: whether both sides hold times with zone: the text of a key has the zone then.
     """
 
@@ -58,8 +60,7 @@ class ColumnSql:
     text: str
     function: str = "text"
     null: bool = True
-    integer: bool = False
-    exact: bool = True
+    compared: str = ""
     instant: bool = False
 
     @property
@@ -67,11 +68,14 @@ class ColumnSql:
         """SQL of the text that identifies the value in a key."""
         return f"{quote_identifier(self.name)}::timestamptz::text" if self.instant else f"({self.text})::text"
 
-    def has(self, value: str) -> str:
-        """SQL of whether the column has the value with this text, which may be one that only the other side's type has."""
-        if self.integer:
-            return f"{quote_identifier(self.name)} = {quote_literal(value)}::int8" if _is_long(value) else "false"
-        return f"{quote_identifier(self.name) if self.exact else f'({self.text})::text'} = {quote_literal(value)}"
+    @property
+    def key_value(self) -> str:
+        """SQL of the value that is compared with those of :meth:`TableSql.has_key`."""
+        return quote_identifier(self.name) if self.compared else f"({self.text})::text"
+
+    def may_have(self, value: str) -> bool:
+        """Whether the type in which values are compared has the value with this text."""
+        return self.compared != "int8" or _is_long(value)
 
     def hashed(self, seed: str) -> str:
         """SQL of the hash of this column with the hash of the columns before it."""
@@ -113,14 +117,18 @@ def column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bo
     # of other schemas, no search_path has the operators, and an enum may lack a label of the other side.
     # A text may have trailing blanks, which the text of bpchar on the other side lacks
     exact = (own == other and "." not in own) or (own in _TEXTS and other != "bpchar")
-    return replace(found, integer=own in _INTEGERS | {"int8"}, exact=exact)
+    return replace(found, compared=_compared(own, exact=exact))
+
+
+def _compared(base: str, *, exact: bool) -> str:
+    return "int8" if base in _INTEGERS else quote_identifier(base) if exact else ""
 
 
 def _column_sql(name: str, own: str, other: str, *, null: bool, same_modifier: bool) -> ColumnSql:
     quoted = quote_identifier(name)
-    if own in _INTEGERS and other in _INTEGERS:
+    if own in _SHORT_INTEGERS and other in _SHORT_INTEGERS:
         return ColumnSql(name, f"{quoted}::int4", "int4", null)
-    if own in _INTEGERS | {"int8"} and other in _INTEGERS | {"int8"}:
+    if own in _INTEGERS and other in _INTEGERS:
         return ColumnSql(name, f"{quoted}::int8", "int8", null)
     if own in _NUMBERS and other in _NUMBERS and (own != other or not same_modifier):
         return ColumnSql(name, f"trim_scale({quoted}::numeric)::text", null=null)
@@ -147,13 +155,13 @@ def stored_sql(name: str, own: str, stored: str, *, null: bool, time_zone: str) 
     """
     quoted = quote_identifier(name)
     if {own, stored} == {"json", "jsonb"}:
-        column = ColumnSql(name, f"({quoted}::jsonb)::text", null=null, exact=False)
+        column = ColumnSql(name, f"({quoted}::jsonb)::text", null=null)
         return column, column
     if (own, stored) == ("float4", "float8"):
         # from the text: the cast of the number gives other digits
         return (
-            ColumnSql(name, f"({quoted}::text::float8)::text", null=null, exact=False),
-            ColumnSql(name, f"{quoted}::text", null=null, exact=False),
+            ColumnSql(name, f"({quoted}::text::float8)::text", null=null),
+            ColumnSql(name, f"{quoted}::text", null=null),
         )
     instant = f"({quoted} AT TIME ZONE 'UTC')"
     local = f"(({quoted}::timestamp AT TIME ZONE {quote_literal(time_zone)}) AT TIME ZONE 'UTC')"
@@ -163,7 +171,7 @@ def stored_sql(name: str, own: str, stored: str, *, null: bool, time_zone: str) 
         ("timestamptz", "timestamp"): (instant, f"{quoted}::timestamp"),
         ("date", "timestamp"): (f"{quoted}::timestamp", f"{quoted}::timestamp"),
     }.get((own, stored))
-    return texts and (ColumnSql(name, texts[0], "timestamp", null, exact=False), ColumnSql(name, texts[1], "timestamp", null, exact=False))
+    return texts and (ColumnSql(name, texts[0], "timestamp", null), ColumnSql(name, texts[1], "timestamp", null))
 
 
 def client_column_sql(name: str, base: str) -> ColumnSql:
@@ -173,7 +181,7 @@ def client_column_sql(name: str, base: str) -> ColumnSql:
         name: of the column.
         base: its base type, as ``pg_type.typname``.
     """
-    return replace(_client_column_sql(name, base), integer=base in _INTEGERS | {"int8"}, exact=base in _TEXTS | {"bpchar"})
+    return replace(_client_column_sql(name, base), compared=_compared(base, exact=base in _TEXTS | {"bpchar"}))
 
 
 def _client_column_sql(name: str, base: str) -> ColumnSql:
@@ -293,25 +301,32 @@ class TableSql:
         """Query of the hash and the key of each row that is newer."""
         return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(_newer(xmin))}"
 
-    def hashes_of(self, keys: Sequence[Sequence[str]]) -> str:
-        """Query of the hash and the key of the rows with these keys."""
-        return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(self.has_key(keys))}"
+    def hashes_of(self, condition: str) -> str:
+        """Query of the hash and the key of the rows that satisfy a condition."""
+        return f"SELECT {', '.join([f'({self.row_hash})::text', *self._key_texts])} FROM {self.relation}{self.where(condition)}"
 
-    def has_key(self, keys: Sequence[Sequence[str]]) -> str:
-        """SQL of whether a row has one of these keys."""
-        columns = {column.name: column for column in self.columns}
-        return " OR ".join(
-            "(" + " AND ".join(columns[name].has(value) for name, value in zip(self.key, each, strict=True)) + ")" for each in keys
-        )
+    def has_key(self, keys: Sequence[Sequence[str]]) -> Condition:
+        """Whether a row has one of these keys. A value may be one that only the other side's type has."""
+        by_name = {column.name: column for column in self.columns}
+        columns = [by_name[name] for name in self.key]
+        possible = [key for key in keys if all(map(ColumnSql.may_have, columns, key))]
+        own = ", ".join(column.key_value for column in columns)
+        names = [f"v{number}" for number in range(len(columns))]
+        wanted = ", ".join(f"{name}::pg_catalog.{column.compared or 'text'}" for name, column in zip(names, columns, strict=True))
+        # an array for each column
+        pieces = [f"({own}) IN (SELECT {wanted} FROM ROWS FROM (pg_catalog.unnest("]
+        pieces += ["::pg_catalog.text[]), pg_catalog.unnest("] * (len(columns) - 1)
+        pieces.append(f"::pg_catalog.text[])) AS wanted ({', '.join(names)}))")
+        return Condition(tuple(pieces), tuple(map(array_literal, zip(*possible, strict=True))) or ("{}",) * len(columns))
 
-    def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> str:
-        """Query of the rows with these keys: the key, and of each column a digest or, with ``values``, the beginning of its text.
+    def cells(self, condition: str, *, values: bool) -> str:
+        """Query of the rows that satisfy a condition: the key, and of each column a digest or, with ``values``, the beginning of its text.
 
         A digest is that of the text: a column that has it in common on both sides is equal.
         """
         digests = [f"md5(convert_to(({column.text})::text, 'UTF8'))" for column in self.columns]
         shown = [f"left({quote_identifier(column.name)}::text, 200)" for column in self.columns] if values else []
-        return f"SELECT {', '.join([*self._key_texts, *digests, *shown])} FROM {self.relation}{self.where(self.has_key(keys))}"
+        return f"SELECT {', '.join([*self._key_texts, *digests, *shown])} FROM {self.relation}{self.where(condition)}"
 
     def sample_values(self, condition: str, hashes: Sequence[int]) -> str:
         """Query of the beginning of the texts of rows with these hashes, for a table without a key."""

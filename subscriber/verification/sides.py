@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from subscriber.interfaces import Query
 
-__all__ = ["Rate", "Side", "together"]
+__all__ = ["Rate", "Rows", "Side", "together"]
 
 T = TypeVar("T")
 Rows = Sequence[Sequence[str | None]]
@@ -29,8 +29,8 @@ class Side:
         self._free = list(queries)
         self._turns = asyncio.Semaphore(len(queries))
 
-    async def run(self, sql: str) -> Rows:
-        """Run a query in a free session.
+    async def run(self, sql: str, *values: str) -> Rows:
+        """Run a query in a free session. ``values`` are its parameters.
 
         Raises:
             SubscriberError: the server rejected it, or the session was lost.
@@ -38,7 +38,7 @@ class Side:
         async with self._turns:
             query = self._free.pop()
             try:
-                return await query(sql)
+                return await query(sql, *values)
             finally:
                 self._free.append(query)
 

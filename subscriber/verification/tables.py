@@ -235,7 +235,8 @@ async def divide(query: Query, planned: Pair, jobs: int) -> KeyRanges | Blocks:
     column = planned.publisher.key[0] if planned.publisher.key else None
     bases = {planned.here.columns[column][0], planned.there.columns[column][0]} if column is not None else set()
     ordered = bases <= _INTEGERS or (len(bases) == 1 and bases <= _ORDERED)
-    ranges = await key_ranges(query, planned.publisher.table, column if ordered else None, planned.rows)
+    name = "int8" if bases <= _INTEGERS else next(iter(bases))
+    ranges = await key_ranges(query, planned.publisher.table, column if ordered else None, name, planned.rows)
     return ranges or Blocks(block_ranges(planned.here, jobs), block_ranges(planned.there, jobs), bucket_mask(planned.rows))
 
 
@@ -244,13 +245,14 @@ def bucket_mask(rows: int) -> int:
     return min(_BUCKETS, 1 << (rows // _BUCKET_ROWS).bit_length()) - 1
 
 
-async def key_ranges(query: Query, table: TableName, column: str | None, rows: int) -> KeyRanges | None:
+async def key_ranges(query: Query, table: TableName, column: str | None, type_name: str, rows: int) -> KeyRanges | None:
     """Divide a table by the first column of its key.
 
     Args:
         query: a session with the publisher.
         table: the table there.
         column: the column; None: it has none that both sides sort in the same way.
+        type_name: of the bounds: a type of pg_catalog.
         rows: the estimated number of rows.
 
     Returns:
@@ -259,7 +261,7 @@ async def key_ranges(query: Query, table: TableName, column: str | None, rows: i
     if rows <= _RANGE_ROWS:
         return KeyRanges((WHOLE,))
     bounds = await _bounds(query, table, column, rows) if column is not None else ()
-    return KeyRanges(tuple(Part(column, low, high) for low, high in pairwise([None, *bounds, None]))) if bounds else None
+    return KeyRanges(tuple(Part(column, low, high, type_name) for low, high in pairwise([None, *bounds, None]))) if bounds else None
 
 
 async def _bounds(query: Query, name: TableName, column: str, estimated: int) -> Sequence[str]:
@@ -282,6 +284,6 @@ def block_ranges(table: SideTable, jobs: int) -> tuple[Part, ...]:
         return (WHOLE,)
     blocks = size // table.block_size
     starts = range(0, -(-table.size // table.block_size), blocks)
-    inner = [Part(condition=f"ctid >= '({first},0)' AND ctid < '({first + blocks},0)'") for first in starts[:-1]]
+    inner = [Part(blocks=f"ctid >= '({first},0)' AND ctid < '({first + blocks},0)'") for first in starts[:-1]]
     # the last range has no end: the table may have grown since it was measured
-    return (*inner, Part(condition=f"ctid >= '({starts[-1]},0)'"))
+    return (*inner, Part(blocks=f"ctid >= '({starts[-1]},0)'"))

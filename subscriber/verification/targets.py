@@ -127,7 +127,7 @@ class OtherTarget:
         sql = TableSql(table.name, here.kind == "r", columns, key, table.row_filters, fast=False)
         rows = table.estimated_rows or 0
         ordered = bool(key) and source.is_integer(table.columns.index(key[0])) and bases[key[0]] in {"int2", "int4", "int8"}
-        plan = await key_ranges(publisher.run, table.name, key[0] if ordered else None, rows)
+        plan = await key_ranges(publisher.run, table.name, key[0] if ordered else None, "int8", rows)
         return PlannedTable(
             publisher=PostgresTable(sql, publisher),
             target=ClientTable(source, bases, key),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Self
 
 import psycopg
@@ -119,23 +119,30 @@ class Session:
         finally:
             await other.close()
 
-    async def execute(self, query: str) -> list[Row]:
+    async def execute(self, query: str, *values: str) -> list[Row]:
         """Run SQL or a replication command by the simple query protocol. Return the last result's rows as text.
+
+        Args:
+            query: several statements, or with ``values`` one.
+            values: its parameters $1, $2 and so on: then the extended query protocol is used.
 
         Raises:
             PublisherError: or a subclass, by SQLSTATE.
         """
-        result = await self.query(query)
+        result = await self.query(query, values)
         return [tuple(self._text(result.get_value(row, column)) for column in range(result.nfields)) for row in range(result.ntuples)]
 
     @staticmethod
     def _text(value: bytes | None) -> str | None:
         return None if value is None else value.decode(errors="surrogateescape")
 
-    async def query(self, query: str) -> pq.abc.PGresult:
+    async def query(self, query: str, values: Sequence[str] = ()) -> pq.abc.PGresult:
         """Run a query as :meth:`execute`, but return libpq's result. The result of a COPY is returned as soon as it has started."""
         try:
-            self.pgconn.send_query(query.encode())
+            if values:
+                self.pgconn.send_query_params(query.encode(), [value.encode(errors="surrogateescape") for value in values])
+            else:
+                self.pgconn.send_query(query.encode())
             await self.flush()
             last: pq.abc.PGresult | None = None
             while (result := await self.result()) is not None:

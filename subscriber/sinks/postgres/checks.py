@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
@@ -17,6 +18,7 @@ from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
 from subscriber.sinks.postgres.session.origins import Run, asyncpg_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
+from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetTable, described_relation, map_relation, missing_table
 from subscriber.sinks.postgres.tables.table_reader import read_tables
@@ -107,9 +109,12 @@ async def querying(target: Target) -> AsyncIterator[Query]:
     Raises:
         TargetUnavailable, TargetError
     """
-    async with _session(target) as run:
-        await run("BEGIN READ ONLY")
-        yield run
+    connection = await target.connect(_APPLICATION)
+    try:
+        await run_query(connection, "BEGIN READ ONLY")
+        yield partial(run_query, connection)
+    finally:
+        await connection.close()
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ import psycopg
 
 from subscriber.protocol.session_settings import READING
 from subscriber.sinks.postgres.session.postgres_errors import translated
+from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["ScriptSession"]
@@ -48,14 +49,13 @@ class ScriptSession:
         with translated():
             await self._connection.execute(script.encode(errors="surrogateescape"))
 
-    async def query(self, sql: str) -> Sequence[Sequence[str | None]]:
-        """Return the rows of a query, whose columns are text.
+    async def query(self, sql: str, /, *values: str) -> Sequence[Sequence[str | None]]:
+        """See :class:`subscriber.interfaces.Query`.
 
         Raises:
             TargetUnavailable, TargetError
         """
-        with translated():
-            return await (await self._connection.execute(sql.encode())).fetchall()
+        return await run_query(self._connection, sql, *values)
 
     async def try_copy(self, columns: int, rows: AsyncIterator[bytes]) -> None:
         """Copy rows, in the text format of COPY, into a temporary table of so many texts, and roll that back.

@@ -12,6 +12,7 @@ from subscriber.interfaces import ExportSnapshot, Query
 from subscriber.protocol.quoting import quote_literal
 from subscriber.protocol.session_settings import READING
 from subscriber.sinks.postgres.session.postgres_errors import translated
+from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["exporting", "read_snapshot"]
@@ -73,13 +74,13 @@ async def read_snapshot(conninfo: str, snapshot_name: str | None, jobs: int, *, 
 
 
 def _query(connection: psycopg.AsyncConnection[tuple[Any, ...]]) -> Query:
-    async def run(sql: str) -> Sequence[Sequence[str | None]]:
-        with translated():
-            try:
-                return await (await connection.execute(sql.encode())).fetchall()
-            finally:
-                # releases the locks on the tables: a TRUNCATE must not wait for the end of the verification
-                if not connection.closed:
+    async def run(sql: str, /, *values: str) -> Sequence[Sequence[str | None]]:
+        try:
+            return await run_query(connection, sql, *values)
+        finally:
+            # releases the locks on the tables: a TRUNCATE must not wait for the end of the verification
+            if not connection.closed:
+                with translated():
                     await connection.execute("ROLLBACK TO SAVEPOINT clean")
 
     return run

@@ -8,7 +8,7 @@ from functools import partial
 
 from subscriber.apply.table_synchronization import CopyPart, ResumedRange
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
-from subscriber.interfaces import CopyFormat, KeptRows, PublishedTable, SnapshotOrder, TableName
+from subscriber.interfaces import Condition, CopyFormat, KeptRows, PublishedTable, SnapshotOrder, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.resumed_copy import resumed_ranges
 from subscriber.walreceiver.copying import table_copy
@@ -51,7 +51,7 @@ class PublishedSnapshot:
     ) -> Sequence[ResumedRange] | None:
         """See :meth:`subscriber.apply.table_synchronization.SnapshotSource.resumed`."""
 
-        def read(condition: str) -> CopyPart:
+        def read(condition: Condition) -> CopyPart:
             part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r", condition=condition)
             return partial(self._read, table, part, copy_format, rows)
 
@@ -87,6 +87,7 @@ class PublishedSnapshot:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         async with self._snapshot.reader() as reader:
             try:
+                await reader.set_values(part.condition.values)
                 data = reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows)
                 yield _checked(reader, part, data, self._rate)
             except SubscriberError as error:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from subscriber.apply.table_synchronization import CopyPart, Replacement, ResumedRange
-from subscriber.interfaces import KeptRows, PublishedTable
+from subscriber.interfaces import Condition, KeptRows, PublishedTable
 from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Quiet, RowKind, TableReport, VerificationLimits
 from subscriber.verification.parts import Part
@@ -34,13 +34,13 @@ __all__ = ["resumed_ranges"]
 _MOST_KEYS: Final = 1000
 """So many rows of a range are replaced one by one."""
 _MOST_CHARACTERS: Final = 10_000_000
-"""All rows that are replaced one by one, by the length of the SQL that names them: it is kept until all ranges are compared."""
+"""All rows that are replaced one by one, by the length of their keys: these are kept until all ranges are compared."""
 
 Rows = Callable[[int], None]
 
 
 async def resumed_ranges(
-    snapshot: ExportedSnapshot, table: PublishedTable, kept: KeptRows, read: Callable[[str], CopyPart], kept_rows: Rows
+    snapshot: ExportedSnapshot, table: PublishedTable, kept: KeptRows, read: Callable[[Condition], CopyPart], kept_rows: Rows
 ) -> Sequence[ResumedRange] | None:
     """Divide a table whose copy was interrupted.
 
@@ -80,27 +80,28 @@ class _ResumedCopy:
     planned: Pair
     kept: KeptRows
     side: Side
-    read: Callable[[str], CopyPart]
+    read: Callable[[Condition], CopyPart]
     kept_rows: Rows
     free: int = field(default_factory=lambda: _MOST_CHARACTERS)
 
     async def compare(self, part: Part) -> Replacement | None:
         """Find out what must be copied of a range."""
         target = self.planned.target
-        has_rows = f"SELECT EXISTS (SELECT FROM {target.relation}{target.where(part.sql, self.kept.condition)})::text"  # noqa: S608
-        ((found,),) = await self.side.run(has_rows)
+        within = part.condition
+        has_rows = f"SELECT EXISTS (SELECT FROM {target.relation}{target.where(within.sql(), self.kept.condition)})::text"  # noqa: S608
+        ((found,),) = await self.side.run(has_rows, *within.values)
         if found == "true":
             report = TableReport(self.table.name)
             keys = await self._differing(part, report)
             if report.equal:
                 self.kept_rows(report.publisher_rows)
                 return None
-            condition = "" if report.more else target.has_key(keys)
-            if condition and len(condition) <= self.free:
-                self.free -= len(condition)
+            size = sum(len(value) for key in keys for value in key)
+            if not report.more and size <= self.free:
+                self.free -= size
                 self.kept_rows(report.publisher_rows - sum(each.kind is not RowKind.EXTRA for each in report.differences))
-                return Replacement(condition, self.read(self.planned.publisher.has_key(keys)))
-        return Replacement(part.sql if found == "true" else None, self.read(part.sql))
+                return Replacement(target.has_key(keys), self.read(self.planned.publisher.has_key(keys)))
+        return Replacement(within if found == "true" else None, self.read(within))
 
     async def _differing(self, part: Part, report: TableReport) -> Sequence[Sequence[str]]:
         async with self.snapshot.reader() as reader:

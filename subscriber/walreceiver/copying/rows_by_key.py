@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
 from subscriber.errors import PublisherError
 from subscriber.interfaces import PublishedTable
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_identifier
 from subscriber.walreceiver.session import Row, Session
 
 __all__ = ["rows_by_key"]
@@ -42,10 +43,10 @@ async def rows_by_key(session: Session, table: PublishedTable, key: Sequence[str
 
 async def _rows(session: Session, table: PublishedTable, names: Sequence[str], keys: Sequence[Sequence[str]]) -> list[Row]:
     columns = ", ".join(map(quote_identifier, table.columns))
-    wanted = " OR ".join(
-        "(" + " AND ".join(f"{name} = {quote_literal(value)}" for name, value in zip(names, values, strict=True)) + ")" for values in keys
-    )
+    parameters = itertools.count(1)
+    wanted = " OR ".join("(" + " AND ".join(f"{name} = ${next(parameters)}" for name in names) + ")" for _ in keys)
     filters = f" AND ({' OR '.join(f'({each})' for each in table.row_filters)})" if table.row_filters else ""
     relation = f"{quote_identifier(table.name.namespace)}.{quote_identifier(table.name.name)}"
     only = "ONLY " if table.kind == "r" else ""
-    return await session.execute(f"SELECT {columns} FROM {only}{relation} WHERE ({wanted}){filters}")  # noqa: S608
+    values = itertools.chain.from_iterable(keys)
+    return await session.execute(f"SELECT {columns} FROM {only}{relation} WHERE ({wanted}){filters}", *values)  # noqa: S608

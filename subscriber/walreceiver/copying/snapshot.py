@@ -10,7 +10,7 @@ Source: PostgreSQL manual, CREATE_REPLICATION_SLOT; SET TRANSACTION; COPY.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final, Self
 
 import psycopg
@@ -18,6 +18,7 @@ from psycopg import pq
 
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.interfaces import CopyFormat
+from subscriber.interfaces.conditions import SETTING_NAME
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
 from subscriber.waits import moved
@@ -60,8 +61,8 @@ class SnapshotReader(Session):
         reader.reads_rows = True
         return reader
 
-    async def read(self, query: str) -> list[Row]:
-        """Run a query, and release the locks that it took on tables: a TRUNCATE must not wait for the end of the transaction.
+    async def read(self, query: str, *values: str) -> list[Row]:
+        """Run a query as :meth:`execute`, and release its locks on tables: a TRUNCATE must not wait for the end of the transaction.
 
         Raises:
             PublisherError: or a subclass. The transaction continues unless the session was lost.
@@ -70,10 +71,21 @@ class SnapshotReader(Session):
             self._has_savepoint = True
             await self.execute("SAVEPOINT clean")
         try:
-            return await self.execute(query)
+            return await self.execute(query, *values)
         finally:
             if self.pgconn.transaction_status in {pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR}:
                 await self.execute("ROLLBACK TO SAVEPOINT clean")
+
+    async def set_values(self, values: Sequence[str]) -> None:
+        """Store the values of a :class:`subscriber.interfaces.Condition` as settings, for the COPY statements that follow.
+
+        Raises:
+            PublisherError: or a subclass.
+        """
+        names = (SETTING_NAME.format(number) for number in range(1, len(values) + 1))
+        if values:
+            settings = (f"pg_catalog.set_config('{name}', ${number}, true)" for number, name in enumerate(names, 1))
+            await self.execute(f"SELECT {', '.join(settings)}", *values)
 
     async def copy_out(
         self, query: str, copy_format: CopyFormat = CopyFormat.TEXT, rows: Callable[[int], None] | None = None

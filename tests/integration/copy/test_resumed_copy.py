@@ -99,7 +99,7 @@ async def test_a_copy_that_cannot_be_resumed_begins_again(
     # the bug was that each attempt failed in the same way. A value of the target cannot be read as text, or the target rejects a new row.
     # And in a third table, more rows differ than are replaced one by one
     monkeypatch.setattr(tables, "_RANGE_ROWS", 500)
-    monkeypatch.setattr(resumed_copy, "_MOST_CHARACTERS", 100)
+    monkeypatch.setattr(resumed_copy, "_MOST_CHARACTERS", 3)
     names = ("compared", "refused", "many")
     for database in (publisher_db, target_db):
         database.execute("CREATE TYPE kind AS ENUM ('private'); CREATE TABLE compared (id int PRIMARY KEY, v text, kind kind NOT NULL)")

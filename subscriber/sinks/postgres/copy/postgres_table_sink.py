@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
@@ -35,7 +36,7 @@ import psycopg
 from subscriber import crash_points
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.interfaces import Batch, CopyFormat, KeptRows, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.interfaces import Batch, Condition, CopyFormat, KeptRows, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_settings import READING
 from subscriber.sinks.apply_counters import Tally
@@ -48,6 +49,7 @@ from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.postgres_errors import translated
+from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
@@ -225,12 +227,13 @@ class PostgresTableSink:
         await self._undo_copy(TableEntry(TableState.DATASYNC))
         self._kept = ""
 
-    async def delete_kept(self, condition: str) -> None:
+    async def delete_kept(self, condition: Condition) -> None:
         """Delete some rows of an unfinished copy. See :meth:`subscriber.interfaces.ResumableTableSink.delete_kept`."""
         control, table = self._control, await self._read_table()
         async with control.transaction():
             await control.fetch(set_role(table.role).sql.decode())
-            await control.fetch(f"DELETE FROM {table.scanned} WHERE ({condition}) AND {self._kept}")
+            delete = f"DELETE FROM {table.scanned} WHERE ({condition.sql()}) AND {self._kept}"
+            await run_query(control.connection, delete, *condition.values)
             await control.fetch(set_role(None).sql.decode())
 
     async def kept(self) -> KeptRows | None:
@@ -246,11 +249,7 @@ class PostgresTableSink:
         with translated():
             await connection.execute(set_role(table.role).sql)
 
-        async def query(sql: str) -> Sequence[Sequence[str | None]]:
-            with translated():
-                return await (await connection.execute(sql.encode())).fetchall()
-
-        return KeptRows(query, self._kept)
+        return KeptRows(partial(run_query, connection), self._kept)
 
     async def _forget_parts(self) -> None:
         await self._rows.rows.delete(COPY_PART, {"srsubid": self._oid, "srrelid": self.relation_id})
