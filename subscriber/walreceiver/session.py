@@ -1,7 +1,8 @@
 """One libpq connection to the publisher. It never blocks the event loop.
 
 psycopg connects: it parses any conninfo, tries each host, and resolves names off the loop. After that this module talks to
-``psycopg.pq`` itself. It uses the simple query protocol (a walsender accepts no other), COPY OUT and COPY BOTH.
+``psycopg.pq`` itself. It uses the simple query protocol (a walsender accepts no other), COPY OUT and COPY BOTH. Values of rows are
+parameters of the extended query protocol, so that no statement holds them.
 
 Settings are made after connecting, unless a pooler shares the session: see :mod:`subscriber.protocol.session_settings`.
 
