@@ -181,27 +181,33 @@ def _tables_query(session: Session, publications: Sequence[str], only: Sequence[
             SELECT gpt.relid, p.pubviaroot, p.pubupdate OR p.pubdelete AS changes{details}
               FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
              WHERE p.pubname IN ({_literals(publications)})),
-        roots AS MATERIALIZED (SELECT relid FROM published WHERE pubviaroot)
-        SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, heap.size, heap.reltuples, published.changes,
-               {attributes}, {row_filter}
-          FROM published
-          JOIN pg_catalog.pg_class AS c ON c.oid = published.relid
-          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        roots AS MATERIALIZED (SELECT relid FROM published WHERE pubviaroot),
+        -- materialized: of these tables alone the size is asked for
+        chosen AS MATERIALIZED (
+            SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.changes,
+                   {attributes} AS attributes, {row_filter} AS row_filter
+              FROM published
+              JOIN pg_catalog.pg_class AS c ON c.oid = published.relid
+              JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+             WHERE n.nspname <> {quote_literal(CATALOG_SCHEMA)}
+               AND NOT (c.relispartition AND EXISTS (
+                       SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS ancestor
+                         JOIN roots AS root ON root.relid = ancestor.relid
+                        WHERE root.relid <> c.oid))
+               {named})
+        SELECT chosen.oid, chosen.nspname, chosen.relname, chosen.relkind, chosen.relreplident, heap.size, heap.reltuples,
+               chosen.changes, chosen.attributes, chosen.row_filter
+          FROM chosen
          CROSS JOIN LATERAL (
             SELECT COALESCE(pg_catalog.sum(pg_catalog.pg_relation_size(leaf.oid)), 0) AS size,
                    CASE WHEN NOT pg_catalog.bool_or(leaf.relpages = 0 AND leaf.reltuples <= 0)
                         THEN pg_catalog.sum(leaf.reltuples)::pg_catalog.int8 END AS reltuples
-              FROM (SELECT c.oid AS relid WHERE c.relkind <> 'p'
+              FROM (SELECT chosen.oid AS relid WHERE chosen.relkind <> 'p'
                     UNION ALL
-                    SELECT tree.relid FROM pg_catalog.pg_partition_tree(c.oid) AS tree WHERE c.relkind = 'p' AND tree.isleaf) AS own
+                    SELECT tree.relid FROM pg_catalog.pg_partition_tree(chosen.oid) AS tree
+                     WHERE chosen.relkind = 'p' AND tree.isleaf) AS own
               JOIN pg_catalog.pg_class AS leaf ON leaf.oid = own.relid) AS heap
-         WHERE n.nspname <> {quote_literal(CATALOG_SCHEMA)}
-           AND NOT (c.relispartition AND EXISTS (
-                   SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS ancestor
-                     JOIN roots AS root ON root.relid = ancestor.relid
-                    WHERE root.relid <> c.oid))
-           {named}
-         ORDER BY n.nspname, c.relname, c.oid
+         ORDER BY chosen.nspname, chosen.relname, chosen.oid
     """  # noqa: S608
 
 

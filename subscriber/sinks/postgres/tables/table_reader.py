@@ -104,13 +104,19 @@ WITH RECURSIVE given AS (
     JOIN pg_catalog.pg_type t ON t.oid = p.typ AND t.typtype NOT IN ('d', 'c')
          AND NOT EXISTS (SELECT FROM pg_catalog.pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)
     LEFT JOIN LATERAL (
-        SELECT pg_catalog.format('OPERATOR(%I.%s)', n.nspname, op.oprname) AS name
+        SELECT found.name
         FROM pg_catalog.pg_opclass k
         JOIN pg_catalog.pg_am am ON am.oid = k.opcmethod AND am.amname IN ('btree', 'hash')
-        JOIN pg_catalog.pg_amop m ON m.amopfamily = k.opcfamily AND m.amoplefttype = k.opcintype AND m.amoprighttype = k.opcintype
-             AND m.amopstrategy = CASE am.amname WHEN 'btree' THEN 3 ELSE 1 END
-        JOIN pg_catalog.pg_operator op ON op.oid = m.amopopr
-        JOIN pg_catalog.pg_namespace n ON n.oid = op.oprnamespace
+        -- OFFSET 0: for the few classes that fit, not for all of them
+        CROSS JOIN LATERAL (
+            SELECT pg_catalog.format('OPERATOR(%I.%s)', n.nspname, op.oprname) AS name
+            FROM pg_catalog.pg_amop m
+            JOIN pg_catalog.pg_operator op ON op.oid = m.amopopr
+            JOIN pg_catalog.pg_namespace n ON n.oid = op.oprnamespace
+            WHERE m.amopfamily = k.opcfamily AND m.amoplefttype = k.opcintype AND m.amoprighttype = k.opcintype
+              AND m.amopstrategy = CASE am.amname WHEN 'btree' THEN 3 ELSE 1 END
+            OFFSET 0
+        ) AS found
         WHERE k.opcdefault
           AND (k.opcintype = t.oid
                OR k.opcintype = CASE t.typtype WHEN 'e' THEN 'anyenum'::regtype WHEN 'r' THEN 'anyrange'::regtype

@@ -188,15 +188,15 @@ QUERIES: Final = (
         _observe_slot,
     ),
     known(
-        """WITH published AS MATERIALIZED (... WHERE p.pubname IN ({names})), roots AS ...
-           SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, heap.size, heap.reltuples, published.changes, {attrs}, {filter}
-           FROM published JOIN ... AND (n.nspname, c.relname) IN ({only}) ORDER BY n.nspname, c.relname, c.oid""",
+        """WITH published AS MATERIALIZED (... WHERE p.pubname IN ({names})), roots AS ...(
+           SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.changes, {attrs} AS attributes, {filter} AS row_filter
+           FROM published JOIN ... AND (n.nspname, c.relname) IN ({only})) SELECT chosen.oid, ... ORDER BY ...""",
         _published_tables,
     ),
     known(
-        """WITH published AS MATERIALIZED (... WHERE p.pubname IN ({names})), roots AS ...
-           SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, heap.size, heap.reltuples, published.changes, {attrs}, {filter}
-           FROM published JOIN ... ORDER BY n.nspname, c.relname, c.oid""",
+        """WITH published AS MATERIALIZED (... WHERE p.pubname IN ({names})), roots AS ...(
+           SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.changes, {attrs} AS attributes, {filter} AS row_filter
+           FROM published JOIN ... SELECT chosen.oid, ... ORDER BY ...""",
         _published_tables,
     ),
     known(
