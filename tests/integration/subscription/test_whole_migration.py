@@ -37,11 +37,11 @@ class Application:
         self._threads = [threading.Thread(target=self._take, args=(name,)) for name in TAKEN for _ in range(2)]
 
     def _take(self, name: str) -> None:
-        while not self._end.is_set():
+        while not self._end.wait(0.02):
             for database in self._databases:
                 with contextlib.suppress(psycopg.Error), database.connect() as session:
                     # a session that may not write does not take a number either
-                    while not self._end.wait(0.005):
+                    while not self._end.wait(0.02):
                         self._numbers.append((name, session.execute("SELECT nextval(%s)", (name,)).fetchall()[0][0]))
 
     def goes_on(self) -> None:
@@ -49,7 +49,7 @@ class Application:
         before = Counter(name for name, _ in list(self._numbers))
         for _ in range(int(WAIT_SECONDS / 0.02)):
             now = Counter(name for name, _ in list(self._numbers))
-            if all(now[name] > before[name] + 30 for name in TAKEN):
+            if all(now[name] > before[name] + 20 for name in TAKEN):
                 return
             self._end.wait(0.02)
         raise AssertionError("it takes no more numbers")
