@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -34,3 +34,15 @@ def property_test(
         return test
 
     return decorate
+
+
+def seeds(few: int, many: int) -> pytest.MarkDecorator:
+    """Run the test with the first seeds, and with the others only in ``make test-all``."""
+    return some_and_others(["seed"], [(seed,) for seed in range(few)], [(seed,) for seed in range(few, many)])
+
+
+def some_and_others(names: Sequence[str], some: Iterable[Sequence[object]], others: Iterable[Sequence[object]]) -> pytest.MarkDecorator:
+    """Run the test with some values, and with others only in ``make test-all``."""
+    return pytest.mark.parametrize(
+        names, [*(pytest.param(*row) for row in some), *(pytest.param(*row, marks=pytest.mark.endurance) for row in others)]
+    )

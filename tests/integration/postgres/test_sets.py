@@ -23,6 +23,7 @@ from subscriber.sinks.postgres.session.statement import Statement
 from tests.conftest import Servers
 from tests.support.change_histories import TABLES, ChangeHistory
 from tests.support.database import Database, ServerAddress, drop_database, fresh_database
+from tests.support.examples import seeds
 from tests.support.observation import eventually
 from tests.support.sink_postgres import UNCHANGED, Feed, Remote, opened, row
 
@@ -110,7 +111,7 @@ async def _apply(feed: Feed, batch: list[list[Message]], least: int) -> list[str
     return []
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.endurance) for seed in (1, 2))])
+@seeds(1, 3)
 async def test_random_histories_have_the_same_result(
     any_target_db: Database, other_target_db: Database, sent: Sent, attempts: list[bool], seed: int
 ) -> None:

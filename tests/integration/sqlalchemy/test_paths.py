@@ -23,6 +23,7 @@ from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import UNSENT, Table
 from tests.sinks.targets import MariaDBTarget, SqliteTarget
+from tests.support.examples import seeds
 from tests.support.mariadb_database import MariaDatabase
 
 T = Table("t", "*id int4", "v", "w")
@@ -74,7 +75,7 @@ class Publisher:
         return table.update(*new, *rest, old=(*key, *pads))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@seeds(1, 3)
 async def test_fast_path_as_exact_path(target: ComplianceTarget, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed(target)
     await feed.open()

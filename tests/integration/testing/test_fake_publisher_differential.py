@@ -15,7 +15,6 @@ from itertools import zip_longest
 from typing import Any
 
 import psycopg
-import pytest
 
 from subscriber.protocol.capabilities import StreamOptions, capabilities
 from subscriber.protocol.decoder import decode
@@ -44,6 +43,7 @@ from subscriber.testing.fake_publisher import FakePublisher, FakeTransaction
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.stream import WalSenderStream
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.examples import seeds
 
 TABLES = """
 CREATE TABLE keyed (id int PRIMARY KEY, a text, big text);
@@ -274,7 +274,7 @@ def shown(message: Any) -> str:
     return re.sub(r"([xy])\1{5,}", lambda found: f"{found[1]}*{len(found[0])}", str(message))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(3, 6)
 async def test_both_send_the_same(publisher_db: Database, seed: int) -> None:
     rng = random.Random(seed)
     database, caps = publisher_db, capabilities(publisher_db.version * 10000)

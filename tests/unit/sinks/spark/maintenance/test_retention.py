@@ -23,6 +23,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.support.examples import some_and_others
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, storage
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
@@ -50,11 +51,14 @@ def of_snapshot(path: Path, snapshot: Snapshot, name: TableName) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@some_and_others(["rounds", "interval"], [(80, 20)], [(220, 100)])
+async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, interval: int) -> None:
+    monkeypatch.setattr(delta_module, "_PROPERTIES", {**delta_module._PROPERTIES, "delta.checkpointInterval": str(interval)})
+    monkeypatch.setattr(delta_module, "_CHECKPOINT_VERSIONS", interval)
     sink = await begun(make(tmp_path))
     work = sweeping(tmp_path, 0)
     rows: dict[int, str] = {}
-    for number in range(220):
+    for number in range(rounds):
         changes = (
             [Insert(5, row(str(number), "new", None))] if number < 60 else [Update(5, None, None, row(str(number % 60), str(number), None))]
         )
@@ -74,21 +78,21 @@ async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatc
     snapshot = all_rounds(work)
     log = tmp_path / "tables/public/t/_delta_log"
     versions = [int(file.name.split(".")[0]) for file in log.glob("*.json")]
-    assert snapshot.tables[TABLE].version >= 220
-    # a checkpoint every hundred versions, and what is before the last one is removed
+    assert snapshot.tables[TABLE].version >= rounds
+    # a checkpoint at each interval, and what is before the last one is removed
     assert any(file.name.endswith(".checkpoint.parquet") for file in log.iterdir())
-    assert len(versions) <= 101
+    assert len(versions) <= interval + 1
     # nothing but the files of the snapshot, all near the target
     assert on_disk(tmp_path, snapshot, TABLE) == of_snapshot(tmp_path, snapshot, TABLE)
     assert 5 <= len(on_disk(tmp_path, snapshot, TABLE)) <= 15
     assert len(list((tmp_path / "landing").iterdir())) <= 2
     published = DeltaTable(str(tmp_path / "snapshots"))
-    assert published.version() >= 220
+    assert published.version() >= rounds
     assert len(list((tmp_path / "snapshots").glob("*.parquet"))) == len(published.file_uris()) == 1
-    assert len(list((tmp_path / "snapshots/_delta_log").glob("*.json"))) <= 101
+    assert len(list((tmp_path / "snapshots/_delta_log").glob("*.json"))) <= interval + 1
     table = DeltaTable(str(tmp_path / "tables/public/t"), version=snapshot.tables[TABLE].version).to_pyarrow_table()
     assert dict(zip(table["id"].to_pylist(), table["note"].to_pylist(), strict=True)) == rows
-    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 220
+    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == rounds
 
 
 @pytest.mark.parametrize("ours", [True, False])

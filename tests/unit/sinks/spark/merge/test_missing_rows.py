@@ -15,6 +15,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from tests.support.examples import seeds
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 
@@ -90,7 +91,7 @@ class _Target:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, 2)
 async def test_any_changes_of_rows_there_or_not_are_those_of_one_after_the_other(tmp_path: Path, seed: int) -> None:
     target = _Target(seed)
     sink = await begun(make(tmp_path), tables=[TableName("public", "t"), TableName("public", "f")])

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 from typing import Literal
 
-import pytest
 from deltalake import DeltaTable
 
 from subscriber.protocol.lsn import Lsn
@@ -14,6 +13,7 @@ from subscriber.protocol.messages import Column, Delete, Insert, Message, Relati
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from tests.support.examples import seeds
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 
@@ -116,7 +116,7 @@ def _found(path: Path) -> list[tuple[str | None, ...]]:
     return sorted(rows, key=repr)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 async def test_whatever_is_altered_amid_changes_the_rows_are_the_publishers(tmp_path: Path, seed: int) -> None:
     table = _Table(seed)
     dice = random.Random(seed)

@@ -28,6 +28,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.support.examples import seeds
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 
@@ -61,7 +62,7 @@ def stop_of(work: Applier, pattern: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, 2)
 async def test_any_transactions_give_the_publishers_rows(tmp_path: Path, seed: int) -> None:
     publisher = Publisher(seed)
     sink = await begun(make(tmp_path), tables=NAMES)
@@ -101,7 +102,7 @@ class Fragile(LocalEngine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, 2)
 async def test_killed_anywhere_the_snapshot_is_one_and_nothing_comes_twice(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

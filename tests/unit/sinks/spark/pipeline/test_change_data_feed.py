@@ -24,6 +24,7 @@ from subscriber.sinks.spark.pipeline.engines.engine import Engine
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.planning import plan as plan_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.support.examples import seeds
 from tests.unit.sinks.spark.model import NAMES, Publisher, text_of
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, storage
 from tests.unit.sinks.spark.stream import batch, begun, make
@@ -133,7 +134,7 @@ def fed(uri: str, columns: list[str]) -> Feed:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 async def test_feed_is_the_changes_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     kinds = Counter[str]()
 

@@ -19,6 +19,7 @@ from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, wi
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.support.examples import some_and_others
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation, rows, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
@@ -149,8 +150,11 @@ def _changed(identity: Literal["d", "f"], new: str) -> Message:
 
 
 @pytest.mark.parametrize(("before", "after", "old", "new"), LOST)
-@pytest.mark.parametrize("identity", ["d", "f"])
-@pytest.mark.parametrize("when", ["one round", "another round", "after others"])
+@some_and_others(
+    ["identity", "when"],
+    [("d", "one round"), ("f", "another round"), ("f", "after others")],
+    [("f", "one round"), ("d", "another round"), ("d", "after others")],
+)
 async def test_values_that_a_new_type_may_have_changed_are_told(
     tmp_path: Path, before: Declaration, after: Declaration, old: str, new: str, identity: Literal["d", "f"], when: str
 ) -> None:
@@ -167,8 +171,7 @@ async def test_values_that_a_new_type_may_have_changed_are_told(
 
 
 @pytest.mark.parametrize(("before", "after", "old", "new"), KEPT)
-@pytest.mark.parametrize("identity", ["d", "f"])
-@pytest.mark.parametrize("rounds", [1, 2])
+@some_and_others(["identity", "rounds"], [("d", 2), ("f", 1)], [("d", 1), ("f", 2)])
 async def test_values_that_a_new_type_keeps_are_found(
     tmp_path: Path, before: Declaration, after: Declaration, old: str, new: str, identity: Literal["d", "f"], rounds: int
 ) -> None:

@@ -19,6 +19,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.maintenance import append_planner as planner_module
 from subscriber.sinks.spark.reading.change_feed import Changes
+from tests.support.examples import seeds
 from tests.unit.sinks.spark.model import NAMES, Publisher
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation
@@ -44,7 +45,7 @@ def read(changes: Changes, start: Lsn, end: Lsn, between: Callable[[], None] = l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, 2)
 async def test_each_change_is_read_once_and_in_order_while_the_log_grows(tmp_path: Path, seed: int) -> None:
     dice, publisher = random.Random(seed), Publisher(seed)
     sink = await begun(make(tmp_path), tables=NAMES)

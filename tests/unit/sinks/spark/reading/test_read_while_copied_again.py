@@ -13,6 +13,7 @@ from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.reading.change_feed import Changes
+from tests.support.examples import seeds
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation
 from tests.unit.sinks.spark.reading.test_change_feed import Follower, Place, read
@@ -91,7 +92,7 @@ async def test_a_table_that_comes_again_holds_its_readers_until_it_is_copied(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 async def test_each_row_is_read_once_while_its_table_is_removed_and_copied_again(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     sink, work = await begun(make(tmp_path), tables=[OTHER]), applier(tmp_path)

@@ -21,6 +21,7 @@ from subscriber.sinks.spark.pipeline.planning import plan as plan_module
 from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS, DeletionVector, live_rows, read_vector, write_vectors
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.support.examples import seeds
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, rows
@@ -200,7 +201,7 @@ async def test_files_of_vectors_are_removed_after_the_grace_time(tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, 2)
 async def test_random_changes_leave_the_publishers_rows(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With keys of several columns, values not sent, TRUNCATE and keys that change; the log is read from checkpoints too."""
     monkeypatch.setattr(delta_module, "_CHECKPOINT_VERSIONS", 7)

@@ -18,6 +18,7 @@ from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.reading.change_feed import Changes
 from subscriber.sinks.spark.schema.table_schema import TableSchema, altered_name
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields
+from tests.support.examples import some_and_others
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
@@ -53,8 +54,7 @@ def _one(schema: Any, *names: str) -> dict[str, str]:
     return {column.name: column.field for column in found.columns}
 
 
-@pytest.mark.parametrize("rounds", ["one", "each"])
-@pytest.mark.parametrize("full", [False, True])
+@some_and_others(["full", "rounds"], [(False, "each"), (True, "one")], [(False, "one"), (True, "each")])
 @pytest.mark.parametrize("history", HISTORIES)
 async def test_each_column_has_its_own_values(tmp_path: Path, history: list[tuple[str, ...]], full: bool, rounds: str) -> None:
     sink = await begun(make(tmp_path))

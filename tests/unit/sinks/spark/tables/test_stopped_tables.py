@@ -20,6 +20,7 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.reading.snapshot import snapshot as spark_snapshot
+from tests.support.examples import seeds
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, stop_of, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
@@ -92,7 +93,7 @@ async def test_changes_of_a_stopped_table_are_not_kept_without_end(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, 2)
 async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -> None:
     dice, publisher = random.Random(seed), Publisher(seed)
     sink = await begun(make(tmp_path), tables=NAMES)
