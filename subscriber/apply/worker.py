@@ -182,8 +182,16 @@ class ApplyWorker:
         self._tracker.applied_to(batch.end_lsn)
         self._receiver.report()
 
-    async def _call(self, transactions: Sequence[Transaction], call: Callable[[], Awaitable[None]]) -> None:
-        """Make a call to the sink. Repeat it without a table's changes if the target lacks the table and the publisher has dropped it."""
+    async def _call(
+        self, transactions: Sequence[Transaction], call: Callable[[], Awaitable[None]], *, committed: Collection[int] = ()
+    ) -> None:
+        """Make a call to the sink. Repeat it without a table's changes if the target lacks the table and the publisher has dropped it.
+
+        Args:
+            transactions: the transactions that the call applies.
+            call: the call.
+            committed: the prepared transactions that the call commits.
+        """
         while True:
             try:
                 return await self._parallel.guard(call)
@@ -192,7 +200,7 @@ class ApplyWorker:
                 if missing is None or missing in self._tables.dropped:
                     raise
                 relations = [(transaction.xid, changed_relations(transaction)) for transaction in transactions]
-                xids = {xid for xid, changed in relations if changed is None or missing[0] in changed}
+                xids = {xid for xid, changed in relations if changed is None or missing[0] in changed}.union(committed)
                 if not await self._owner.is_dropped(missing[0], xids):
                     raise
                 self._tables.note_dropped(*missing)
@@ -263,7 +271,8 @@ class ApplyWorker:
 
     async def _commit_prepared(self, message: CommitPrepared) -> None:
         try:
-            await self._two_phase_sink.commit_prepared(message)
+            sink, dropped = self._two_phase_sink, self._tables.dropped
+            await self._call([], lambda: sink.commit_prepared(message, dropped), committed=[message.xid])
         except NeverPrepared:
             if self._owner.empty_prepares:
                 raise

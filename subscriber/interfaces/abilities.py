@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -68,8 +68,12 @@ class TwoPhaseSink(Protocol):
         """
         ...
 
-    async def commit_prepared(self, message: CommitPrepared) -> None:
+    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
         """COMMIT PREPARED, together with the position. Idempotent.
+
+        Args:
+            message: the end of the prepared transaction.
+            dropped: oids and names of tables that the publisher has dropped. Without ``prepares_in_target`` their changes are left out.
 
         Raises:
             ApplyError, RelationError: only without ``prepares_in_target``. The transaction stays prepared.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
@@ -188,7 +188,7 @@ class OpenedMemorySink:
         self._move(transaction.end_lsn)
         await transaction.discard()
 
-    async def commit_prepared(self, message: CommitPrepared) -> None:
+    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
         """Apply the changes of a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from subscriber.catalog.snapshot_requests import StoredRequests
@@ -280,7 +280,7 @@ class OpenedPostgresSink(CatalogStateStore):
         await self._two_phase.prepare(prepared.transaction, gate)
         self._report(before)
 
-    async def commit_prepared(self, message: CommitPrepared) -> None:
+    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
         """COMMIT PREPARED. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
 
         Raises:

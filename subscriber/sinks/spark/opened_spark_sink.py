@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -228,7 +228,7 @@ class OpenedSparkSink:
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         await (await self._streaming()).prepare(prepared, gate)
 
-    async def commit_prepared(self, message: CommitPrepared) -> None:
+    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
         await (await self._streaming()).commit_prepared(message)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:

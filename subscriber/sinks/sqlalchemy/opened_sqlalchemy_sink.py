@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import inspect, select
@@ -326,7 +326,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         self._require_position()
         await self._two_phase.prepare(prepared, gate)
 
-    async def commit_prepared(self, message: CommitPrepared) -> None:
+    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
         """Apply a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
 
         Raises:
@@ -334,7 +334,7 @@ class OpenedSqlAlchemySink(CatalogStateStore):
             ApplyError, RelationError, TargetError, TargetUnavailable
         """
         self._require_position()
-        await self._two_phase.commit(message)
+        await self._two_phase.commit(message, dropped)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
         """Delete a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.rollback_prepared`.

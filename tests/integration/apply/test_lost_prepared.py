@@ -1,4 +1,4 @@
-"""Prepared transactions that SQL targets and lakes store: empty ones, those that wait over a restart, and those that were lost.
+"""Prepared transactions that SQL targets and lakes store: empty ones, those that wait over a restart, those that were lost, dropped tables.
 
 Before 18, a publisher sends only COMMIT PREPARED of a transaction without changes. The bug was that a lost one was taken for such a one.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,29 +21,27 @@ from tests.support.database import WAIT_SECONDS, Database
 from tests.support.lakes import applied, lake_rows
 from tests.support.observation import confirmed, eventually, slot_of
 from tests.support.replica import QUICK
+from tests.support.sqlalchemy_targets import OtherTarget, sqlite_target
 from tests.support.two_phase import finish, name, prepare
 
 _EMPTY = "SELECT FROM t WHERE id = 1 FOR UPDATE"
 _ROWS = "SELECT id FROM t ORDER BY id"
 
 
-class _Sqlite:
-    def __init__(self, path: Path) -> None:
-        self._path = path / "replica.db"
-        self.url = f"sqlite:///{self._path}"
+class _Sql:
+    def __init__(self, target: OtherTarget) -> None:
+        self.url, self.execute, self._fetch = target.url, target.execute, target.fetch
 
     async def ids(self) -> list[int]:
-        with contextlib.closing(sqlite3.connect(self._path)) as connection:
-            return [row[0] for row in connection.execute(_ROWS)]
+        return [row[0] for row in self._fetch(_ROWS)]
 
     def lose(self, xid: int) -> None:
-        with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
-            for table in ("prepared_transaction", "prepared_transaction_chunk"):
-                assert connection.execute(f"DELETE FROM subscriber_{table} WHERE xid = {xid}").rowcount == 1
+        for table in ("prepared_transaction", "prepared_transaction_chunk"):
+            assert self._fetch(f"SELECT count(*) FROM subscriber_{table} WHERE xid = {xid}") == [(1,)]
+            self.execute(f"DELETE FROM subscriber_{table} WHERE xid = {xid}")
 
     def kept(self) -> int:
-        with contextlib.closing(sqlite3.connect(self._path)) as connection:
-            return int(connection.execute("SELECT count(*) FROM subscriber_prepared_transaction").fetchone()[0])
+        return int(self._fetch("SELECT count(*) FROM subscriber_prepared_transaction")[0][0])
 
 
 class _Lake:
@@ -64,19 +62,32 @@ class _Lake:
         return len(list((self._path / "prepared").glob("*")))
 
 
-def _subscription(publisher: Database, target: _Sqlite | _Lake) -> Subscription:
+def _subscription(publisher: Database, target: _Sql | _Lake) -> Subscription:
     return Subscription(
         slot_of(publisher),
         connection=publisher.conninfo(),
         publications=["pub"],
         target=target.url,
         options=SubscriptionOptions(two_phase=True),
-        settings=QUICK,
+        settings=replace(QUICK, create_tables=True),
     )
 
 
+@pytest.fixture
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> _Sql | _Lake:
+    """A target that stores prepared transactions."""
+    match request.param:
+        case "sqlite":
+            return _Sql(sqlite_target(tmp_path / "replica.db"))
+        case "mariadb":
+            database = request.getfixturevalue("mariadb_db")
+            return _Sql(OtherTarget("mariadb", database.url, database.fetch, database.execute))
+        case _:
+            return _Lake(tmp_path)
+
+
 @contextlib.asynccontextmanager
-async def _running(publisher: Database, target: _Sqlite | _Lake) -> AsyncIterator[Subscription]:
+async def _running(publisher: Database, target: _Sql | _Lake) -> AsyncIterator[Subscription]:
     """Run it until everything is applied that is committed at the end of the block."""
     subscription = _subscription(publisher, target)
     running = asyncio.create_task(subscription.run())
@@ -90,11 +101,9 @@ async def _running(publisher: Database, target: _Sqlite | _Lake) -> AsyncIterato
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
-@pytest.mark.parametrize("kind", [_Sqlite, _Lake])
-async def test_stored_prepared_transactions(
-    kind: type[_Sqlite | _Lake], publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    target = kind(tmp_path)
+@pytest.mark.parametrize("stored", ["sqlite", "mariadb", "lake"], indirect=True)
+async def test_stored_prepared_transactions(stored: _Sql | _Lake, publisher_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    target = stored
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
     publisher_db.execute("CREATE TABLE unpublished (id int)")
     async with _running(publisher_db, target) as subscription:
@@ -139,3 +148,25 @@ async def test_stored_prepared_transactions(
     assert await target.ids() == [1, 2, 3, 10, 50, 60]
     assert target.kept() == 0
     assert caplog.text.count("its PREPARE never came") == (2 if publisher_db.version < 18 else 0)
+
+
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
+async def test_table_that_is_dropped_before_its_changes_are_committed(
+    stored: _Sql, publisher_db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As without two-phase, nothing could be lost. The bug was that the run stopped."""
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE old (id int PRIMARY KEY)")
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t, old")
+    async with _running(publisher_db, stored) as subscription:
+        enabled = f"SELECT bool_or(two_phase) FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
+        await eventually(publisher_db, enabled, True)
+        prepare(publisher_db, "both", "INSERT INTO t VALUES (1)", "INSERT INTO old VALUES (1)", "TRUNCATE old")
+        await subscription.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+    finish(publisher_db, "both", "COMMIT")
+    publisher_db.execute("DROP TABLE old")
+    stored.execute("DROP TABLE old")
+    async with _running(publisher_db, stored):
+        publisher_db.execute("INSERT INTO t VALUES (2)")
+    assert await stored.ids() == [1, 2]
+    assert caplog.text.count("has dropped since are left out") == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -258,7 +258,7 @@ class CrashableSink:
         self._move(prepared.transaction.end_lsn)
         self.settle()
 
-    async def commit_prepared(self, message: CommitPrepared) -> None:
+    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
         await self._step("commit_prepared")
         self._commit(self._state.prepared.pop(message.gid, []))
         self._move(message.end_lsn)

@@ -35,7 +35,7 @@ retried, or skipped by the LSN of COMMIT PREPARED.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from struct import Struct
 from typing import Any, Final
@@ -178,8 +178,8 @@ class PreparedTransactions:
         for table in (tables.prepared_transaction_chunk, tables.prepared_transaction, tables.received_prepare):
             await connection.execute(delete(table).where(table.c.srsubid == self._oid, table.c.xid == xid))
 
-    async def commit(self, message: CommitPrepared) -> None:
-        """Apply the stored transaction, unless it was applied already.
+    async def commit(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
+        """Apply the stored transaction without changes of dropped tables, unless it was applied already.
 
         Raises:
             DataLossError: it was received, and is lost. NeverPrepared: it was never received.
@@ -213,8 +213,13 @@ class PreparedTransactions:
             size=header["size"],
         )
         transaction.spool = _Kept(self._session, self._tables, self._oid, transaction)
+
+        def gate(relation: Relation, _final_lsn: Lsn) -> bool:
+            """The apply worker's gate was asked at PREPARE."""
+            return (relation.relation_id, f"{relation.namespace}.{relation.name}") not in dropped
+
         try:
-            await self._applier.apply_all([transaction], _everything, self._make_relations(), remove)
+            await self._applier.apply_all([transaction], gate, self._make_relations(), remove)
         except TargetError as error:
             error.add_note(f'at COMMIT PREPARED of "{message.gid}", which stays prepared')
             raise
@@ -247,11 +252,6 @@ class PreparedTransactions:
                 await finish(connection)
 
         await self._applier.move(lsn, remove)
-
-
-def _everything(_relation: Relation, _final_lsn: Lsn) -> bool:
-    """The gate for a stored transaction: allow all, because the gate was asked at PREPARE."""
-    return True
 
 
 class _Keeping:
