@@ -226,6 +226,28 @@ def test_a_row_that_is_there_already(other_replica: Replica) -> None:
     refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET}')", "(?i)duplicate key|insert_exists", mend="DELETE FROM t WHERE id = 5002")
 
 
+BIG_JOIN = """
+CREATE TRIGGER big BEFORE INSERT ON t FOR EACH ROW
+BEGIN
+    SET SESSION max_join_size = 1, SESSION sql_big_selects = 0;
+    SET @rows = (SELECT count(*) FROM t AS a JOIN t AS b);
+END
+"""
+
+
+@pytest.mark.parametrize("other_target", ["mariadb"], indirect=True)
+def test_an_error_of_the_server_that_has_no_values(other_replica: Replica) -> None:
+    """A trigger runs into a limit: the server's own sentence tells which."""
+    pair = other_replica
+    pair.catches_up()
+    pair.target.execute(BIG_JOIN)
+    pair.publisher.execute(f"INSERT INTO t VALUES (2000, '{SECRET}')")
+    said = r"\(error 1104\): The SELECT would examine more than MAX_JOIN_SIZE rows; check your WHERE and use SET SQL_BIG_SELECTS=1"
+    assert_one_error(subscriber(*pair.arguments("--until-caught-up")), said, 'relation "public.t"')
+    pair.target.execute("DROP TRIGGER big")
+    pair.catches_up()
+
+
 def test_infinity_into_a_date(publisher18_db: Database, mariadb_db: OtherTarget) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v date); CREATE PUBLICATION pub FOR TABLE t")
     publisher18_db.execute("INSERT INTO t VALUES (1, '2000-01-01')")

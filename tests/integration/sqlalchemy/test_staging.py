@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from subscriber.interfaces import TableName
-from subscriber.sinks.sqlalchemy.copy.staging import Staging
-from subscriber.sinks.sqlalchemy.schema.reflection import reflect_all
-from subscriber.sinks.sqlalchemy.session.database import Database
+import pymysql
+import pytest
+
+from tests.support.database import Database
 from tests.support.mariadb_database import MariaDatabase
+from tests.support.program import subscriber
+from tests.support.sqlalchemy_targets import ALL, OtherTarget, replica_of
 
 
-async def test_it_has_a_key(mariadb_db: MariaDatabase) -> None:
-    """The bug was that MySQL with ``sql_require_primary_key = ON`` refused it, and the copy was tried for ever."""
-    mariadb_db.execute("CREATE TABLE t (id int NOT NULL, v text)")
-    database = Database(mariadb_db.url)
+def test_server_that_requires_keys(publisher18_db: Database, mariadb_db: MariaDatabase) -> None:
+    """The bug was that MySQL refused it under ``sql_require_primary_key``, and the copy never ended. MariaDB has such a setting too."""
+    mariadb_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    mariadb_db.execute("INSERT INTO t VALUES (-1, 'before')")
+    pair = replica_of(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute))
+    mariadb_db.execute("SET GLOBAL innodb_force_primary_key = ON")
     try:
-        async with database.writing() as connection:
-            table = TableName("public", "t")
-            await Staging(7).make(connection, (await reflect_all(connection, [table]))[table])
-        keys = "SELECT column_name FROM information_schema.columns WHERE table_name = 'subscriber_copy_7' AND column_key = 'PRI'"
-        assert mariadb_db.fetch(keys) == [("subscriber_staged_row",)]
+        with pytest.raises(pymysql.err.DatabaseError):
+            mariadb_db.execute("CREATE TABLE keyless (id int)")
+        done = subscriber(*pair.arguments("--until-caught-up"))
     finally:
-        await database.close()
+        mariadb_db.execute("SET GLOBAL innodb_force_primary_key = OFF")
+    assert done.status == 0, done.errors
+    assert mariadb_db.fetch(ALL) == [(-1, "before"), *publisher18_db.fetch(ALL)]
