@@ -163,11 +163,11 @@ image:
 	docker build --file docker/Dockerfile --build-arg VERSION=$(PROGRAM) --build-arg REVISION=$$(git rev-parse HEAD) \
 		--tag $(IMAGE):$(PROGRAM) --tag $(IMAGE):latest $(BUILD_ARGS) .
 
-# the hashes of what the image installs: again after a change of constraints.txt
+# the hashes of what the image may install: again after a change of constraints.txt
 HASHES = $(BIN)/uv pip compile --quiet --python-version 3.13 --generate-hashes --no-annotate --custom-compile-command "make hashes" --constraints constraints.txt
 hashes: $(VENV)/.made
 	$(PIP) install --constraint constraints.txt uv
-	$(HASHES) $(foreach extra,binary metrics mysql postgres progress sqlite,--extra $(extra)) pyproject.toml --output-file docker/requirements.txt
+	$(HASHES) --all-extras pyproject.toml --output-file docker/requirements.txt
 	printf '%s\n' 'hatchling>=1.27' 'cython>=3.1' 'setuptools>=77' pip | $(HASHES) - --output-file docker/build-requirements.txt
 
 # the packages of the image, as CycloneDX

@@ -163,7 +163,8 @@ class Stack:
 
     def dsn(self, service: str, dbname: str, user: str = "postgres") -> str:
         """How this machine reaches a server."""
-        return psycopg.conninfo.make_conninfo("", host="127.0.0.1", port=self._ports[service], user=user, password=PASSWORD, dbname=dbname)
+        password = TARGET_PASSWORD if (service, user) == ("target", "subscriber") else PASSWORD
+        return psycopg.conninfo.make_conninfo("", host="127.0.0.1", port=self._ports[service], user=user, password=password, dbname=dbname)
 
     def publisher_dsn(self, version: int) -> str:
         return self.dsn(f"publisher{version}", "app")
