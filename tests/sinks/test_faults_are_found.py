@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from unittest import SkipTest
 
 import pytest
@@ -84,9 +84,9 @@ class _ForgetsPrepared(OpenedMemorySink):
 
 
 class _CommitsTwice(OpenedMemorySink):
-    async def commit_prepared(self, message: CommitPrepared) -> None:
+    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
         kept = dict(self._record.prepared)
-        await super().commit_prepared(message)
+        await super().commit_prepared(message, dropped)
         self._record.prepared.update(kept)
         self._record.position = dataclasses.replace(self._position, lsn=Lsn(message.end_lsn - 1))
 

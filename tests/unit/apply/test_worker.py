@@ -441,7 +441,7 @@ def test_commit_prepared_of_an_unknown_transaction(error: type[DataLossError], s
     async def work() -> None:
         async with running_worker(two_phase=TwoPhaseState.ENABLED, empty_prepares=sends) as (setup, task):
 
-            async def commit_prepared(message: CommitPrepared) -> None:
+            async def commit_prepared(message: CommitPrepared, dropped: object) -> None:
                 raise error("not there")
 
             setup.sink.commit_prepared = commit_prepared  # type: ignore[method-assign]
