@@ -441,10 +441,10 @@ def test_commit_prepared_of_an_unknown_transaction(error: type[DataLossError], s
     async def work() -> None:
         async with running_worker(two_phase=TwoPhaseState.ENABLED, empty_prepares=sends) as (setup, task):
 
-            async def commit_prepared(message: CommitPrepared, dropped: object) -> None:
+            async def commit_prepared(*_: object) -> None:
                 raise error("not there")
 
-            setup.sink.commit_prepared = commit_prepared  # type: ignore[method-assign]
+            setup.sink.commit_prepared = commit_prepared  # type: ignore[assignment, method-assign]
             setup.stream.give([xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 3, "gid3"), 408), *transaction(6)])
             await asyncio.wait({task}, timeout=2)
             if error is NeverPrepared and not sends:
