@@ -11,7 +11,7 @@ import subscriber
 from tests.docker.engine import docker, inspect
 from tests.docker.images import python_image
 from tests.docker.replicas import VOLUME, Replica, wait_for_server
-from tests.docker.stack import PASSWORD, Container, Stack
+from tests.docker.stack import TARGET_PASSWORD, Container, Stack
 
 _PRIVILEGES = """
 import json, os
@@ -111,7 +111,7 @@ def test_full_disk_of_the_target_is_reported_and_waited_for(stack: Stack, replic
         row = publisher.execute("SELECT pg_relation_size('transfers') + 2 * 1024 * 1024").fetchone()
     assert row is not None
     disk = ("--tmpfs", f"/small:size={row[0]}")
-    server = stack.run("--env", f"POSTGRES_PASSWORD={PASSWORD}", "--network-alias", "small", *disk, "postgres:18-bookworm")
+    server = stack.run("--env", f"POSTGRES_PASSWORD={TARGET_PASSWORD}", "--network-alias", "small", *disk, "postgres:18-bookworm")
     psql = ("psql", "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-c")
     wait_for_server(server)
     server.exec("chown", "postgres", "/small")
