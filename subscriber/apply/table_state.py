@@ -127,6 +127,10 @@ class TableStates:
         entry = self._entries.get(table)
         return None if entry is None else entry.state
 
+    def waits_for_copy(self, table: TableName) -> bool:
+        """Whether the table is in INIT, and its rows are copied."""
+        return self._entries.get(table) == TableEntry(TableState.INIT)
+
     def set(self, table: TableName, entry: TableEntry) -> None:
         """Note a state that was stored durably."""
         self.update({table: entry})

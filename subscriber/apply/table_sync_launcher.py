@@ -23,7 +23,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.apply.table_synchronization import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
-from subscriber.interfaces import Retry, TableName, TableState
+from subscriber.interfaces import Retry, TableName
 
 __all__ = ["SyncLauncher", "SyncOwner"]
 
@@ -226,7 +226,7 @@ class SyncLauncher:
             return False
         if asyncio.get_running_loop().time() < self._alone_until:
             return False
-        return self._states.state(table) is TableState.INIT
+        return self._states.waits_for_copy(table)
 
     def _synchronization(self, table: TableName) -> TableSynchronization:
         work = self._work.get(table)

@@ -10,9 +10,12 @@ Steps of one table, with the state that is durable after each (``table_state.py`
  ``r``  (set by the apply worker once it has passed that LSN)
 =====  ==========================================================================================================
 
+A table that is to be *reconciled* (:class:`SyncMode`) has rows already. They are compared with the snapshot, and only what differs
+is written (``subscription/run/reconciliation.py``). The rest is the same.
+
 After a crash in ``i`` or ``d`` the copy starts again with a new slot. If the target has kept the rows of parts that were committed, they
-are compared with the new snapshot, and only what differs is copied (``subscription/run/resumed_copy.py``). If that fails for a reason
-that may last, these rows are deleted, and the copy begins at its first row. After a crash in ``f`` it resumes from the slot. A crash in
+are reconciled with the new snapshot. If that fails for a reason that may last, these rows are deleted, and the copy begins at its first
+row. After a crash in ``f`` it resumes from the slot. A crash in
 ``s`` may leave the slot, which the next start drops.
 
 Each table is retried separately after an error, on its own connections: it affects neither the apply worker nor other tables.
@@ -22,9 +25,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from subscriber import crash_points
@@ -38,19 +42,20 @@ from subscriber.apply.tasks import task_group
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable, RelationError, SubscriberError
 from subscriber.interfaces import (
-    Condition,
+    ComparedTables,
     CopyFormat,
-    KeptRows,
     Position,
     PublishedTable,
+    ReconcilingTableSink,
     ReplicationStream,
-    ResumableTableSink,
     SnapshotOrder,
     SnapshotTableSink,
+    SyncMode,
     TableEntry,
     TableName,
     TableSink,
     TableState,
+    TargetRows,
 )
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
@@ -58,11 +63,13 @@ from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Transaction
 from subscriber.waits import moved
 
-__all__ = ["CopyPart", "CopySource", "Replacement", "ResumedRange", "SnapshotSource", "SyncRun", "TableSynchronization", "sync_slot_prefix"]
+__all__ = ["CopyPart", "CopySource", "ReconciledRows", "SnapshotSource", "SyncRun", "TableSynchronization", "sync_slot_prefix"]
 
 _log = logging.getLogger(__name__)
 
 _TICK = 0.5
+_WORKER_ROWS = 200_000
+"""So many rows are worth another worker."""
 
 
 def sync_slot_prefix(oid: int) -> str:
@@ -75,20 +82,16 @@ CopyPart = Callable[[], AbstractAsyncContextManager[AsyncIterator[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
-    """Rows that are copied in place of rows that an interrupted copy has left.
+class ReconciledRows:
+    """What was done to make a table equal to the publisher's.
 
     Attributes:
-        condition: which rows of the target; None: there are none.
-        rows: the publisher's rows.
+        kept: rows that were equal.
+        written: rows that were written.
     """
 
-    condition: Condition | None
-    rows: CopyPart
-
-
-ResumedRange = Callable[[], Awaitable[Replacement | None]]
-"""Compares a range of an interrupted copy with the snapshot. None: nothing must be copied."""
+    kept: int
+    written: int
 
 
 class SnapshotSource(Protocol):
@@ -103,12 +106,30 @@ class SnapshotSource(Protocol):
         """The parts of the table's published rows. ``rows`` is called with the number of rows read."""
         ...
 
-    def resumed(
-        self, table: PublishedTable, kept: KeptRows, copy_format: CopyFormat, rows: Callable[[int], None], kept_rows: Callable[[int], None]
-    ) -> Awaitable[Sequence[ResumedRange] | None]:
-        """The ranges of a table whose copy was interrupted; None: it must be copied from the start.
+    def reconcile(
+        self,
+        table: PublishedTable,
+        sink: ReconcilingTableSink,
+        rows: TargetRows | ComparedTables,
+        copy_format: CopyFormat,
+        advanced: Callable[[int], None],
+        *,
+        workers: int,
+        mode: SyncMode,
+    ) -> Awaitable[ReconciledRows | None]:
+        """Compare rows of the target with the snapshot, and replace those that differ.
 
-        ``rows`` is called with the number of rows read, ``kept_rows`` with the number of those that are not read again.
+        Args:
+            table: as published.
+            sink: the table's.
+            rows: the target's rows, with as many sessions as workers.
+            copy_format: of rows that are copied.
+            advanced: called with the number of rows that are done.
+            workers: how many ranges are worked on at once.
+            mode: in mode COPY, ``rows`` are those that an interrupted copy has stored, else all rows of the target's table.
+
+        Returns:
+            None: nothing was done, because it is faster to copy the table again. Only in mode COPY.
         """
         ...
 
@@ -171,19 +192,6 @@ class SyncRun:
         return f"{sync_slot_prefix(self.oid)}{relation_id}_{self.target_identifier}"
 
 
-class _Count:
-    """Counts rows of a table's copy, and tells the progress."""
-
-    def __init__(self, progress: CopyProgress, table: TableName) -> None:
-        self._progress = progress
-        self._table = table
-        self.rows = 0
-
-    def add(self, rows: int) -> None:
-        self.rows += rows
-        self._progress.advanced(self._table, rows)
-
-
 class TableSynchronization:
     """Takes one table to SYNCDONE.
 
@@ -219,9 +227,15 @@ class TableSynchronization:
             elif entry.state is not TableState.READY:
                 self._states.set(self._table, entry)
                 self._states.abandon_handover(self._table)
-                if entry.state is not TableState.FINISHEDCOPY and not await self._copy(slot, entry):
-                    return
-                await self._catch_up()
+                done = False
+                if entry.state is not TableState.FINISHEDCOPY:
+                    complete_to = await self._copy(slot, entry)
+                    if complete_to is None:
+                        return
+                    # if the apply worker has skipped no change of the table since the snapshot, there is nothing to catch up with
+                    done = await self._hand_over(complete_to)
+                if not done:
+                    await self._catch_up()
             crash_points.reached("copy.synchronized")
             await self._source.drop_slot(slot)
             crash_points.reached("copy.slot_dropped")
@@ -232,7 +246,7 @@ class TableSynchronization:
     async def _begin(self) -> TableEntry:
         try:
             sink = self._sink
-            return await (sink.begin_again() if isinstance(sink, ResumableTableSink) else sink.begin())
+            return await (sink.begin_again() if isinstance(sink, ReconcilingTableSink) else sink.begin())
         except RelationError:
             # the table was dropped, or is not part of the subscription any more: no handover can be in progress
             self._states.known(self._table)
@@ -242,15 +256,16 @@ class TableSynchronization:
         self._states.set(self._table, entry)
         self._states.abandon_handover(self._table)
 
-    async def _copy(self, slot: str, entry: TableEntry) -> bool:
+    async def _copy(self, slot: str, entry: TableEntry) -> Lsn | None:
+        """Copy or reconcile the table. Return the LSN up to which its rows are complete; None: it is not published any more."""
         described = await self._source.describe(self._table)
         if described is None:
-            if entry.state is TableState.DATASYNC and isinstance(self._sink, ResumableTableSink):
+            if entry.state is TableState.DATASYNC and isinstance(self._sink, ReconcilingTableSink):
                 await self._sink.undo_copy()
             _log.warning('table "%s" is no longer published; it is not copied', self._table)
             self._states.remove(self._table)
             await self._source.drop_slot(slot)
-            return False
+            return None
         try:
             await self._sink.describe(described)
         except RelationError:
@@ -259,7 +274,7 @@ class TableSynchronization:
             raise
         await self._sink.start_copy()
         crash_points.reached("copy.started")
-        self._states.set(self._table, TableEntry(TableState.DATASYNC))
+        self._states.set(self._table, TableEntry(TableState.DATASYNC, mode=entry.mode))
         async with self._source.snapshot(slot) as snapshot:
             crash_points.reached("copy.slot_created")
             # after the slot was created, because that waited for transactions that may have altered the table
@@ -270,7 +285,7 @@ class TableSynchronization:
                 )
             await self._sink.describe(table)
             self._run.progress.started(self._table, table.estimated_rows)
-            if not (entry.state is TableState.DATASYNC and await self._resume_copy(snapshot, table)):
+            if not await self._reconcile(snapshot, table, entry):
                 await self._copy_rows(snapshot, table)
             crash_points.reached("copy.stored")
             await snapshot.verify(table)
@@ -285,69 +300,37 @@ class TableSynchronization:
         self._states.set(self._table, TableEntry(TableState.FINISHEDCOPY))
         self._run.progress.finished(self._table)
         _log.info('table "%s" is copied as of %s', self._table, position.lsn)
-        return True
+        return self._states.covered(table.relation_id, position.lsn)
 
-    async def _resume_copy(self, snapshot: SnapshotSource, table: PublishedTable) -> bool:
-        """Copy what an interrupted copy has not left. False: nothing of it is left."""
-        sink = self._sink
-        if not isinstance(sink, ResumableTableSink):
+    async def _reconcile(self, snapshot: SnapshotSource, table: PublishedTable, entry: TableEntry) -> bool:
+        """Compare the rows that the target has, and write only what differs. False: the table must be copied.
+
+        In mode COPY they are those of a copy that was interrupted, else all rows.
+        """
+        sink, copies = self._sink, entry.mode is SyncMode.COPY
+        if not isinstance(sink, ReconcilingTableSink) or (copies and entry.state is not TableState.DATASYNC):
             return False
-        copied, left = _Count(self._run.progress, self._table), _Count(self._run.progress, self._table)
-        limit = asyncio.Semaphore(self._run.settings.max_copy_workers_per_table)
+        advanced = partial(self._run.progress.advanced, self._table)
         reason = "it has no ranges of a key"
         try:
-            kept = await sink.kept()
-            if kept is None:
+            workers = min(self._run.settings.max_copy_workers_per_table, 1 + (table.estimated_rows or 0) // _WORKER_ROWS)
+            rows = await sink.compared(workers)
+            if rows is None:
                 return False
-            ranges = await snapshot.resumed(table, kept, self._run.copy_format, copied.add, left.add)
-            found = None if ranges is None else await self._delete_differing(sink, ranges, limit)
+            found = await snapshot.reconcile(table, sink, rows, self._run.copy_format, advanced, workers=workers, mode=entry.mode)
         except SubscriberError as error:
-            if not may_recur(error):
+            if not (copies and may_recur(error)):
                 raise
             found, reason = None, f"what it has left cannot be compared or replaced: {error.one_line()}"
         if found is None:
-            await self._begin_again(sink, reason)
-            # rows that are kept were counted
+            await sink.undo_copy()
+            _log.warning('the copy of table "%s" was interrupted, and begins again at its first row: %s', self._table, reason)
+            # rows that were compared are counted again
             self._run.progress.started(self._table, table.estimated_rows)
             return False
-        try:
-            async with task_group() as group:
-                for each in found:
-                    group.create_task(self._copy_part(each.rows, table, limit))
-        except SubscriberError as error:
-            if may_recur(error):
-                try:
-                    await self._begin_again(sink, "its rest could not be copied")
-                except SubscriberError as another:
-                    error.also.append(another)
-            raise
-        _log.info('the copy of table "%s" was resumed: %d rows were kept, %d copied', self._table, left.rows, copied.rows)
+        what = 'the copy of table "%s" was resumed' if copies else 'table "%s" was reconciled'
+        _log.info(f"{what}: %d rows were kept, %d copied", self._table, found.kept, found.written)
         return True
-
-    async def _begin_again(self, sink: ResumableTableSink, reason: str) -> None:
-        await sink.undo_copy()
-        _log.warning('the copy of table "%s" was interrupted, and begins again at its first row: %s', self._table, reason)
-
-    async def _delete_differing(
-        self, sink: ResumableTableSink, ranges: Sequence[ResumedRange], limit: asyncio.Semaphore
-    ) -> Sequence[Replacement]:
-        async with task_group() as group:
-            tasks = [group.create_task(self._compare(each, limit)) for each in ranges]
-        found = [each for task in tasks if (each := task.result()) is not None]
-        crash_points.reached("resume.planned")
-        # before anything is copied: a new row may have a unique value that one of these had
-        for each in found:
-            if each.condition is not None:
-                await sink.delete_kept(each.condition)
-                crash_points.reached("resume.deleted")
-                moved()
-        return found
-
-    async def _compare(self, each: ResumedRange, limit: asyncio.Semaphore) -> Replacement | None:
-        async with limit:
-            found = await each()
-            moved()
-            return found
 
     async def _copy_rows(self, snapshot: SnapshotSource, table: PublishedTable) -> None:
         def advanced(rows: int) -> None:
@@ -392,13 +375,19 @@ class TableSynchronization:
             lsn = tracker.received if tracker.idle else tracker.applied
             if lsn >= first_goal:
                 self._states.request_handover(self._table)
-            if self._states.try_handover(self._table, lsn):
-                self._states.storing(self._table)
-                crash_points.reached("copy.caught_up")
-                await self._sink.finish_sync(lsn)
-                self._states.complete_handover(self._table)
-                _log.info('table "%s" is synchronized up to %s', self._table, lsn)
+            if await self._hand_over(lsn):
                 return
+
+    async def _hand_over(self, lsn: Lsn) -> bool:
+        """Store SYNCDONE, unless the apply worker is ahead."""
+        if not self._states.try_handover(self._table, lsn):
+            return False
+        self._states.storing(self._table)
+        crash_points.reached("copy.caught_up")
+        await self._sink.finish_sync(lsn)
+        self._states.complete_handover(self._table)
+        _log.info('table "%s" is synchronized up to %s', self._table, lsn)
+        return True
 
     async def _apply_batch(self, receiver: Receiver, tracker: FlushTracker) -> None:
         batch, held = await collect(receiver, self._run.settings, self._gate)

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from subscriber.catalog.model import PG_SUBSCRIPTION, known_values
 from subscriber.catalog.store import Row
-from subscriber.config import STORED, SubscriptionOptions
+from subscriber.catalog.subscription_rows import pending_refresh_of
+from subscriber.config import PARAMETERS, STORED, CopyData, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriptionInUse
 from subscriber.interfaces import TwoPhaseState
 from subscriber.protocol.conninfo import StoredConninfo
@@ -52,7 +53,7 @@ class Definition:
         position: the target has all changes up to this LSN; None: no position is stored yet.
         made: False while it is being created, and after its creation was interrupted.
         generation: a number that each claim increases.
-        pending_refresh: the publications were changed and the tables have to be refreshed, with a copy (True) or without (False).
+        pending_refresh: the publications were changed and the tables have to be refreshed, with this ``copy_data``.
         claimed: a verb has claimed it: it must not be run.
     """
 
@@ -68,7 +69,7 @@ class Definition:
     position: Lsn | None = None
     made: bool = True
     generation: int = 0
-    pending_refresh: bool | None = None
+    pending_refresh: CopyData | None = None
     claimed: bool = False
 
     @property
@@ -91,6 +92,8 @@ def _stored(name: str, value: Any) -> Any:
             return TwoPhaseState(value).value
         case "publications":
             return tuple(value)
+        case "pending_refresh" if value is not None:
+            return PARAMETERS["copy_data"].type.show(value)
         case _:
             return value
 
@@ -122,7 +125,7 @@ def definition_of(row: Row, position: Lsn | None, *, claimed: bool = False) -> D
             position=position,
             made=row["submade"],
             generation=row["subgeneration"],
-            pending_refresh=row["subrefresh"],
+            pending_refresh=pending_refresh_of(row),
             claimed=claimed,
         )
 

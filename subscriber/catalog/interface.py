@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from subscriber.catalog.definition import Definition
 from subscriber.interfaces import TableName
 
-__all__ = ["Catalog", "CopyingCatalog", "MovableCatalog", "OwnedCatalog"]
+__all__ = ["Catalog", "MovableCatalog", "OwnedCatalog", "RestartingCatalog", "ResyncingCatalog"]
 
 
 class Catalog(Protocol):
@@ -121,14 +121,32 @@ class Catalog(Protocol):
 
 
 @runtime_checkable
-class CopyingCatalog(Protocol):
-    """A :class:`Catalog` of a target in which a new copy replaces the rows of a table."""
+class ResyncingCatalog(Protocol):
+    """A :class:`Catalog` that can let a subscription begin again, for some tables or for all."""
 
-    async def copy_again(self, oid: int, tables: Sequence[TableName]) -> None:
-        """Let the next run of the subscription copy these tables again. Call it under a claim.
+    async def resync(self, oid: int, tables: Sequence[TableName], *, copy: bool) -> None:
+        """Let the next run of the subscription synchronize these tables again. Call it under a claim.
+
+        Args:
+            oid: the subscription's.
+            tables: of the subscription.
+            copy: write all rows again. False: compare the rows, where this kind of target can do that, and write only what differs.
 
         Raises:
             RelationError: a table is not part of the subscription. Nothing was changed.
+            TargetError: the target rejects it.
+        """
+        ...
+
+
+@runtime_checkable
+class RestartingCatalog(Protocol):
+    """A :class:`Catalog` that can let a subscription begin again at a new slot, with the rows that the target has."""
+
+    async def restart(self, oid: int) -> None:
+        """Forget the position, and let all tables be reconciled. The next start creates the slot. Call it under a claim.
+
+        Raises:
             TargetError: the target rejects it.
         """
         ...

@@ -32,6 +32,7 @@ from typing import Any, Final, Self
 
 from subscriber.config import STORED, Option
 from subscriber.errors import TargetError
+from subscriber.interfaces import SyncMode
 
 __all__ = [
     "COUNTERS",
@@ -165,7 +166,7 @@ def pg_subscription(options: Iterable[Option]) -> Table:
         Column("subconninfo", Kind.TEXT, null=True),
         Column("submade", Kind.BOOLEAN),
         Column("subgeneration", Kind.INTEGER),
-        Column("subrefresh", Kind.BOOLEAN, null=True),
+        Column("subrefresh", Kind.TEXT, length=10, null=True),
         key=("oid",),
         subscription="oid",
     )
@@ -182,6 +183,7 @@ PG_SUBSCRIPTION_REL: Final = Table(
     Column("srrelname", Kind.NAME),
     Column("srsubstate", Kind.CODE),
     Column("srsublsn", Kind.LSN, null=True),
+    Column("srmode", Kind.CODE, default=SyncMode.COPY.value),
     key=("srsubid", "srrelid"),
     subscription="srsubid",
 )

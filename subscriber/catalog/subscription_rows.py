@@ -10,11 +10,12 @@ from typing import Final
 
 from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, known_values
 from subscriber.catalog.store import Row, Rows
+from subscriber.config import COPY_DATA_WORDS, CopyData
 from subscriber.errors import RelationError, SubscriptionChanged
-from subscriber.interfaces import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.interfaces import Position, SubscriptionState, SyncMode, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN
 
-__all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of"]
+__all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of", "pending_refresh_of"]
 
 _WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
@@ -26,8 +27,17 @@ def entry_of(row: Row) -> TableEntry:
         TargetError: this program does not know the state.
     """
     with known_values(PG_SUBSCRIPTION_REL):
-        state = TableState(row["srsubstate"])
-    return TableEntry(state, row["srsublsn"] if state in _WITH_LSN else None)
+        state, mode = TableState(row["srsubstate"]), SyncMode(row["srmode"])
+    return TableEntry(state, row["srsublsn"] if state in _WITH_LSN else None, mode)
+
+
+def pending_refresh_of(row: Row) -> CopyData | None:
+    """Return the ``copy_data`` of a refresh that a row of ``pg_subscription`` asks for."""
+    return None if row["subrefresh"] is None else COPY_DATA_WORDS[row["subrefresh"]]
+
+
+def _stored(entry: TableEntry) -> Row:
+    return {"srsubstate": entry.state.value, "srsublsn": entry.lsn, "srmode": entry.mode.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class SubscriptionRows:
         row = found[0]
         with known_values(PG_SUBSCRIPTION):
             two_phase = TwoPhaseState(row["subtwophasestate"])
+            pending_refresh = pending_refresh_of(row)
         return SubscriptionState(
             oid=self.oid,
             name=row["subname"],
@@ -86,7 +97,7 @@ class SubscriptionRows:
             managed=row["subconninfo"] is not None,
             skip_lsn=row["subskiplsn"],
             generation=row["subgeneration"],
-            pending_refresh=row["subrefresh"],
+            pending_refresh=pending_refresh,
         )
 
     async def change(self, **values: object) -> None:
@@ -173,7 +184,7 @@ class SubscriptionRows:
         where = {"srsubid": self.oid, "srrelname": [table.name for table in tables]}
         known = {_name(row): int(row["srrelid"]) for row in await self.rows.select(PG_SUBSCRIPTION_REL, where)}
         found = await self.rows.relids([table for table in tables if table not in known])
-        state = {"srsubstate": entry.state.value, "srsublsn": entry.lsn}
+        state = _stored(entry)
         again = [known[table] for table in tables if table in known]
         if again:
             await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": again}, state)
@@ -194,8 +205,29 @@ class SubscriptionRows:
             only_from: the state in which it must be.
             more: new values of columns that only this kind of target has.
         """
-        values = {"srsubstate": entry.state.value, "srsublsn": entry.lsn, **more}
+        values = {**_stored(entry), **more}
         return await self.rows.update(PG_SUBSCRIPTION_REL, {**self._key(relid), "srsubstate": only_from.value}, values) == 1
+
+    async def set_entries(self, relids: Sequence[int], entry: TableEntry) -> None:
+        """Set the state of tables, whatever it was."""
+        await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": list(relids)}, _stored(entry))
+
+    async def require_alone(self, tables: Sequence[TableName]) -> None:
+        """Check that no other subscription writes these tables. Its rows would be deleted when they are reconciled.
+
+        Raises:
+            RelationError: another one does.
+        """
+        wanted = set(tables)
+        where = {"srrelname": [table.name for table in tables]}
+        for row in await self.rows.select(PG_SUBSCRIPTION_REL, where) if wanted else ():
+            if row["srsubid"] != self.oid and _name(row) in wanted:
+                other = await self.rows.select(PG_SUBSCRIPTION, {"oid": row["srsubid"]})
+                raise RelationError(
+                    f'table "{_name(row)}" also belongs to subscription "{other[0]["subname"] if other else row["srsubid"]}":'
+                    " its rows would be deleted",
+                    hint="a table of several subscriptions can only be copied",
+                )
 
     async def remove_table(self, relid: int) -> None:
         await self.forget_position(relid)

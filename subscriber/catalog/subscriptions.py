@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from subscriber.catalog.definition import Definition, claimed_elsewhere, columns_of, definition_of, require_name
-from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, POSITION, SUBSCRIPTION_STATS, Table
+from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, SUBSCRIPTION_STATS, Table
 from subscriber.catalog.statistics import note_error, reset_statistics
 from subscriber.catalog.store import CATALOG_KEY, LAUNCHER_KEY, Plus, Row, Rows, Store, verb_key, writer_key
+from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.config import STORED, SubscriptionOptions
-from subscriber.errors import SubscriptionChanged, SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.interfaces import TwoPhaseState
+from subscriber.errors import RelationError, SubscriptionChanged, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.interfaces import SyncMode, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["StoredCatalog", "ensure_subscription", "find_subscription", "no_such_subscription", "remove_rows", "require_unclaimed"]
@@ -155,6 +156,41 @@ class StoredCatalog(Generic[_Store]):
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
         return await self.store.prepared_transactions(oid)
+
+    async def resync(self, oid: int, tables: Sequence[TableName], *, copy: bool) -> None:
+        """See :meth:`subscriber.catalog.ResyncingCatalog.resync`."""
+        async with self.store.transaction() as rows:
+            known = dict(await SubscriptionRows(rows, oid).tables(lock=True))
+            for table in tables:
+                if table not in known:
+                    raise RelationError(
+                        f'table "{table}" is not part of the subscription', hint="`subscriber status` lists the tables of a subscription"
+                    )
+            await self._begin_again(rows, oid, tables, SyncMode.REPLACE if copy else SyncMode.RECONCILE)
+        await self.store.notify()
+
+    async def restart(self, oid: int) -> None:
+        """See :meth:`subscriber.catalog.RestartingCatalog.restart`."""
+        async with self.store.transaction() as rows:
+            own = SubscriptionRows(rows, oid)
+            await self._begin_again(rows, oid, [name for name, _ in await own.tables(lock=True)], SyncMode.RECONCILE)
+            # the slot's name stays: if there is such a slot, the next start drops it, as one that was never read
+            await own.forget_position(0)
+            await own.clear_skip()
+        await self.store.notify()
+
+    async def _begin_again(self, rows: Rows, oid: int, names: Sequence[TableName], mode: SyncMode) -> None:
+        own = SubscriptionRows(rows, oid)
+        await own.require_alone(names)
+        known = dict(await own.tables())
+        relids = [known[name].relid for name in names]
+        if not relids:
+            return
+        # positions, and what finds the rows of an unfinished copy
+        for table in self.store.tables:
+            if "srrelid" in table.columns and table.name != PG_SUBSCRIPTION_REL.name:
+                await rows.delete(table, {"srsubid": oid, "srrelid": relids})
+        await own.set_entries(relids, TableEntry(TableState.INIT, mode=mode))
 
     async def become_launcher(self, lost: int | None = None) -> int | None:
         try:

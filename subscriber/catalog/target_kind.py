@@ -19,13 +19,13 @@ from subscriber.catalog.observation import Observation
 from subscriber.catalog.snapshot_requests import Requests
 from subscriber.catalog.store import Store
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.interfaces import PublishedTable, Query, RowSource, Sink, TableName
+from subscriber.interfaces import ComparedTables, PublishedTable, Query, Sink, TableName
 from subscriber.interfaces.schema import SchemaProgress, Section
 from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
 from subscriber.interfaces.table_schema import DatabaseSchema, SchemaDifference
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["CatalogKind", "ComparedKind", "ComparedTables", "ComparedTarget", "SchemaKind", "SequencesKind", "TargetKind"]
+__all__ = ["CatalogKind", "ComparedKind", "ComparedTarget", "SchemaKind", "SequencesKind", "TargetKind"]
 
 
 class TargetKind(Protocol):
@@ -102,22 +102,6 @@ class SequencesKind(Protocol):
             sequences: as the publisher has them.
             force: also set a sequence back that is ahead.
             dry_run: change nothing.
-        """
-        ...
-
-
-class ComparedTables(Protocol):
-    """Tables of a target in a snapshot, whose rows this program hashes."""
-
-    async def table(self, published: PublishedTable, key: Sequence[str]) -> RowSource:
-        """Find a table. Its columns are those of the publisher, in that order.
-
-        Args:
-            published: the table.
-            key: the columns by which :class:`subscriber.interfaces.KeyedRowSource` finds rows; may be empty.
-
-        Raises:
-            RelationError: the target does not have it, or lacks a column.
         """
         ...
 

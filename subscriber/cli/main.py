@@ -32,6 +32,7 @@ _VERBS: Final = {
     "alter": "change a subscription",
     "drop": "remove a subscription",
     "status": "show the status of subscriptions",
+    "recover": "begin again at a new slot after changes were lost",
     "verify": "compare the rows of both sides at one position",
     "migrate": "bring a database to a target, up to the cutover",
     "schema": "copy the publisher's schema to the target, or compare both",

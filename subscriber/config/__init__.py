@@ -9,9 +9,11 @@ columns of the target's catalog and the error messages are derived from it. A ne
 from subscriber.config.option import Option, declared, reference
 from subscriber.config.parameters import (
     ALTERABLE,
+    COPY_DATA_WORDS,
     NO_SLOT,
     PARAMETERS,
     STORED,
+    CopyData,
     Streaming,
     SubscriptionOptions,
     SynchronousCommit,
@@ -25,10 +27,12 @@ from subscriber.config.where import with_filters
 __all__ = [
     "ALTERABLE",
     "BOOLEAN",
+    "COPY_DATA_WORDS",
     "NO_SLOT",
     "PARAMETERS",
     "SETTINGS",
     "STORED",
+    "CopyData",
     "InsertConflict",
     "Option",
     "SchemaChange",

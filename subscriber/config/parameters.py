@@ -14,9 +14,11 @@ from subscriber.errors import ConfigurationError
 
 __all__ = [
     "ALTERABLE",
+    "COPY_DATA_WORDS",
     "NO_SLOT",
     "PARAMETERS",
     "STORED",
+    "CopyData",
     "OriginFilter",
     "Streaming",
     "SubscriptionOptions",
@@ -27,6 +29,7 @@ __all__ = [
 Streaming = Literal["off", "on", "parallel"]
 SynchronousCommit = Literal["off", "local", "remote_write", "remote_apply", "on"]
 OriginFilter = Literal["none", "any"]
+CopyData = bool | Literal["reconcile"]
 
 NO_SLOT: Final = "none"
 """The value of ``slot_name`` that means NONE. The parameter cannot name a slot ``none``."""
@@ -81,6 +84,26 @@ _SYNCHRONOUS_COMMIT: Final = _switch(
 )
 
 
+COPY_DATA_WORDS: Final[Mapping[str, CopyData]] = {"true": True, "false": False, "reconcile": "reconcile"}
+"""The values of ``copy_data``, as they are stored."""
+
+
+def _parse_copy_data(name: str, text: str) -> CopyData:
+    if text.strip().lower() == "reconcile":
+        return "reconcile"
+    try:
+        return parse_bool(name, text)
+    except ConfigurationError:
+        raise ConfigurationError(f'{name} requires a Boolean value or "reconcile"', hint="one of true, false, reconcile") from None
+
+
+def _show_copy_data(value: CopyData) -> str:
+    return next(word for word, known in COPY_DATA_WORDS.items() if known == value)
+
+
+_COPY_DATA: Final = OptionType(name="boolean, reconcile", parse=_parse_copy_data, show=_show_copy_data)
+
+
 def _parse_timeout(name: str, text: str) -> float:
     return -1.0 if text == "-1" else parse_seconds(name, text)
 
@@ -106,7 +129,12 @@ class SubscriptionOptions:
     )
     """None: the subscription's name. :data:`NO_SLOT`: no slot."""
     binary: bool = option(False, BOOLEAN, "receive values in binary format", since=14, alter="always", column="subbinary")
-    copy_data: bool = option(True, BOOLEAN, "copy the rows that the published tables have when replication starts")
+    copy_data: CopyData = option(
+        True,
+        _COPY_DATA,
+        "copy the rows that the published tables have when replication starts; reconcile: compare them with the target's rows, and write"
+        " only what differs",
+    )
     streaming: Streaming = option(
         "parallel",
         _STREAMING,
@@ -193,9 +221,10 @@ class SubscriptionOptions:
         """
         values = parse_options(items, declared(cls), _UNRECOGNIZED)
         for conflicting in ("enabled", "create_slot", "copy_data"):
-            if values.get("connect") is False and values.get(conflicting) is True:
+            if values.get("connect") is False and values.get(conflicting):
+                given = PARAMETERS[conflicting].type.show(values[conflicting])
                 raise ConfigurationError(
-                    f"connect = false and {conflicting} = true are mutually exclusive options", hint="leave one of them out"
+                    f"connect = false and {conflicting} = {given} are mutually exclusive options", hint="leave one of them out"
                 )
         options = cls(**values)
         if not options.connect:

@@ -6,6 +6,7 @@
 """
 
 from subscriber.interfaces.abilities import (
+    ComparedTables,
     DescribedSink,
     ExportingSink,
     ExportSnapshot,
@@ -26,7 +27,16 @@ from subscriber.interfaces.abilities import (
 from subscriber.interfaces.conditions import Condition
 from subscriber.interfaces.publisher import ReplicationStream, Spool
 from subscriber.interfaces.sink import OpenedSink, Sink, StateStore, Stream
-from subscriber.interfaces.tables import KeptRows, ResumableTableSink, SnapshotTableSink, TableGroup, TableSink
+from subscriber.interfaces.tables import (
+    ReconcilingTableSink,
+    ReplacedKeys,
+    ReplacedRange,
+    Replacement,
+    SnapshotTableSink,
+    TableGroup,
+    TableSink,
+    TargetRows,
+)
 from subscriber.interfaces.values import (
     CATALOG_SCHEMA,
     ApplyStatistics,
@@ -38,6 +48,7 @@ from subscriber.interfaces.values import (
     RelationGate,
     SnapshotOrder,
     SubscriptionState,
+    SyncMode,
     TableEntry,
     TableName,
     TableState,
@@ -51,6 +62,7 @@ __all__ = [
     "CATALOG_SCHEMA",
     "ApplyStatistics",
     "Batch",
+    "ComparedTables",
     "Condition",
     "CopyFormat",
     "DescribedSink",
@@ -59,7 +71,6 @@ __all__ = [
     "Finding",
     "FinishingSink",
     "GroupingSink",
-    "KeptRows",
     "KeyedRowSource",
     "OpenedSink",
     "ParallelSink",
@@ -69,10 +80,13 @@ __all__ = [
     "PostgresDatabase",
     "PublishedTable",
     "Query",
+    "ReconcilingTableSink",
     "RelationGate",
     "RepairingSink",
+    "ReplacedKeys",
+    "ReplacedRange",
+    "Replacement",
     "ReplicationStream",
-    "ResumableTableSink",
     "Retry",
     "Row",
     "RowSource",
@@ -83,12 +97,14 @@ __all__ = [
     "StateStore",
     "Stream",
     "SubscriptionState",
+    "SyncMode",
     "TableEntry",
     "TableGroup",
     "TableName",
     "TableSink",
     "TableState",
     "TargetActivity",
+    "TargetRows",
     "TwoPhaseSink",
     "TwoPhaseState",
     "WatchedSink",

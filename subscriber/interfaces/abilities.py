@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = [
+    "ComparedTables",
     "DescribedSink",
     "ExportSnapshot",
     "ExportingSink",
@@ -292,6 +293,22 @@ class KeyedRowSource(RowSource, Protocol):
 
         Raises:
             TargetUnavailable, TargetError
+        """
+        ...
+
+
+class ComparedTables(Protocol):
+    """Tables of a target in a snapshot, whose rows this program hashes."""
+
+    async def table(self, published: PublishedTable, key: Sequence[str]) -> RowSource:
+        """Find a table. Its columns are those of the publisher, in that order.
+
+        Args:
+            published: the table.
+            key: the columns by which :class:`KeyedRowSource` finds rows; may be empty.
+
+        Raises:
+            RelationError: the target does not have it, or lacks a column.
         """
         ...
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from subscriber.interfaces.conditions import Condition
 from subscriber.interfaces.values import Batch, CopyFormat, Position, PublishedTable, SnapshotOrder, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
-    from subscriber.interfaces.abilities import Query
+    from subscriber.interfaces.abilities import ComparedTables, Query
 
 __all__ = [
-    "KeptRows",
-    "ResumableTableSink",
+    "ReconcilingTableSink",
+    "ReplacedKeys",
+    "ReplacedRange",
+    "Replacement",
     "SnapshotTableSink",
     "TableGroup",
     "TableSink",
+    "TargetRows",
 ]
 
 
@@ -103,36 +106,98 @@ class SnapshotTableSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRows:
-    """Rows that an interrupted copy has left in a PostgreSQL target.
+class ReplacedKeys:
+    """Rows of the publisher that take the place of the target's rows with the same keys.
 
     Attributes:
-        query: reads in the target.
-        condition: SQL that is true for these rows only.
+        key: the columns that identify a row.
+        keys: texts of these columns. All rows of the target with one of these keys are deleted, and those with a NULL in the key if one
+            of these has a None.
+        rows: reads the publisher's rows with these keys: all published columns, as texts. It may be called again.
     """
 
-    query: Query
-    condition: str
+    key: tuple[str, ...]
+    keys: Sequence[Sequence[str | None]]
+    rows: Callable[[], Awaitable[Sequence[Sequence[str | None]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedRange:
+    """Rows of the publisher that take the place of all rows of a range.
+
+    Attributes:
+        key: the columns that identify a row; empty: the table has no key.
+        column: its values are from ``low`` to before ``high``; None: all rows.
+        low, high: texts of values; None: no bound.
+        rows: opens the publisher's rows of the range, as COPY data. It may be called again.
+    """
+
+    key: tuple[str, ...]
+    column: str | None
+    low: str | None
+    high: str | None
+    rows: Callable[[], AbstractAsyncContextManager[AsyncIterator[bytes]]]
+
+
+Replacement = ReplacedKeys | ReplacedRange
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """Rows of a PostgreSQL target that are compared with the publisher's.
+
+    Attributes:
+        queries: sessions that read them.
+        condition: SQL that is true for these rows only; empty: all rows of the table.
+    """
+
+    queries: Sequence[Query]
+    condition: str = ""
 
 
 @runtime_checkable
-class ResumableTableSink(Protocol):
-    """A :class:`TableSink` that can keep the rows of an interrupted copy has these methods too."""
+class ReconcilingTableSink(Protocol):
+    """A :class:`TableSink` whose rows can be compared with the publisher's, and replaced, has these methods too.
+
+    It stores ``TableEntry.mode`` with the state. With another mode than COPY, :meth:`TableSink.begin` undoes nothing.
+    """
 
     async def begin_again(self) -> TableEntry:
         """As :meth:`TableSink.begin`, but the rows of an unfinished copy stay, with the state DATASYNC."""
         ...
 
-    async def kept(self) -> KeptRows | None:
-        """The rows of an unfinished copy; None: there are none. Called after :meth:`TableSink.start_copy`."""
+    async def compared(self, sessions: int) -> TargetRows | ComparedTables | None:
+        """Return the rows to compare: in mode COPY those that an unfinished copy has stored, else all of them.
+
+        Called after :meth:`TableSink.start_copy`.
+
+        Args:
+            sessions: how many read them.
+
+        Returns:
+            None: there are none that can be compared.
+        """
+        ...
+
+    async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:
+        """Delete rows, and then store those of the publisher, in one transaction. Calls may overlap.
+
+        Columns that only the target has keep their values where the row has a key. Triggers and foreign keys do not fire, as when changes
+        are applied.
+
+        Args:
+            replacements: what to delete and to store.
+            columns: the published columns.
+            copy_format: of the rows of a range.
+
+        Raises:
+            ApplyError: the target rejects a row; with an SQLSTATE of class 23 if another row, which may be replaced later, prevents it.
+            TargetError: or another subclass. Nothing was changed.
+        """
         ...
 
     async def undo_copy(self) -> None:
-        """Delete these rows. The state stays."""
-        ...
-
-    async def delete_kept(self, condition: Condition) -> None:
-        """Delete those of the kept rows that satisfy a condition. Durable on return."""
+        """Delete the rows of an unfinished copy. The state stays."""
         ...
 
 

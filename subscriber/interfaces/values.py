@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
 
+from subscriber.config import CopyData
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "RelationGate",
     "SnapshotOrder",
     "SubscriptionState",
+    "SyncMode",
     "TableEntry",
     "TableName",
     "TableState",
@@ -93,12 +95,27 @@ class Position:
     lsn: Lsn
 
 
+class SyncMode(StrEnum):
+    """What the synchronization of a table does with rows that the target has."""
+
+    COPY = "c"
+    """They stay. The publisher's rows are added."""
+    RECONCILE = "r"
+    """They are compared with the publisher's rows, and only what differs is written."""
+    REPLACE = "w"
+    """They are replaced by the publisher's, range by range, without a comparison."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """State of one table of the subscription. ``lsn`` is set for SYNCDONE and READY, else None."""
+    """State of one table of the subscription. ``lsn`` is set for SYNCDONE and READY, else None.
+
+    ``mode`` has a meaning in INIT and DATASYNC. A target that does not store it copies the table.
+    """
 
     state: TableState
     lsn: Lsn | None = None
+    mode: SyncMode = SyncMode.COPY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +126,7 @@ class SubscriptionState:
     ``target_identifier`` distinguishes this target from every other one that may use the same publisher.
     ``slot_name`` is None until the creation of the slot begins; ``position`` is None until it is done.
     ``managed``: the catalog defines the subscription, with its connection string; otherwise its command line does.
-    ``pending_refresh``: the publications were changed and the tables must be refreshed, with a copy (True) or without (False).
+    ``pending_refresh``: the publications were changed and the tables must be refreshed, with this ``copy_data``.
     ``generation`` grows each time a verb claims the subscription. State read under an earlier generation is outdated.
     ``skip_lsn`` is the finish LSN of the transaction to skip, or INVALID_LSN.
     ``taken``: the target has applied everything that ends up to there, although the position is lower, and skips it when it comes again.
@@ -125,7 +142,7 @@ class SubscriptionState:
     position: Position | None
     managed: bool = False
     generation: int = 0
-    pending_refresh: bool | None = None
+    pending_refresh: CopyData | None = None
     skip_lsn: Lsn = INVALID_LSN
     taken: Lsn = INVALID_LSN
 

@@ -12,9 +12,8 @@ from typing import Final
 
 import psycopg
 
-from subscriber.catalog.target_kind import ComparedTables
 from subscriber.errors import RelationError
-from subscriber.interfaces import PublishedTable, TableName
+from subscriber.interfaces import ComparedTables, PublishedTable, TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.snapshots import read_snapshot
 from subscriber.subscription.targets import is_postgres

@@ -17,7 +17,7 @@ from subscriber.verification.tables import Blocks, KeyRanges
 
 __all__ = ["TableComparison", "named_rows", "read_cells"]
 
-_PART_ROWS: Final = 100
+_PART_ROWS: Final = 16
 """A range that differs is divided by some bits of the hash into parts of about so many rows."""
 _READ_ROWS: Final = 20_000
 """About so many rows are read at once to find those that differ."""
@@ -74,16 +74,24 @@ class TableComparison:
         Raises:
             SubscriberError: a server rejected a query, or a session was lost.
         """
-        if isinstance(plan, Blocks):
-            await self._run_blocks(plan)
-        else:
-            await self._run_ranges(plan.parts)
+        await self.find(plan)
         if earlier is not None:
             here, there = (own & other for own, other in zip(self.alone, earlier.alone, strict=True))
             self.alone = (here, there)
             self._report.differing_ranges = int(bool(here or there))
         if self._report.differing_ranges:
             await self._name_rows()
+
+    async def find(self, plan: KeyRanges | Blocks) -> None:
+        """Find the keys of the rows that differ, or of a table without a key their hashes, and describe no row.
+
+        Raises:
+            SubscriberError: as :meth:`run`.
+        """
+        if isinstance(plan, Blocks):
+            await self._run_blocks(plan)
+        else:
+            await self._run_ranges(plan.parts)
 
     # --- ranges
 
@@ -137,6 +145,9 @@ class TableComparison:
 
     async def _read_parts(self, parts: tuple[Sequence[Part], Sequence[Part]], mask: int, buckets: Sequence[int], rows: int) -> None:
         many = max(_READ_ROWS * (mask + 1) // max(rows, 1), 1)
+        if self._limits.max_reads is not None and len(buckets) > many * self._limits.max_reads:
+            self._report.more = True
+            return
         for begin in range(0, len(buckets), many):
             if self._is_full:
                 return

@@ -175,12 +175,14 @@ class VerificationLimits:
         max_rate: rows per second on each side; None: no limit.
         max_differences: how many rows of a table are named.
         show_values: whether the report has the values of differing rows.
+        max_reads: how many times a part may be read to find the rows that differ; None: no limit.
     """
 
     jobs: int = 2
     max_rate: int | None = None
     max_differences: int = 1000
     show_values: bool = False
+    max_reads: int | None = None
 
 
 class Progress(Protocol):

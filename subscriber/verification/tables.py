@@ -30,7 +30,6 @@ __all__ = [
     "describe",
     "divide",
     "key_ranges",
-    "may_have_ranges",
     "pair",
     "row_key",
     "was_rewritten_query",
@@ -156,10 +155,20 @@ class Pair:
     here: SideTable
     there: SideTable
 
+    @property
+    def ordered(self) -> str | None:
+        """The first column of the key, if both sides sort it in the same way."""
+        bases = self._bases
+        return self.publisher.key[0] if bases and (bases <= _INTEGERS or (len(bases) == 1 and bases <= _ORDERED)) else None
 
-def may_have_ranges(published: PublishedTable) -> bool:
-    """Whether :func:`divide` may divide a table into several ranges of its key, as far as its description tells."""
-    return bool(row_key(published)) and (published.estimated_rows or 0) > _RANGE_ROWS
+    @property
+    def bound_type(self) -> str:
+        """The type of the bounds of its ranges, in pg_catalog."""
+        return "int8" if self._bases <= _INTEGERS else min(self._bases)
+
+    @property
+    def _bases(self) -> set[str]:
+        return {side.columns[name][0] for side in (self.here, self.there) for name in self.publisher.key[:1]}
 
 
 def row_key(published: PublishedTable) -> tuple[str, ...]:
@@ -232,11 +241,7 @@ async def divide(query: Query, planned: Pair, jobs: int) -> KeyRanges | Blocks:
     Raises:
         SubscriberError: the server rejected the query, or the session was lost.
     """
-    column = planned.publisher.key[0] if planned.publisher.key else None
-    bases = {planned.here.columns[column][0], planned.there.columns[column][0]} if column is not None else set()
-    ordered = bases <= _INTEGERS or (len(bases) == 1 and bases <= _ORDERED)
-    name = "int8" if bases <= _INTEGERS else next(iter(bases))
-    ranges = await key_ranges(query, planned.publisher.table, column if ordered else None, name, planned.rows)
+    ranges = await key_ranges(query, planned.publisher.table, planned.ordered, planned.bound_type, planned.rows)
     return ranges or Blocks(block_ranges(planned.here, jobs), block_ranges(planned.there, jobs), bucket_mask(planned.rows))
 
 
@@ -245,7 +250,9 @@ def bucket_mask(rows: int) -> int:
     return min(_BUCKETS, 1 << (rows // _BUCKET_ROWS).bit_length()) - 1
 
 
-async def key_ranges(query: Query, table: TableName, column: str | None, type_name: str, rows: int) -> KeyRanges | None:
+async def key_ranges(
+    query: Query, table: TableName, column: str | None, type_name: str, rows: int, *, any_order: bool = False
+) -> KeyRanges | None:
     """Divide a table by the first column of its key.
 
     Args:
@@ -254,22 +261,23 @@ async def key_ranges(query: Query, table: TableName, column: str | None, type_na
         column: the column; None: it has none that both sides sort in the same way.
         type_name: of the bounds: a type of pg_catalog.
         rows: the estimated number of rows.
+        any_order: also if the rows are not in the order of the key. Then a range is read through an index.
 
     Returns:
         The ranges; None: the table is large, and its rows are not in the order of the key.
     """
     if rows <= _RANGE_ROWS:
         return KeyRanges((WHOLE,))
-    bounds = await _bounds(query, table, column, rows) if column is not None else ()
+    bounds = await _bounds(query, table, column, rows, 0.0 if any_order else _CORRELATED) if column is not None else ()
     return KeyRanges(tuple(Part(column, low, high, type_name) for low, high in pairwise([None, *bounds, None]))) if bounds else None
 
 
-async def _bounds(query: Query, name: TableName, column: str, estimated: int) -> Sequence[str]:
+async def _bounds(query: Query, name: TableName, column: str, estimated: int, correlated: float) -> Sequence[str]:
     rows = await query(
         _STATISTICS.format(namespace=quote_literal(name.namespace), name=quote_literal(name.name), column=quote_literal(column))
     )
     for correlation, histogram in rows:
-        if histogram is None or correlation is None or abs(float(correlation)) < _CORRELATED:
+        if histogram is None or correlation is None or abs(float(correlation)) < correlated:
             return ()
         bounds = list(dict.fromkeys(json.loads(histogram)))
         step = max(-(-_RANGE_ROWS * len(bounds) // max(estimated, 1)), 1)

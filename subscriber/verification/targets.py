@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from subscriber.catalog.target_kind import ComparedTables
-from subscriber.interfaces import PublishedTable
+from subscriber.interfaces import ComparedTables, PublishedTable, TableName
 from subscriber.verification.changed import ChangedRows
 from subscriber.verification.client_table import ClientTable
 from subscriber.verification.model import VerificationLimits
@@ -36,19 +35,27 @@ class PlannedTable:
     """One table, ready to be compared.
 
     Attributes:
+        name: its name.
         publisher: the table there.
         target: the table there.
         key: the columns that identify a row.
         columns: the compared columns.
         plan: how the table is divided.
+        ordered: the first column of the key, if both sides sort it in the same way.
+        bound_type: the type of the bounds of its ranges, in pg_catalog.
+        rows: the estimated number of rows.
         changed: looks only at rows that changed since an earlier verification; None: this kind of target does not know them.
     """
 
+    name: TableName
     publisher: PostgresTable
     target: TableSide
     key: Sequence[str]
     columns: Sequence[str]
     plan: KeyRanges | Blocks
+    ordered: str | None
+    bound_type: str
+    rows: int
     changed: ChangedRows | None = None
 
 
@@ -69,10 +76,12 @@ class PostgresTarget:
 
     Args:
         side: the sessions.
+        condition: SQL of the rows to compare; empty: all.
     """
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, condition: str = "") -> None:
         self._side = side
+        self._condition = condition
 
     async def plan(self, table: PublishedTable, publisher: Side, limits: VerificationLimits) -> PlannedTable | str:
         """Plan the comparison of a table."""
@@ -88,11 +97,15 @@ class PostgresTarget:
             ChangedRows((planned.publisher, planned.target), (publisher, self._side)) if key and here.is_heap and there.is_heap else None
         )
         return PlannedTable(
+            name=table.name,
             publisher=PostgresTable(planned.publisher, publisher),
-            target=PostgresTable(planned.target, self._side),
+            target=PostgresTable(planned.target, self._side, self._condition),
             key=key,
             columns=table.columns,
             plan=plan,
+            ordered=planned.ordered,
+            bound_type=planned.bound_type,
+            rows=planned.rows,
             changed=newer,
         )
 
@@ -127,13 +140,18 @@ class OtherTarget:
         sql = TableSql(table.name, here.kind == "r", columns, key, table.row_filters, fast=False)
         rows = table.estimated_rows or 0
         ordered = bool(key) and source.is_integer(table.columns.index(key[0])) and bases[key[0]] in {"int2", "int4", "int8"}
-        plan = await key_ranges(publisher.run, table.name, key[0] if ordered else None, "int8", rows)
+        column = key[0] if ordered else None
+        plan = await key_ranges(publisher.run, table.name, column, "int8", rows)
         return PlannedTable(
+            name=table.name,
             publisher=PostgresTable(sql, publisher),
             target=ClientTable(source, bases, key),
             key=key,
             columns=table.columns,
             plan=plan or Blocks(block_ranges(here, limits.jobs), (WHOLE,), bucket_mask(rows)),
+            ordered=column,
+            bound_type="int8",
+            rows=rows,
         )
 
     async def is_intact(self, table: PublishedTable) -> bool:

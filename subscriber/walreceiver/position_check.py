@@ -18,7 +18,7 @@ from subscriber.walreceiver.publisher_errors import invalidation_remedy
 
 __all__ = ["check_position"]
 
-_START_OVER = "to start over, empty the target's tables and use another --name (a new slot and a new copy)"
+_START_OVER = "`subscriber recover NAME` compares all tables with the publisher at a new slot, and writes what differs"
 
 
 async def check_position(connection: WalReceiverConnection, position: Position) -> Position:

@@ -33,6 +33,7 @@ BENCHMARKS: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Given], list[
     "landing": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "JSON"), lambda given: [*_postgres(given), "--landing"]),
     "spark": ("spark", ("ROWS", "WORKLOAD", "ENGINE", "SECONDS"), lambda given: _options(given, "ROWS", "WORKLOAD", "ENGINE", "SECONDS")),
     "migration": ("migration", ("ROWS",), lambda given: _positional(given, ROWS="0")),
+    "recover": ("recover", ("ROWS",), lambda given: _positional(given, ROWS="0")),
     "verify": ("verification", ("ROWS",), lambda given: _positional(given, ROWS="0")),
     "copy": ("copies", ("TARGET", "ROWS"), lambda given: _positional(given, TARGET="sqlite", ROWS="0")),
     "tables": ("tables", ("VERSION", "TARGET"), lambda given: _positional(given, VERSION="18", TARGET="postgres")),

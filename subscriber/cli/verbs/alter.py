@@ -39,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--drop-publication", action="append", metavar="P", help="remove this publication; may be repeated")
     forms.add_argument("--refresh", action="store_true", help="add newly published tables, and remove those no longer published")
     forms.add_argument(
-        "--copy-again", action="append", type=_table, metavar="SCHEMA.TABLE", help="copy this table again (lakes); may be repeated"
+        "--resync",
+        action="append",
+        type=_table,
+        metavar="SCHEMA.TABLE",
+        help="compare this table's rows with the publisher's, and write what differs; a lake copies it again; may be repeated",
     )
     forms.add_argument(
         "--skip-lsn", type=_lsn_or_none, metavar="LSN", help="skip the transaction that finishes at this LSN; NONE: skip nothing"
@@ -52,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="this database takes the place of the one from which its catalog was restored or upgraded (PostgreSQL targets)",
     )
     forms.add_argument("--reset-stats", action="store_true", help="reset its statistics; the worker keeps running")
+    parser.add_argument("--by", choices=("copy",), help="with --resync: replace all rows, without a comparison")
     add_parameters_argument(parser, ALTERABLE, "a parameter; with --refresh: copy_data; with publications: refresh, copy_data")
     add_settings_argument(parser, flags=True)
     parser.set_defaults(stores_connection=True, execute=_execute)
@@ -93,12 +98,14 @@ async def _execute(args: argparse.Namespace) -> int:
 
 
 def _has_form(args: argparse.Namespace) -> bool:
-    named = (args.set_publication, args.add_publication, args.drop_publication, args.copy_again)
+    named = (args.set_publication, args.add_publication, args.drop_publication, args.resync)
     single = (args.connection, args.rename, args.owner, args.skip_lsn)
     return args.enable or args.disable or args.refresh or any(named) or any(each is not None for each in single)
 
 
 def _form(args: argparse.Namespace) -> _Act:
+    if args.by is not None and not args.resync:
+        raise ConfigurationError("--by needs --resync", hint="name the table: --resync SCHEMA.TABLE --by copy")
     for name in ("set", "add", "drop"):
         publications = getattr(args, f"{name}_publication")
         if publications:
@@ -113,7 +120,7 @@ def _form(args: argparse.Namespace) -> _Act:
         ("--connection", args.connection is not None, lambda found: found.set_connection(args.connection)),
         ("--rename", args.rename is not None, lambda found: found.rename(args.rename)),
         ("--owner", args.owner is not None, lambda found: found.set_owner(args.owner)),
-        ("--copy-again", args.copy_again is not None, lambda found: found.copy_again(args.copy_again)),
+        ("--resync", args.resync is not None, lambda found: found.resync(args.resync, copy=args.by is not None)),
         ("--skip-lsn", args.skip_lsn is not None, lambda found: found.skip(None if args.skip_lsn == "none" else args.skip_lsn)),
     ]
     for form, given, act in simple:

@@ -49,4 +49,4 @@ class ComparedAtomicTarget(ABC):
 
     @abstractmethod
     async def table(self, published: PublishedTable, key: Sequence[str]) -> RowSource:
-        """Return the table in the snapshot: see :meth:`subscriber.catalog.target_kind.ComparedTables.table`."""
+        """Return the table in the snapshot: see :meth:`subscriber.interfaces.ComparedTables.table`."""

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from subscriber.apply.row_filters import filter_expressions
-from subscriber.catalog import Catalog, CopyingCatalog, Definition, MovableCatalog, OwnedCatalog
+from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, ResyncingCatalog
 from subscriber.catalog.subscriptions import no_such_subscription
-from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes, with_filters
-from subscriber.errors import ConfigurationError, SubscriberError, TargetError
+from subscriber.config import ALTERABLE, NO_SLOT, CopyData, Settings, parse_changes, with_filters
+from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError
 from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.conninfo import StoredConninfo
@@ -29,7 +29,8 @@ from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.subscription.targets import open_catalog
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.session import check_conninfo
+from subscriber.walreceiver.publication import published_names
+from subscriber.walreceiver.session import Session, check_conninfo
 
 __all__ = ["SubscriptionAlteration", "accept_target", "alter_subscription", "limit_copies"]
 
@@ -203,12 +204,12 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             )
         await self._update({"skip_lsn": lsn})
 
-    async def set_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
+    async def set_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: CopyData = True) -> None:
         """SET PUBLICATION."""
         check_publication_list(publications)
         await self._change_publications(publications, publications, refresh=refresh, copy_data=copy_data)
 
-    async def _change_publications(self, publications: Sequence[str], named: Sequence[str], *, refresh: bool, copy_data: bool) -> None:
+    async def _change_publications(self, publications: Sequence[str], named: Sequence[str], *, refresh: bool, copy_data: CopyData) -> None:
         if refresh:
             self._require_refreshable("ALTER SUBSCRIPTION with refresh", "with refresh", copy_data=copy_data)
         before = self.definition
@@ -224,7 +225,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                     error.add_note("the refresh was interrupted; the subscription completes it when it runs next")
                 raise
 
-    async def add_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
+    async def add_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: CopyData = True) -> None:
         """ADD PUBLICATION."""
         check_publication_list(publications)
         for name in publications:
@@ -233,7 +234,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         found = [*self.definition.publications, *publications]
         await self._change_publications(found, publications, refresh=refresh, copy_data=copy_data)
 
-    async def drop_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
+    async def drop_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: CopyData = True) -> None:
         """DROP PUBLICATION."""
         check_publication_list(publications)
         for name in publications:
@@ -244,26 +245,37 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             raise ConfigurationError("cannot drop all the publications from a subscription", hint="drop the subscription instead")
         await self._change_publications(left, (), refresh=refresh, copy_data=copy_data)
 
-    async def refresh(self, *, copy_data: bool = True) -> None:
+    async def refresh(self, *, copy_data: CopyData = True) -> None:
         """REFRESH PUBLICATION."""
         self._require_refreshable("ALTER SUBSCRIPTION ... REFRESH", "... REFRESH", copy_data=copy_data)
         await self._refresh((), copy_data=copy_data)
 
-    async def copy_again(self, tables: Sequence[TableName]) -> None:
-        """Copy tables again, which replaces their rows. For lakes. The next run of the subscription does it."""
+    async def resync(self, tables: Sequence[TableName], *, copy: bool = False) -> None:
+        """Synchronize tables again. The next run of the subscription does it, while it follows the others.
+
+        Args:
+            tables: of the subscription.
+            copy: replace all rows. False: compare the rows with the publisher's, and write only what differs. A lake always copies.
+        """
         catalog: object = self._catalog
-        if not isinstance(catalog, CopyingCatalog):
-            raise ConfigurationError(
-                "in this kind of target a copy does not replace the rows of a table",
-                hint="empty the table, remove it from the publication and add it again",
-            )
+        if not isinstance(catalog, ResyncingCatalog):
+            raise ConfigurationError("tables of this kind of target cannot be synchronized again", hint="create another subscription")
         if self.definition.two_phase is TwoPhaseState.ENABLED:
             raise ConfigurationError(
-                "tables cannot be copied again when two_phase is enabled", hint="drop the subscription and create it again"
+                "tables cannot be synchronized again when two_phase is enabled",
+                hint="disable the subscription, set two_phase = false, and try again",
             )
-        await catalog.copy_again(self.definition.oid, tables)
+        if self.definition.conninfo is not None:
+            async with await Session.connect(self.definition.conninfo, application_name=session_name(self._name, "alter")) as session:
+                published = await published_names(session, self.definition.publications)
+            for table in tables:
+                if table not in published:
+                    raise RelationError(
+                        f'table "{table}" is not published any more', hint="ALTER PUBLICATION … ADD TABLE on the publisher, or --refresh"
+                    )
+        await catalog.resync(self.definition.oid, tables, copy=copy)
 
-    def _require_refreshable(self, what: str, form: str, *, copy_data: bool) -> None:
+    def _require_refreshable(self, what: str, form: str, *, copy_data: CopyData) -> None:
         self._require_connection()
         if not self.definition.enabled:
             raise ConfigurationError(
@@ -277,7 +289,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                 hint="use copy_data = false, or drop the subscription and create it again",
             )
 
-    async def _refresh(self, named: Sequence[str], *, copy_data: bool) -> None:
+    async def _refresh(self, named: Sequence[str], *, copy_data: CopyData) -> None:
         found = self.definition
         self._refreshing = False
         self._require_connection()

@@ -429,7 +429,7 @@ class Migration:
             small, line = await disk_problem(target, tables)
             self._tell(line)
             errors += [small] if small is not None and self._disk_check else []
-            errors += await filled_tables(target, list(tables)) if self._options.copy_data else []
+            errors += await filled_tables(target, list(tables)) if self._options.copy_data is True else []
         raise_all(errors)
 
     async def _check(self) -> None:

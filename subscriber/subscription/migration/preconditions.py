@@ -62,7 +62,7 @@ async def filled_tables(target: ScriptSession, tables: Sequence[TableName]) -> l
             for schema, name in found
         ]
         for (table,) in await target.query(" UNION ALL ".join(reads)) if reads else ():
-            hint = "empty it or use another database; for rows that the publisher has, too: -o copy_data=false, then `subscriber verify`"
+            hint = "empty it or use another database; for rows that the publisher has, too: -o copy_data=reconcile"
             errors.append(ConfigurationError(f'table "{table}" of the target has rows already', hint=hint))
     return errors
 

@@ -6,11 +6,21 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from subscriber.apply.table_synchronization import CopyPart, ResumedRange
+from subscriber.apply.table_synchronization import CopyPart, ReconciledRows
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
-from subscriber.interfaces import Condition, CopyFormat, KeptRows, PublishedTable, SnapshotOrder, TableName
+from subscriber.interfaces import (
+    ComparedTables,
+    Condition,
+    CopyFormat,
+    PublishedTable,
+    ReconcilingTableSink,
+    SnapshotOrder,
+    SyncMode,
+    TableName,
+    TargetRows,
+)
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.run.resumed_copy import resumed_ranges
+from subscriber.subscription.run.reconciliation import reconcile
 from subscriber.walreceiver.copying import table_copy
 from subscriber.walreceiver.copying.copy_rate import CopyRate
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
@@ -46,16 +56,35 @@ class PublishedSnapshot:
         found = await self._find_parts(table, table_copy.parallel_range_size(table, self._range_size, self._workers))
         return [partial(self._read, table, part, copy_format, rows) for part in found]
 
-    async def resumed(
-        self, table: PublishedTable, kept: KeptRows, copy_format: CopyFormat, rows: Callable[[int], None], kept_rows: Callable[[int], None]
-    ) -> Sequence[ResumedRange] | None:
-        """See :meth:`subscriber.apply.table_synchronization.SnapshotSource.resumed`."""
+    async def reconcile(
+        self,
+        table: PublishedTable,
+        sink: ReconcilingTableSink,
+        rows: TargetRows | ComparedTables,
+        copy_format: CopyFormat,
+        advanced: Callable[[int], None],
+        *,
+        workers: int,
+        mode: SyncMode,
+    ) -> ReconciledRows | None:
+        """See :meth:`subscriber.apply.table_synchronization.SnapshotSource.reconcile`."""
 
-        def read(condition: Condition) -> CopyPart:
+        def read(condition: Condition, count: Callable[[int], None]) -> CopyPart:
             part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r", condition=condition)
-            return partial(self._read, table, part, copy_format, rows)
+            return partial(self._read, table, part, copy_format, count)
 
-        return await resumed_ranges(self._snapshot, table, kept, read, kept_rows)
+        return await reconcile(
+            self._snapshot,
+            table,
+            sink,
+            rows,
+            copy_format=copy_format,
+            workers=workers,
+            read=read,
+            verify=partial(_verify, table),
+            advanced=advanced,
+            mode=mode,
+        )
 
     async def order(self, table: PublishedTable) -> SnapshotOrder:
         """Describe the same parts for a sink that reads them in its own sessions."""
@@ -74,8 +103,7 @@ class PublishedSnapshot:
             CopyOutdated: the table was rewritten or renamed in the meantime.
         """
         async with self._snapshot.reader() as reader:
-            if await table_copy.is_rewritten(reader, table) or await table_copy.is_renamed(reader, table):
-                raise outdated(table.name)
+            await _verify(table, reader)
 
     async def _find_parts(self, table: PublishedTable, range_size: int) -> list[table_copy.CopyPart]:
         async with self._snapshot.reader() as reader:
@@ -104,6 +132,11 @@ class PublishedSnapshot:
         except PublisherError:
             # report the first error instead
             return False
+
+
+async def _verify(table: PublishedTable, reader: SnapshotReader) -> None:
+    if await table_copy.is_rewritten(reader, table) or await table_copy.is_renamed(reader, table):
+        raise outdated(table.name)
 
 
 async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes], rate: CopyRate) -> AsyncIterator[bytes]:

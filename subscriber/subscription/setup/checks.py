@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from subscriber.apply.spool import SpoolDirectory
-from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
+from subscriber.config import NO_SLOT, CopyData, Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, Sink, TableName
 from subscriber.subscription.setup.encodings import find_encodings
@@ -71,7 +71,7 @@ def _together(findings: Sequence[Finding]) -> list[Finding]:
     return [replace(finding, alone=False) for finding in findings]
 
 
-def tell(findings: Sequence[Finding], *, copy_data: bool, misfits: int = logging.WARNING) -> set[TableName]:
+def tell(findings: Sequence[Finding], *, copy_data: CopyData, misfits: int = logging.WARNING) -> set[TableName]:
     """Log the findings that do not refuse the subscription.
 
     Args:

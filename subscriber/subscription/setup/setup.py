@@ -20,7 +20,17 @@ from dataclasses import dataclass, field, replace
 
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
-from subscriber.interfaces import DescribedSink, Finding, Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.interfaces import (
+    DescribedSink,
+    Finding,
+    Position,
+    SubscriptionState,
+    SyncMode,
+    TableEntry,
+    TableName,
+    TableState,
+    TwoPhaseState,
+)
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
@@ -248,7 +258,9 @@ class Setup:
         Raises:
             DataLossError: a table was replicated before.
         """
-        waiting = {TableEntry(TableState.INIT), TableEntry(TableState.READY)} if self._spec.managed else {TableEntry(TableState.INIT)}
+        # those that are reconciled lose nothing
+        waiting = {TableEntry(TableState.INIT), TableEntry(TableState.INIT, mode=SyncMode.RECONCILE)}
+        waiting |= {TableEntry(TableState.READY)} if self._spec.managed else set()
         begun = sorted(name for name, entry in (await self._target.opened.tables()).items() if entry not in waiting)
         if begun:
             raise DataLossError(

@@ -6,13 +6,17 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from subscriber.apply.table_synchronization import sync_slot_prefix
-from subscriber.errors import SlotInUse, TargetError
+from subscriber.config import CopyData
+from subscriber.errors import ConfigurationError, SlotInUse, TargetError
 from subscriber.interfaces import (
     DescribedSink,
     OpenedSink,
     PublishedTable,
+    ReconcilingTableSink,
     Sink,
+    SnapshotTableSink,
     SubscriptionState,
+    SyncMode,
     TableEntry,
     TableName,
     TableState,
@@ -22,7 +26,7 @@ from subscriber.subscription.setup.checks import tell
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["TableRefresh", "drop_leftover_slots", "undo_copy"]
+__all__ = ["TableRefresh", "drop_leftover_slots", "require_reconciling", "undo_copy"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ class TableRefresh:
 
     Args:
         publications: the subscribed publications.
-        copy_data: whether new tables are copied.
+        copy_data: whether new tables are copied, or reconciled.
         sink: the target, opened.
         log_level: for tables that are left out.
         logged: tables for which the log already says that they cannot be replicated.
@@ -47,7 +51,7 @@ class TableRefresh:
         publications: Sequence[str],
         sink: OpenedSink,
         *,
-        copy_data: bool,
+        copy_data: CopyData,
         log_level: int = logging.WARNING,
         logged: Collection[TableName] = (),
     ) -> None:
@@ -79,6 +83,7 @@ class TableRefresh:
             changing: called before anything is changed.
 
         Raises:
+            ConfigurationError: tables of this kind of target cannot be reconciled.
             RelationError: none of the new tables can be added, and ``demanded`` or ``first`` is set.
             PublisherError, TargetError: the publisher or the target rejected a request.
         """
@@ -88,6 +93,8 @@ class TableRefresh:
         new = sorted(published.keys() - entries.keys())
         if demanded is not None:
             await self._require(demanded, [published[name] for name in new])
+        if self._copy_data == "reconcile" and new:
+            require_reconciling(self._sink, new[0])
         if isinstance(self._sink, DescribedSink):
             await self._sink.describe_tables(list(published.values()))
         changing()
@@ -118,7 +125,10 @@ class TableRefresh:
                 )
                 _log.log(self._log_level, 'table "%s" is published but not replicated: %s', table, self.left_out[table])
             return
-        entry = TableEntry(TableState.INIT if self._copy_data else TableState.READY)
+        entry = TableEntry(
+            TableState.INIT if self._copy_data else TableState.READY,
+            mode=SyncMode.RECONCILE if self._copy_data == "reconcile" else SyncMode.COPY,
+        )
         failed = await self._sink.add_tables(tables, entry) if tables else {}
         for table in tables:
             if table in failed:
@@ -129,6 +139,16 @@ class TableRefresh:
                     _log.log(self._log_level, "a table is published but not replicated: %s", failed[table].one_line())
             elif not first:
                 _log.info('table "%s" is published and was added', table)
+
+
+def require_reconciling(sink: OpenedSink, table: TableName) -> None:
+    """Check that the tables of a target can be reconciled. In a lake, a copy replaces the rows, which is as good.
+
+    Raises:
+        ConfigurationError: they cannot.
+    """
+    if not isinstance(sink.open_table(table), ReconcilingTableSink | SnapshotTableSink):
+        raise ConfigurationError("the rows of this kind of target cannot be reconciled", hint="empty the tables, and copy them")
 
 
 async def undo_copy(sink: OpenedSink, table: TableName) -> None:

@@ -200,7 +200,7 @@ class LakeTarget:
 
 
 class _SnapshotTables:
-    """The :class:`subscriber.catalog.target_kind.ComparedTables` of one snapshot, by Spark SQL."""
+    """The :class:`subscriber.interfaces.ComparedTables` of one snapshot, by Spark SQL."""
 
     def __init__(self, spark: Any, found: LakeSnapshot) -> None:
         self._spark = spark

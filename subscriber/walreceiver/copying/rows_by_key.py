@@ -14,6 +14,8 @@ from subscriber.walreceiver.session import Row, Session
 __all__ = ["rows_by_key"]
 
 _DATA_EXCEPTION: Final = "22"
+_FIRST_OF_USERS: Final = 16384
+"""Oids of types from here on are those of extensions and users."""
 
 
 async def rows_by_key(session: Session, table: PublishedTable, key: Sequence[str], keys: Sequence[Sequence[str]]) -> list[Row]:
@@ -30,15 +32,19 @@ async def rows_by_key(session: Session, table: PublishedTable, key: Sequence[str
     Raises:
         PublisherError: or a subclass.
     """
-    names = [quote_identifier(name) for name in key]
+    types = dict(zip(table.columns, table.column_types, strict=False))
+    # no search_path has the operators of an extension's type
+    names = [quote_identifier(name) if types.get(name, 0) < _FIRST_OF_USERS else f"({quote_identifier(name)})::text" for name in key]
     await session.execute("SAVEPOINT keys")
     try:
-        return await _rows(session, table, names, keys)
+        rows = await _rows(session, table, names, keys)
+        await session.execute("RELEASE SAVEPOINT keys")
+        return rows
     except PublisherError as error:
         if (error.sqlstate or "")[:2] != _DATA_EXCEPTION:
             raise
-    await session.execute("ROLLBACK TO SAVEPOINT keys")
-    return await _rows(session, table, [f"({name})::text" for name in names], keys)
+    await session.execute("ROLLBACK TO SAVEPOINT keys; RELEASE SAVEPOINT keys")
+    return await _rows(session, table, [f"({quote_identifier(name)})::text" for name in key], keys)
 
 
 async def _rows(session: Session, table: PublishedTable, names: Sequence[str], keys: Sequence[Sequence[str]]) -> list[Row]:

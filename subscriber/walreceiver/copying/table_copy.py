@@ -31,6 +31,7 @@ __all__ = [
     "is_renamed",
     "is_rewritten",
     "is_whole",
+    "lock_query",
     "parallel_range_size",
 ]
 
@@ -159,6 +160,12 @@ def _stored_anew(table: PublishedTable) -> str:
          WHERE (c.oid = {table.relation_id} OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({table.relation_id})))
            AND {STORED_ANEW}
     """  # noqa: S608
+
+
+def lock_query(table: PublishedTable) -> str:
+    """Return a query that reads no row. Until the transaction ends, the table cannot be rewritten, renamed or dropped."""
+    only = "ONLY " if table.kind == "r" else ""
+    return f"SELECT FROM {only}{quoted(table.name)} LIMIT 0"
 
 
 def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:

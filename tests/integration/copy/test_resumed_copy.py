@@ -9,7 +9,7 @@ import pytest
 
 from subscriber import crash_points
 from subscriber.errors import PublisherUnavailable
-from subscriber.subscription.run import resumed_copy
+from subscriber.subscription.run import reconciliation
 from subscriber.verification import tables
 from tests.support.database import Database
 from tests.support.observation import eventually, until
@@ -66,7 +66,7 @@ async def test_only_what_differs_is_copied_again(
         UPDATE big SET u = -1 WHERE id = 9000; UPDATE big SET u = 9000 WHERE id = 100; UPDATE big SET u = 100 WHERE id = 9000
     """)
     # the second attempt fails at each new step
-    points = [point for point in crash_points.POINTS if point.startswith("resume.")]
+    points = [point for point in crash_points.POINTS if point.startswith("reconcile.")]
 
     def fail(point: str) -> None:
         if points and point == points[0]:
@@ -99,7 +99,7 @@ async def test_a_copy_that_cannot_be_resumed_begins_again(
     # the bug was that each attempt failed in the same way. A value of the target cannot be read as text, or the target rejects a new row.
     # And in a third table, more rows differ than are replaced one by one
     monkeypatch.setattr(tables, "_RANGE_ROWS", 500)
-    monkeypatch.setattr(resumed_copy, "_MOST_CHARACTERS", 3)
+    monkeypatch.setattr(reconciliation, "_RANGE_KEYS", 1)
     names = ("compared", "refused", "many")
     for database in (publisher_db, target_db):
         database.execute("CREATE TYPE kind AS ENUM ('private'); CREATE TABLE compared (id int PRIMARY KEY, v text, kind kind NOT NULL)")

@@ -1,4 +1,7 @@
-"""When changes are lost: the run ends with a DataLossError that names the cause and the remedy, and the target's rows stay as they are."""
+"""When changes are lost: the run ends with a DataLossError that names the cause and the remedy, and the target's rows stay as they are.
+
+One command, ``recover``, lets the next run make the target equal again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from subscriber import DataLossError
+from subscriber import ConfigurationError, DataLossError
+from subscriber.subscription.management.recover import recover
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress
 from tests.support.observation import all_ready, eventually, slot_of, target_gid
@@ -42,6 +46,25 @@ async def refused(publisher: Database, target: Database, **arguments: Any) -> st
     return line
 
 
+async def recovered(publisher: Database, target: Database, reason: str | None = None, **arguments: Any) -> None:
+    """One command, and the next run ends equal. ``reason`` is what a run has said; None: nothing that a check finds."""
+    name = f"replica_{publisher.name}"
+    known = {"target": target.dsn, "connection": arguments.get("conninfo") or publisher.conninfo()}
+    before = target.fetch(ROWS), target.fetch(POSITION)
+    planned = await recover(name, dry_run=True, force=reason is None, **known)
+    assert [table.name.name for table in planned.tables] == ["t"]
+    assert planned.reason in (reason or "nothing seems to be lost")
+    assert (target.fetch(ROWS), target.fetch(POSITION)) == before
+    await recover(name, force=reason is None, **known)
+    async with replica(publisher, target, **arguments) as found:
+        if "conninfo" not in arguments:
+            await found.same(ROWS)
+            publisher.execute("INSERT INTO t VALUES (100000, 'after'); DELETE FROM t WHERE id = 1")
+            await found.same(ROWS)
+            return
+        await all_ready(found)
+
+
 class TestSlot:
     async def test_dropped_and_made_again(self, publisher_db: Database, target_db: Database) -> None:
         make_tables(publisher_db, target_db)
@@ -53,13 +76,16 @@ class TestSlot:
         publisher_db.execute(f"SELECT pg_drop_replication_slot('{slot}'); INSERT INTO t VALUES (3, 'lost')")
         line = await refused(publisher_db, target_db)
         assert f'replication slot "{slot}" does not exist on the publisher any more' in line
-        assert "start over" in line
+        assert "`subscriber recover NAME`" in line
         # nothing was made in its place
         assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
         publisher_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
         line = await refused(publisher_db, target_db)
         assert f'replication slot "{slot}" was advanced to ' in line
         assert "recreated" in line
+        await recovered(publisher_db, target_db, line)
+        with pytest.raises(ConfigurationError, match="has lost nothing"):
+            await recover(f"replica_{publisher_db.name}", target=target_db.dsn, connection=publisher_db.conninfo())
 
     async def test_advanced(self, publisher_db: Database, target_db: Database) -> None:
         make_tables(publisher_db, target_db)
@@ -73,6 +99,9 @@ class TestSlot:
             f'replication slot "{slot_of(publisher_db)}" was advanced to {to}, past position {target_db.value(POSITION)} of the target'
             in line
         )
+        # rows that only the target has are deleted
+        target_db.execute("INSERT INTO t VALUES (-1, 'extra')")
+        await recovered(publisher_db, target_db, line)
 
     @pytest.mark.parametrize("again", [False, True], ids=["dropped", "made again"])
     async def test_dropped_while_it_is_followed(self, publisher_db: Database, target_db: Database, again: bool) -> None:
@@ -112,6 +141,7 @@ class TestSlot:
             line = await refused(publisher, target_db)
             assert f'replication slot "{slot_of(publisher)}" was invalidated (wal_removed)' in line
             assert "max_slot_wal_keep_size" in line
+            await recovered(publisher, target_db, line)
 
 
 class TestPublisher:
@@ -125,6 +155,10 @@ class TestPublisher:
         query = "SELECT system_identifier::text FROM pg_control_system()"
         mine, other = publisher18_db.value(query), publisher16_db.value(query)
         assert f"the publisher's system identifier is {other}, but the target was filled from {mine}" in line
+        # as after an upgrade by a dump
+        publisher16_db.execute("INSERT INTO t VALUES (7, 'of the other')")
+        await recovered(publisher18_db, target_db, line, conninfo=publisher16_db.conninfo())
+        assert target_db.fetch(ROWS) == [(7, "of the other")]
 
     async def test_restored_to_an_earlier_time(self, make_server: MakeServer, target_db: Database) -> None:
         server = make_server()
@@ -149,7 +183,10 @@ class TestPublisher:
         server.start()
         with contextlib.closing(Database(address, "pub")) as publisher:
             line = await refused(publisher, target_db)
-        assert f"before the target's position {target_db.value(POSITION)}: it was restored to an earlier time" in line
+            position = target_db.value(POSITION)
+            await recovered(publisher, target_db, line)
+            assert target_db.value("SELECT count(*) FROM t") == 1
+        assert f"before the target's position {position}: it was restored to an earlier time" in line
 
 
 class TestPreparedTransaction:
@@ -177,6 +214,7 @@ class TestPreparedTransaction:
             await asyncio.gather(running, return_exceptions=True)
         line = await refused(publisher_db, target_db, two_phase=True)
         assert gid in line
+        await recovered(publisher_db, target_db, two_phase=True)
 
 
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "behind"])
@@ -220,6 +258,7 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, co
             line = await refused(publisher, target_db, conninfo=copy.conninfo())
             assert "the publisher is on timeline 2; timeline 1 of the target's position" in line
             assert "the target holds changes that the promoted server never had" in line
+            await recovered(copy, target_db, line)
             return
         copy.execute("INSERT INTO t VALUES (4, 'on the new timeline')")
         async with replica(publisher, target_db, conninfo=copy.conninfo()) as found:

@@ -143,3 +143,25 @@ def test_pg_upgrade(publisher18_db: Database, make_server: Callable[..., Embedde
         ended = run(publisher18_db, target)
         assert (ended.status, ended.errors) == (0, "")
         assert_same(publisher18_db, target)
+
+
+def test_restored_from_a_dump_of_yesterday(replicated: tuple[Database, Database]) -> None:
+    """The slot is past the position of the dump: one command, and the next run makes all tables equal."""
+    publisher, old = replicated
+    name = f"moved_{publisher.name}"
+    with another(old) as new:
+        restore(old, new)
+        publisher.execute("UPDATE a SET id = 7 WHERE id = 1; INSERT INTO a VALUES (3); INSERT INTO b VALUES (3)")
+        assert run(publisher, old).status == 0
+        given = (name, f"--target={new.dsn}", f"--connection={publisher.dsn}")
+        refused = subscriber("recover", *given)
+        assert (refused.status, "belongs to another target" in refused.errors) == (1, True)
+        planned = subscriber("recover", *given, "--accept-target", "--dry-run")
+        assert planned.status == 1
+        done = subscriber("recover", *given, "--accept-target")
+        assert done.status == 0, done.errors
+        assert "was advanced to" in done.output
+        assert f'the next run of subscription "{name}" compares 2 tables at a new slot' in done.errors
+        done = run(publisher, new)
+        assert done.status == 0, done.errors
+        assert_same(publisher, new)

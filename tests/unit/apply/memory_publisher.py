@@ -206,7 +206,7 @@ class MemorySnapshot:
         found = self._history.rows(number, self.consistent_point)
         return [partial(self._part, found)]
 
-    async def resumed(self, *_: object) -> None:
+    async def reconcile(self, *_: object, **__: object) -> None:
         raise AssertionError("the sink keeps no rows of an interrupted copy")
 
     async def order(self, published: PublishedTable) -> SnapshotOrder:

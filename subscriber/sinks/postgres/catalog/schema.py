@@ -10,6 +10,7 @@ that all kinds of targets share.
 ``pg_subscription_rel``
     State of each table. ``srrelid`` is the oid of the target table, which follows a table that is renamed, and tells it from another one
     with its name. It is valid in the target that ``subtarget`` names. Elsewhere ``srnspname`` and ``srrelname`` find the table again.
+    ``srmode``: whether its synchronization copies, reconciles or replaces rows (:class:`subscriber.interfaces.SyncMode`).
     ``srcopyattempt`` counts the copies that were started.
 ``position``
     The position of the subscription (``srrelid`` 0), or of a table while it catches up.
@@ -82,7 +83,7 @@ _CATALOG: Final = """
         subconninfo text,
         submade boolean NOT NULL DEFAULT true,
         subgeneration bigint NOT NULL DEFAULT 0,
-        subrefresh boolean
+        subrefresh text
     );
     CREATE TABLE subscriber.pg_subscription_rel (
         srsubid oid NOT NULL,
@@ -91,6 +92,7 @@ _CATALOG: Final = """
         srrelname name NOT NULL,
         srsubstate "char" NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r')),
         srsublsn pg_lsn,
+        srmode "char" NOT NULL DEFAULT 'c' CHECK (srmode IN ('c', 'r', 'w')),
         srcopyattempt bigint NOT NULL DEFAULT 0,
         PRIMARY KEY (srsubid, srrelid)
     );

@@ -39,9 +39,15 @@ class CopyIn:
     def __enter__(self) -> Self:
         return self
 
-    async def copy(self, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Copy the data. asyncpg waits for ever if the connection is lost while its send buffer is full; then the copy is cancelled."""
-        connection, table = self._connection, self._table
+    async def copy(self, copy_format: CopyFormat, data: AsyncIterator[bytes], *, into: TableName | None = None) -> None:
+        """Copy the data. asyncpg waits for ever if the connection is lost while its send buffer is full; then the copy is cancelled.
+
+        Args:
+            copy_format: of the data.
+            data: the rows.
+            into: another table, from which the rows go to the target table later.
+        """
+        connection, table = self._connection, into or self._table
         copying = asyncio.create_task(
             connection.copy_to_table(
                 table.name, source=self._rows(data), columns=self._columns, schema_name=table.namespace, format=copy_format.value
@@ -57,7 +63,7 @@ class CopyIn:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if connection.is_closed() and task is not None and not task.cancelling():
-                raise TargetUnavailable(f'connection to the target was lost while copying table "{table}"') from None
+                raise TargetUnavailable(f'connection to the target was lost while copying table "{self._table}"') from None
             raise
         finally:
             connection.remove_termination_listener(stop)

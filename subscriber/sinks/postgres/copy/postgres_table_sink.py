@@ -8,8 +8,10 @@ state ``f`` with the position, in one transaction. Then the copied rows are fina
 After a crash in state ``d``, the rows of the copy are those whose xmin is one of the stored transaction ids. The table may have had other
 rows before. A part that was not committed left neither rows nor a transaction id. :meth:`PostgresTableSink.begin` undoes the copy: it
 deletes these rows. :meth:`PostgresTableSink.begin_again` keeps them. Then the caller compares them with the publisher's, range by range,
-deletes those that differ, and copies what is missing, as further parts. The ``copying`` lock
+and replaces those that differ, as further parts. The ``copying`` lock
 (:mod:`subscriber.sinks.postgres.session.locks`) and the attempt's number prevent that a dead process commits a part meanwhile.
+
+In another mode than COPY, all rows of the table are compared and replaced in this way. They are not stored as parts: nothing is undone.
 
 The control session and the session of each part have their own replication origins. The undo is marked with an origin too: a subscriber of
 the target with ``origin = none`` did not receive the copied rows, so it must not receive their deletion. The origins are dropped when they
@@ -27,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -36,7 +39,18 @@ import psycopg
 from subscriber import crash_points
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.interfaces import Batch, Condition, CopyFormat, KeptRows, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.interfaces import (
+    Batch,
+    CopyFormat,
+    Position,
+    PublishedTable,
+    Replacement,
+    SyncMode,
+    TableEntry,
+    TableName,
+    TableState,
+    TargetRows,
+)
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_settings import READING
 from subscriber.sinks.apply_counters import Tally
@@ -44,6 +58,7 @@ from subscriber.sinks.postgres.apply.applier import Applier, Owner
 from subscriber.sinks.postgres.apply.change_sql import set_role
 from subscriber.sinks.postgres.catalog.session_rows import COPY_PART, SessionRows
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
+from subscriber.sinks.postgres.copy.replaced_rows import ReplacedRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
@@ -104,14 +119,17 @@ class PostgresTableSink:
         self._tally = tally
         self._origins = origins
         self._busy_parts: set[int] = set()
+        self._free_parts: list[tuple[int, asyncpg.Connection[asyncpg.Record]]] = []
         self._synchronized = False
         self._session: ApplySession | None = None
         self._reader: CatalogReader | None = None
         self._applier: Applier | None = None
         self._relation_id: int | None = None
         self._attempt = 0
+        self._mode = SyncMode.COPY
         self._kept = ""
-        self._kept_reader: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
+        self._replaced: TargetTable | None = None
+        self._comparing: list[psycopg.AsyncConnection[tuple[Any, ...]]] = []
         self._ended = False
 
     @property
@@ -137,12 +155,13 @@ class PostgresTableSink:
         """
         entry = await self.begin_again()
         if entry.state is TableState.DATASYNC:
-            entry = TableEntry(TableState.INIT)
+            # a reconciliation has stored no parts
+            entry = replace(entry, state=TableState.INIT)
             await self._undo_copy(entry)
         return entry
 
     async def begin_again(self) -> TableEntry:
-        """Connect, take the table's lock. See :meth:`subscriber.interfaces.ResumableTableSink.begin_again`.
+        """Connect, take the table's lock. See :meth:`subscriber.interfaces.ReconcilingTableSink.begin_again`.
 
         Raises:
             RelationError: the table was dropped, or does not belong to the subscription.
@@ -157,6 +176,7 @@ class PostgresTableSink:
         entry = await self._rows.entry(self.relation_id)
         if entry is None:
             raise RelationError(f'table "{self._table}" is not part of the subscription', hint="start the run again")
+        self._mode = entry.mode
         if self._ended:
             # the terminated session may have waited for a synchronous standby in COMMIT: this COMMIT waits for the standby too
             async with self._control.transaction():
@@ -223,33 +243,49 @@ class PostgresTableSink:
             raise
 
     async def undo_copy(self) -> None:
-        """Delete the rows of an unfinished copy. See :meth:`subscriber.interfaces.ResumableTableSink.undo_copy`."""
+        """Delete the rows of an unfinished copy. See :meth:`subscriber.interfaces.ReconcilingTableSink.undo_copy`."""
         await self._undo_copy(TableEntry(TableState.DATASYNC))
         self._kept = ""
 
-    async def delete_kept(self, condition: Condition) -> None:
-        """Delete some rows of an unfinished copy. See :meth:`subscriber.interfaces.ResumableTableSink.delete_kept`."""
-        control, table = self._control, await self._read_table()
-        async with control.transaction():
-            await control.fetch(set_role(table.role).sql.decode())
-            delete = f"DELETE FROM {table.scanned} WHERE ({condition.sql()}) AND {self._kept}"
-            await run_query(control.connection, delete, *condition.values)
-            await control.fetch(set_role(None).sql.decode())
+    async def compared(self, sessions: int) -> TargetRows | None:
+        """Open sessions that read the table. See :meth:`subscriber.interfaces.ReconcilingTableSink.compared`.
 
-    async def kept(self) -> KeptRows | None:
-        """Find the rows of an unfinished copy. See :meth:`subscriber.interfaces.ResumableTableSink.kept`."""
-        table = await self._read_table()
+        Raises:
+            RelationError: rows of the table belong to another subscription, too.
+            TargetError: or another subclass.
+        """
+        table = self._replaced = await self._read_table()
         async with self._closed_if_in_use(), self._control.transaction():
+            # also if there are none: an earlier process can store nothing any more
             found = await self._parts()
-        self._kept = _of(found) if found else ""
-        if not found:
-            return None
-        # the settings of READING: both servers must write the same texts
-        self._kept_reader = connection = await self._target.connect(self._application_name, READING)
-        with translated():
-            await connection.execute(set_role(table.role).sql)
+            if self._mode is not SyncMode.COPY:
+                await self._rows.require_alone([self._table])
+            elif not found:
+                return None
+            else:
+                self._kept = _of(found)
+        queries = []
+        for _ in range(sessions):
+            # the settings of READING: both servers must write the same texts
+            connection = await self._target.connect(self._application_name, READING)
+            self._comparing.append(connection)
+            with translated():
+                await connection.execute(set_role(table.role).sql)
+            queries.append(partial(run_query, connection))
+        return TargetRows(queries, self._kept)
 
-        return KeptRows(partial(run_query, connection), self._kept)
+    async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:
+        """Replace rows in one transaction. See :meth:`subscriber.interfaces.ReconcilingTableSink.replace`.
+
+        Raises:
+            ApplyError: the server rejected a row.
+            TargetError: or another subclass.
+        """
+        table = self._replaced or await self._read_table()
+        async with self._part(table, columns) as (connection, copying):
+            rows = ReplacedRows(connection, copying, table, columns, kept=self._kept)
+            await rows.replace(replacements, copy_format)
+            crash_points.reached("reconcile.rows_written")
 
     async def _forget_parts(self) -> None:
         await self._rows.rows.delete(COPY_PART, {"srsubid": self._oid, "srrelid": self.relation_id})
@@ -278,11 +314,16 @@ class PostgresTableSink:
             TargetError: or another subclass.
         """
         table = await self._read_table()
-        connection = await self._connect_asyncpg()
-        number = next(number for number in itertools.count(1) if number not in self._busy_parts)
-        self._busy_parts.add(number)
+        async with self._part(table, columns) as (_, copying):
+            await copying.copy(copy_format, data)
+            crash_points.reached("postgres.part_copied")
+        crash_points.reached("postgres.part_committed")
+
+    @contextlib.asynccontextmanager
+    async def _part(self, table: TargetTable, columns: Sequence[str]) -> AsyncIterator[tuple[asyncpg.Connection[asyncpg.Record], CopyIn]]:
+        """A transaction of a copy, on a session of its own. In mode COPY it is stored as a part, which can be undone."""
+        connection, number = await self._part_session()
         try:
-            await self._origins.set_up(asyncpg_run(connection), origin_name(self._oid, self.relation_id, number))
             with CopyIn(connection, self._table, columns) as copying:
                 async with connection.transaction():
                     await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
@@ -291,22 +332,45 @@ class PostgresTableSink:
                             f'the copy of table "{self._table}" was begun again by another process', hint="it is retried"
                         )
                     await connection.execute(set_role(table.role).sql.decode())
-                    await copying.copy(copy_format, data)
-                    crash_points.reached("postgres.part_copied")
+                    yield connection, copying
                     await connection.execute(set_role(None).sql.decode())
-                    await connection.execute(_NOTE_PART, self._oid, self.relation_id)
-            crash_points.reached("postgres.part_committed")
-            await CatalogReader(connection).close()
-        finally:
+                    if self._mode is SyncMode.COPY:
+                        await connection.execute(_NOTE_PART, self._oid, self.relation_id)
+        except BaseException:
             # no effect on a closed connection; an uncommitted part is rolled back
             connection.terminate()
             self._busy_parts.discard(number)
+            raise
+        self._free_parts.append((number, connection))
+
+    async def _part_session(self) -> tuple[asyncpg.Connection[asyncpg.Record], int]:
+        if self._free_parts:
+            number, connection = self._free_parts.pop()
+            return connection, number
+        connection = await self._connect_asyncpg()
+        number = next(number for number in itertools.count(1) if number not in self._busy_parts)
+        self._busy_parts.add(number)
+        try:
+            await self._origins.set_up(asyncpg_run(connection), origin_name(self._oid, self.relation_id, number))
+        except BaseException:
+            connection.terminate()
+            self._busy_parts.discard(number)
+            raise
+        return connection, number
+
+    async def _close_parts(self) -> None:
+        """Disconnect the sessions that are not in use. Their origins are free then."""
+        while self._free_parts:
+            number, connection = self._free_parts.pop()
+            self._busy_parts.discard(number)
+            await CatalogReader(connection).close()
 
     async def finish_copy(self, position: Position) -> None:
         async with self._control.transaction():
             await self._forget_parts()
             await self._rows.save_position(self.relation_id, position)
             await self._change_state(TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
+        await self._close_parts()
         await self._drop_origins(parts_only=True)
 
     async def position(self) -> Position:
@@ -348,16 +412,16 @@ class PostgresTableSink:
 
     async def close(self) -> None:
         """Disconnect. If the table is synchronized, its origins are dropped. Idempotent. :meth:`begin` connects again."""
-        session, reader, kept_reader = self._session, self._reader, self._kept_reader
-        self._kept_reader = None
+        session, reader = self._session, self._reader
         try:
-            if kept_reader is not None:
-                await kept_reader.close()
+            while self._comparing:
+                await self._comparing.pop().close()
+            await self._close_parts()
             if self._synchronized and session is not None and session.usable:
                 await self._drop_origins(parts_only=False)
         finally:
             self._synchronized = False
-            self._session = self._reader = self._applier = None
+            self._session = self._reader = self._applier = self._replaced = None
             await self._disconnect(session, reader)
 
     async def _disconnect(self, session: ApplySession | None, reader: CatalogReader | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from subscriber.config import STORED, SubscriptionOptions, parse_changes
+from subscriber.config import STORED, CopyData, SubscriptionOptions, parse_changes
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import parse_document, read_document, write_document
@@ -37,7 +37,7 @@ class LakeDefinition:
     enabled: bool = True
     conninfo: str | None = None
     made: bool = True
-    pending_refresh: bool | None = None
+    pending_refresh: CopyData | None = None
     skip_lsn: Lsn = INVALID_LSN
     options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
 

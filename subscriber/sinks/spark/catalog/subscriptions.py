@@ -286,14 +286,15 @@ class LakeCatalog:
         storage.delete(documents)
         storage.sync([""])
 
-    async def copy_again(self, oid: int, tables: Sequence[TableName]) -> None:
+    async def resync(self, oid: int, tables: Sequence[TableName], *, copy: bool) -> None:
+        """See :meth:`subscriber.catalog.ResyncingCatalog.resync`."""
         lake = await self._find()
         if lake is None:
             return
         async with self._writing(lake.name):
-            await run_in_thread(lambda: self._copy_again(tables))
+            await run_in_thread(lambda: self._resync(tables))
 
-    def _copy_again(self, tables: Sequence[TableName]) -> None:
+    def _resync(self, tables: Sequence[TableName]) -> None:
         lake = Lake.find(self._storage)
         position = lake.landed() if lake is not None else None
         if lake is None or position is None:

@@ -29,7 +29,7 @@ __all__ = [
     "write_error",
 ]
 
-_COMMAND: Final = "subscriber alter NAME --target URL --copy-again SCHEMA.TABLE"
+_COMMAND: Final = "subscriber alter NAME --target URL --resync SCHEMA.TABLE"
 COPY_AGAIN: Final = f"copy it again: {_COMMAND}; or remove it from the publication and add it again, and restart the subscriber each time"
 """A hint for error messages. :func:`with_names` completes it."""
 BEGIN_AGAIN: Final[Mapping[str, str]] = {
@@ -125,7 +125,7 @@ def with_names(text: str, lake: Lake, table: TableName) -> str:
     root = lake.storage.root
     if root is None:
         return text
-    arguments = [lake.name, "--target", f"spark://{quote(str(root))}", "--copy-again", str(table)]
+    arguments = [lake.name, "--target", f"spark://{quote(str(root))}", "--resync", str(table)]
     return text.replace(_COMMAND, shlex.join(["subscriber", "alter", *arguments]))
 
 

@@ -12,9 +12,11 @@ The states are ``i`` INIT, ``d`` DATASYNC, ``f`` FINISHEDCOPY and ``s`` SYNCDONE
     table has no meaning.
 ``d``
     Rows are committed in pieces of limited size, so that a copy never holds SQLite's write lock for long, and never has a transaction of
-    gigabytes open. After a crash :meth:`SqlAlchemyTableSink.begin` undoes the copy. One commit sets state ``i`` and, if rows were copied
-    directly, deletes all rows of the table. Then the staging table is dropped. The deletion includes rows that other programs have written
-    into the empty table: they must not use a table before it is copied.
+    gigabytes open. A table that is reconciled is in this state while its rows are compared and replaced, and nothing is undone.
+    After a crash :meth:`SqlAlchemyTableSink.begin_again` keeps rows that were copied directly, :meth:`SqlAlchemyTableSink.begin` undoes
+    the copy. One commit sets state ``i`` and, if rows were copied directly, deletes all rows of the table. Then the staging table is
+    dropped. The deletion includes rows that other programs have written into the empty table: they must not use a table before it is
+    copied.
 ``d → f``
     One commit stores the state and the table's own position and, if there is a staging table, moves its rows. Only now the copy counts.
 ``f``
@@ -42,7 +44,7 @@ from subscriber import crash_points
 from subscriber.catalog.subscription_rows import SubscriptionRows, TableRow
 from subscriber.config import Settings
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
-from subscriber.interfaces import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.interfaces import Batch, CopyFormat, Position, PublishedTable, Replacement, SyncMode, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
@@ -51,6 +53,7 @@ from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, schema_change
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
+from subscriber.sinks.sqlalchemy.copy.replaced_rows import replace_rows
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
@@ -59,6 +62,7 @@ from subscriber.sinks.sqlalchemy.session.database import Database, Session
 from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
+from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions
 from subscriber.types import copy_decoder
 
 __all__ = ["SqlAlchemyTableSink"]
@@ -102,6 +106,8 @@ class SqlAlchemyTableSink:
         self._described: PublishedTable | None = None
         self._applier: Applier | None = None
         self._turn = asyncio.Lock()
+        self._mode = SyncMode.COPY
+        self._comparing: list[Session] = []
 
     @property
     def relation_id(self) -> int:
@@ -116,26 +122,71 @@ class SqlAlchemyTableSink:
             RelationError: the subscription does not have the table.
             SubscriptionInUse, TargetUnavailable, TargetError
         """
+        return await self._begin(resumes=False)
+
+    async def begin_again(self) -> TableEntry:
+        """As :meth:`begin`, but rows that an unfinished copy has stored in the table itself stay. Those of a staging table do not.
+
+        Raises: as :meth:`begin`.
+        """
+        return await self._begin(resumes=True)
+
+    async def _begin(self, *, resumes: bool) -> TableEntry:
         await self.close()
         self._session = await self._database.connect()
         self._applier = None
         async with self._locked() as (connection, rows, row):
             self._relid = row.relid
             entry = row.entry
-            if entry.state is TableState.DATASYNC:
+            self._mode = entry.mode
+            if entry.state is TableState.DATASYNC and not (resumes and row.row["srcopy"] == _DIRECT):
                 await self._undo(connection, rows, row)
-                entry = TableEntry(TableState.INIT)
+                entry = replace(entry, state=TableState.INIT)
         if entry.state in {TableState.INIT, TableState.FINISHEDCOPY}:
             async with self._locked() as (connection, _, _):
                 await self._staging.drop(connection)
         return entry
 
     async def _undo(self, connection: AsyncConnection, rows: SubscriptionRows, row: TableRow) -> None:
-        if row.row["srcopy"] == _DIRECT:
+        if row.row["srcopy"] == _DIRECT and self._mode is SyncMode.COPY:
             found = await reflect(connection, self._table)
             if found is not None:
                 await connection.execute(delete(found.table))
-        await self._change(rows, TableEntry(TableState.INIT), TableState.DATASYNC)
+        await self._change(rows, TableEntry(TableState.INIT, mode=self._mode), TableState.DATASYNC)
+
+    async def undo_copy(self) -> None:
+        """See :meth:`subscriber.interfaces.ReconcilingTableSink.undo_copy`."""
+        async with self._locked(TableState.DATASYNC) as (connection, rows, row):
+            await self._undo(connection, rows, row)
+            await self._change(rows, TableEntry(TableState.DATASYNC, mode=self._mode), TableState.INIT, _DIRECT)
+
+    async def compared(self, sessions: int) -> SnapshotSessions:
+        """See :meth:`subscriber.interfaces.ReconcilingTableSink.compared`.
+
+        Raises:
+            RelationError: rows of the table belong to another subscription, too.
+            TargetUnavailable, TargetError
+        """
+        async with self._locked(TableState.DATASYNC) as (_, rows, _):
+            if self._mode is not SyncMode.COPY:
+                await rows.require_alone([self._table])
+        for _ in range(sessions):
+            self._comparing.append(await self._database.connect())
+        return SnapshotSessions(self._database, list(self._comparing), contextlib.AsyncExitStack())
+
+    async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:
+        """Replace rows in one transaction. See :meth:`subscriber.interfaces.ReconcilingTableSink.replace`.
+
+        Raises:
+            ApplyError: the target rejected a row.
+            RelationError: the target's table does not fit.
+            TargetError, TargetUnavailable
+        """
+        described = self._columns(columns)
+        async with self._turn, self._locked(TableState.DATASYNC) as (connection, _, _):
+            target = await self._target(connection, described)
+            await replace_rows(connection, described, target, replacements, copy_format)
+            crash_points.reached("reconcile.rows_written")
 
     @property
     def _staging(self) -> Staging:
@@ -167,6 +218,10 @@ class SqlAlchemyTableSink:
             RelationError: the target has no such table.
             TargetError: the table is not in INIT.
         """
+        async with self._locked() as (_, _, row):
+            if row.entry.state is TableState.DATASYNC:
+                # what is left of a copy is compared
+                return
         await self._add_columns()
         async with self._locked(TableState.INIT) as (connection, rows, _):
             found = await reflect(connection, self._table)
@@ -176,12 +231,15 @@ class SqlAlchemyTableSink:
                     sqlstate="55000",
                     hint="create the table in the target, or run with --create-tables",
                 )
-            occupied = (await connection.execute(select(literal(1)).select_from(found.table).limit(1))).first() is not None
+            occupied = (
+                self._mode is SyncMode.COPY
+                and (await connection.execute(select(literal(1)).select_from(found.table).limit(1))).first() is not None
+            )
             if occupied:
                 # some databases commit here implicitly and release the lock on the row: the state is checked again below
                 await self._staging.make(connection, found)
             else:
-                await self._change(rows, TableEntry(TableState.DATASYNC), TableState.INIT, _DIRECT)
+                await self._change(rows, TableEntry(TableState.DATASYNC, mode=self._mode), TableState.INIT, _DIRECT)
         if occupied:
             async with self._locked(TableState.INIT) as (_, rows, _):
                 await self._change(rows, TableEntry(TableState.DATASYNC), TableState.INIT, _STAGED)
@@ -339,6 +397,8 @@ class SqlAlchemyTableSink:
         """Disconnect. Idempotent; :meth:`begin` connects again."""
         session, self._session = self._session, None
         self._applier = None
+        while self._comparing:
+            await self._comparing.pop().close()
         if session is not None:
             await session.close()
 

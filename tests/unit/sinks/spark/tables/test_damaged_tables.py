@@ -92,13 +92,13 @@ async def damaged(path: Path, damage: str) -> OpenedSparkSink:
 async def test_damaged_table_leaves_the_snapshot_alone_and_a_new_copy_repairs_it(tmp_path: Path, damage: str) -> None:
     sink = await damaged(tmp_path, damage)
     reason = stop_of(applier(tmp_path), DAMAGES[damage][1])
-    assert "--copy-again" in reason
+    assert "--resync" in reason
     work = applier(tmp_path)
     snapshot = all_rounds(work)
     assert snapshot.lsn == 400
     assert DeltaTable(str(tmp_path / snapshot.tables[OTHER_NAME].path)).to_pyarrow_table()["note"].to_pylist() == ["c"]
     work.tidy(now=True)
-    # alter --copy-again
+    # alter --resync
     await sink.remove_table(TABLE)
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\tc\n7\tseven\n", 500)
@@ -195,7 +195,7 @@ async def test_damaged_copy_stops_its_table_alone(tmp_path: Path, begun_by: str,
     work.tidy(now=True)
     assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 2
     if begun_by == "log":
-        assert "--copy-again" in work.progress.stopped_logs[TABLE]
+        assert "--resync" in work.progress.stopped_logs[TABLE]
     await sink.remove_table(TABLE)
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\tc\n8\teight\n", 500)

@@ -223,7 +223,7 @@ async def test_hint_has_the_command_that_copies_again(tmp_path: Path) -> None:
     all_rounds(work)
     work.tidy(now=True)
     work.close()
-    command = f"subscriber alter replica --target spark://{quote(str(path))} --copy-again public.t"
+    command = f"subscriber alter replica --target spark://{quote(str(path))} --resync public.t"
     assert command in work.progress.stopped[TABLE]
     assert command in work.progress.stopped_logs[TABLE]
     hasty = applier(path, ApplierSettings(retain_hours=0))

@@ -1,0 +1,58 @@
+"""``subscriber recover``: begin again at a new slot, with the rows that the target has."""
+
+from __future__ import annotations
+
+import argparse
+
+from subscriber.cli.notices import confirm
+from subscriber.cli.options import add_name_argument, add_settings_argument, add_target_argument
+from subscriber.cli.output import emit
+from subscriber.config import Settings
+from subscriber.subscription.management.recover import recover
+
+__all__ = ["add_arguments"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the verb's arguments."""
+    parser.description = (
+        "After changes are lost (the slot was dropped or invalidated, a server was restored): says what happened, and lets the next run"
+        " create a new slot, compare all tables with the publisher, and write only what differs. Readers never see an empty table."
+    )
+    add_name_argument(parser)
+    add_target_argument(parser)
+    parser.add_argument(
+        "--connection", metavar="CONNINFO", help="connection string of the publisher, for a subscription that is run with --connection"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what happened and what would be compared, and change nothing")
+    parser.add_argument("--force", action="store_true", help="also if nothing seems to be lost")
+    parser.add_argument(
+        "--accept-target",
+        action="store_true",
+        help="the target was restored or copied from another database, whose place it takes (PostgreSQL targets)",
+    )
+    add_settings_argument(parser)
+    parser.set_defaults(execute=_execute)
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    found = await recover(
+        args.name,
+        target=args.target,
+        connection=args.connection,
+        settings=Settings.parse(args.settings),
+        dry_run=args.dry_run,
+        force=args.force,
+        accept_target=args.accept_target,
+    )
+    lines = [f"what happened: {found.reason}"]
+    if args.dry_run:
+        for table in found.tables:
+            rows = "an unknown number of rows" if table.estimated_rows is None else f"about {table.estimated_rows:,} rows"
+            how = "compared by its key" if table.primary_key or table.key_columns else "compared as a whole"
+            lines.append(f"{table.name}: {how}, {rows}, {table.size / 1024**2:,.0f} MB")
+    lines += [f"{table}: not published any more; its rows stay" for table in found.unpublished]
+    emit("".join(f"{line}\n" for line in lines))
+    if not args.dry_run:
+        confirm(args, f'the next run of subscription "{args.name}" compares {len(found.tables)} tables at a new slot')
+    return 0

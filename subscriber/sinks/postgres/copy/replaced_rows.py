@@ -1,0 +1,164 @@
+"""Replace rows of a table by those of the publisher: see :meth:`subscriber.interfaces.ReconcilingTableSink.replace`.
+
+All rows are deleted first, and then stored by COPY. So rows that exchange unique values need no order. A row keeps the values of columns
+that the publisher does not have: they are set aside before the deletion, and the new rows are joined with them.
+"""
+
+# names are quoted or ours, values are parameters
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+
+from subscriber.interfaces import CopyFormat, ReplacedKeys, ReplacedRange, Replacement, TableName
+from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.copy.copy_in import CopyIn
+from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, qualified_name
+
+__all__ = ["ReplacedRows"]
+
+_NEW: Final = TableName("pg_temp", "subscriber_new")
+_ASIDE: Final = TableName("pg_temp", "subscriber_aside")
+_INTEGERS: Final = frozenset({20, 21, 23})
+# with -1, the name is never that of a shorter type
+_TYPES: Final = "SELECT pg_catalog.format_type(t, -1) FROM pg_catalog.unnest($1::oid[]) WITH ORDINALITY AS given(t, place) ORDER BY place"
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Rows ``x`` of the table: what they are joined with, a condition, and its parameters."""
+
+    source: str
+    condition: str
+    parameters: Sequence[object] = ()
+
+
+class ReplacedRows:
+    """Replaces rows of one table.
+
+    Args:
+        connection: in a transaction, with the role that changes the table.
+        copying: copies into the table.
+        table: the target's.
+        columns: the published columns.
+        kept: SQL of the rows that may be deleted; empty: all.
+    """
+
+    def __init__(
+        self, connection: asyncpg.Connection[asyncpg.Record], copying: CopyIn, table: TargetTable, columns: Sequence[str], *, kept: str
+    ) -> None:
+        self._connection = connection
+        self._copying = copying
+        self._table = table
+        self._columns = columns
+        self._known = {column.name: column for column in table.columns}
+        self._own = [column.name for column in table.columns if column.name not in columns and not column.generated]
+        self._kept = f" AND {kept}" if kept else ""
+
+    async def replace(self, replacements: Sequence[Replacement], copy_format: CopyFormat) -> None:
+        """Delete rows, and store those of the publisher."""
+        key = replacements[0].key
+        found = await self._connection.fetch(_TYPES, [self._known[name].type_oid for name in key])
+        types = {name: row[0] for name, row in zip(key, found, strict=True)}
+        joins = bool(self._own and key)
+        if joins:
+            await self._prepare(key)
+        for each in replacements:
+            for chosen in self._of_keys(each, types) if isinstance(each, ReplacedKeys) else self._of_range(each, types):
+                if joins:
+                    source = ", ".join(filter(None, (f"{self._table.scanned} AS x", chosen.source)))
+                    names = _names((*key, *self._own), "x")
+                    await self._execute(f"INSERT INTO {qualified_name(_ASIDE)} SELECT {names} FROM {source}", chosen)
+                using = f" USING {chosen.source}" if chosen.source else ""
+                await self._execute(f"DELETE FROM {self._table.scanned} AS x{using}", chosen)
+        into = _NEW if joins else None
+        for each in replacements:
+            if isinstance(each, ReplacedKeys):
+                if rows := await each.rows():
+                    await self._copying.copy(CopyFormat.TEXT, _copy_data(rows), into=into)
+            else:
+                async with each.rows() as data:
+                    await self._copying.copy(copy_format, data, into=into)
+        if joins:
+            await self._join(key)
+
+    async def _execute(self, query: str, chosen: _Chosen) -> None:
+        await self._connection.execute(f"{query} WHERE {chosen.condition}{self._kept}", *chosen.parameters)
+
+    # --- the rows that are deleted
+
+    def _of_keys(self, replaced: ReplacedKeys, types: dict[str, str]) -> Iterator[_Chosen]:
+        key = replaced.key
+        whole = [each for each in replaced.keys if None not in each]
+        if whole:
+            values = [[each[place] for each in whole] for place in range(len(key))]
+            arrays = ", ".join(f"pg_catalog.unnest(${place + 1}::text[])" for place in range(len(key)))
+            names = ", ".join(f"k{place}" for place in range(len(key)))
+            condition = " AND ".join(self._is_equal(name, f"k.k{place}::{types[name]}", f"k.k{place}") for place, name in enumerate(key))
+            yield _Chosen(f"ROWS FROM ({arrays}) AS k({names})", condition, values)
+        if len(whole) < len(replaced.keys):
+            yield _Chosen("", f"({' OR '.join(f'x.{quote_identifier(name)} IS NULL' for name in key)})")
+
+    def _of_range(self, replaced: ReplacedRange, types: dict[str, str]) -> Iterator[_Chosen]:
+        conditions, parameters = [], []
+        if replaced.column is not None:
+            # a bound may be a value that only the publisher's type can hold
+            typed = "pg_catalog.int8" if self._known[replaced.column].type_oid in _INTEGERS else types[replaced.column]
+            for sign, value in ((">=", replaced.low), ("<", replaced.high)):
+                if value is not None:
+                    parameters.append(value)
+                    number = len(parameters)
+                    conditions.append(f"x.{quote_identifier(replaced.column)} OPERATOR(pg_catalog.{sign}) ${number}::text::{typed}")
+        yield _Chosen("", " AND ".join(conditions) or "true", parameters)
+
+    def _is_equal(self, name: str, value: str, text: str) -> str:
+        column = self._known[name]
+        operator = dict(self._table.key).get(name) or column.equals
+        if operator is None:
+            return f"x.{quote_identifier(name)}::pg_catalog.text OPERATOR(pg_catalog.=) {text}"
+        return f"x.{quote_identifier(name)} {operator} {value}"
+
+    # --- the columns that only the target has
+
+    async def _prepare(self, key: Sequence[str]) -> None:
+        for table, columns in ((_ASIDE, (*key, *self._own)), (_NEW, self._columns)):
+            await self._connection.execute(
+                f"CREATE TEMP TABLE {quote_identifier(table.name)} ON COMMIT DROP AS"
+                f" SELECT {_names(columns)} FROM {self._table.scanned} WITH NO DATA"
+            )
+
+    async def _join(self, key: Sequence[str]) -> None:
+        new, aside = qualified_name(_NEW), qualified_name(_ASIDE)
+        same = " AND ".join(
+            f"n.{quote_identifier(name)} {self._known[name].equals} x.{quote_identifier(name)}"
+            if self._known[name].equals
+            else f"n.{quote_identifier(name)}::text OPERATOR(pg_catalog.=) x.{quote_identifier(name)}::text"
+            for name in key
+        )
+        # a target without the key may have had several rows
+        texts = ", ".join(f"{quote_identifier(name)}::text" for name in key)
+        once = f"(SELECT DISTINCT ON ({texts}) * FROM {aside}) AS x"
+        own, columns = _names(self._own), _names(self._columns)
+        insert = f"INSERT INTO {qualified_name(self._table.name)} ({columns}"
+        rows = f"OVERRIDING SYSTEM VALUE SELECT {_names(self._columns, 'n')}"
+        await self._connection.execute(f"{insert}, {own}) {rows}, {_names(self._own, 'x')} FROM {new} AS n JOIN {once} ON {same}")
+        await self._connection.execute(f"{insert}) {rows} FROM {new} AS n WHERE NOT EXISTS (SELECT FROM {aside} AS x WHERE {same})")
+
+
+def _names(columns: Sequence[str], table: str | None = None) -> str:
+    return ", ".join(f"{table}.{quote_identifier(name)}" if table else quote_identifier(name) for name in columns)
+
+
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+async def _copy_data(rows: Sequence[Sequence[str | None]]) -> AsyncIterator[bytes]:
+    """The rows in the text format of COPY."""
+    for row in rows:
+        line = "\t".join("\\N" if value is None else value.translate(_ESCAPES) for value in row)
+        yield f"{line}\n".encode(errors="surrogateescape")

@@ -1,0 +1,321 @@
+"""Reconcile a table: compare the rows of the target with a snapshot of the publisher, and replace only what differs.
+
+The table is divided into ranges of its key, as for a verification. The checksum of each range is computed on both sides. A range that
+differs is divided until the rows are named. If few rows differ, these are replaced; else the whole range is. A range that the target does
+not have at all is not compared. Each replacement is one transaction of the target: it deletes rows, and stores those of the publisher. So
+readers see the rows before it or after it, and never a part of them.
+
+*Progress is in the rows.* An interruption loses the snapshot, and rows that were equal may have changed since. So the next attempt compares
+all ranges with its own snapshot. What was written before is equal then, and costs a checksum only.
+
+*Unique values.* A row may have a unique value that another row of the target still has, which is replaced later. Such a replacement is put
+off. At the end, those that were put off are made again, one by one as long as one of them succeeds, and then all in one transaction.
+
+*Tables that have no such ranges.* A table with a key that only this program can order, or whose rows do not lie in the key's order, is read
+once and compared by bits of the rows' hashes. If many rows differ, it is divided into ranges of its key anyway, which are read through an
+index; without such ranges, all its rows are replaced in one transaction. A table without a key is compared as a multiset, and replaced as a
+whole if it differs.
+
+*An interrupted copy* is resumed in the same way: only rows that it has stored are compared and deleted. This needs ranges of a key in the
+order of the rows: otherwise half of a copy leaves half of each range, and it is faster to copy again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from subscriber import crash_points
+from subscriber.apply.table_synchronization import CopyPart, ReconciledRows
+from subscriber.errors import RelationError, TargetError
+from subscriber.interfaces import (
+    ComparedTables,
+    Condition,
+    CopyFormat,
+    PublishedTable,
+    ReconcilingTableSink,
+    ReplacedKeys,
+    ReplacedRange,
+    Replacement,
+    SyncMode,
+    TargetRows,
+)
+from subscriber.verification.compare import TableComparison
+from subscriber.verification.model import Quiet, TableReport, VerificationLimits
+from subscriber.verification.parts import WHOLE, Key, Part
+from subscriber.verification.sides import Rate, Side, together
+from subscriber.verification.tables import Blocks, KeyRanges, key_ranges
+from subscriber.verification.targets import OtherTarget, PlannedTable, PostgresTarget
+from subscriber.waits import moved
+from subscriber.walreceiver.copying.rows_by_key import rows_by_key
+from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
+from subscriber.walreceiver.copying.table_copy import lock_query
+
+__all__ = ["reconcile"]
+
+Rows = Sequence[Sequence[str | None]]
+Count = Callable[[int], None]
+
+_RANGE_KEYS: Final = 2_000
+"""So many rows of a range are replaced one by one."""
+_TABLE_KEYS: Final = 100_000
+"""So many of a table that is compared as a whole."""
+_READS: Final = 4
+_ROWS: Final = 500
+"""Rows in one transaction, if they are named by their keys."""
+_BYTES: Final = 8 * 1024**2
+"""Rows that are larger are replaced by fewer at a time."""
+_IN_THE_WAY: Final = "23"
+_DEADLOCK: Final = "40P01"
+
+
+async def reconcile(
+    snapshot: ExportedSnapshot,
+    table: PublishedTable,
+    sink: ReconcilingTableSink,
+    rows: TargetRows | ComparedTables,
+    *,
+    copy_format: CopyFormat,
+    workers: int,
+    read: Callable[[Condition, Count], CopyPart],
+    verify: Callable[[SnapshotReader], Awaitable[None]],
+    advanced: Count,
+    mode: SyncMode,
+) -> ReconciledRows | None:
+    """Make the target's rows equal to those of the snapshot.
+
+    Args:
+        snapshot: of the publisher.
+        table: as published.
+        sink: the table's, in DATASYNC.
+        rows: the target's rows, with sessions for the workers.
+        copy_format: of the rows of a range.
+        workers: how many ranges are worked on at once.
+        read: makes the copy of the publisher's rows that satisfy a condition, which calls a function with the number of rows read.
+        verify: raises an error if a session does not see the publisher's rows, because the table was rewritten or renamed.
+        advanced: called with the number of rows that are done.
+        mode: in mode COPY, ``rows`` are those of a copy that was interrupted; else they are all rows of the table.
+
+    Returns:
+        How many rows were kept and written. None: nothing was done, because it is faster to copy again. Only in mode COPY.
+
+    Raises:
+        SubscriberError: of the publisher or the target.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        readers = [await stack.enter_async_context(snapshot.reader()) for _ in range(workers)]
+        for reader in readers:
+            # until the end of these sessions, the table cannot be rewritten or renamed
+            await reader.execute(lock_query(table))
+        await verify(readers[0])
+        turn = asyncio.Lock()
+        publisher = Side([*(reader.execute for reader in readers[1:]), partial(_in_turn, turn, readers[0])])
+        target = PostgresTarget(Side(rows.queries), rows.condition) if isinstance(rows, TargetRows) else OtherTarget(rows)
+        planned = await target.plan(table, publisher, VerificationLimits(jobs=workers))
+        if isinstance(planned, str):
+            raise RelationError(f'table "{table.name}" cannot be reconciled: {planned}', hint="correct the target's table")
+        plan = planned.plan
+        if mode is SyncMode.COPY and (isinstance(plan, Blocks) or len(plan.parts) == 1):
+            return None
+        crash_points.reached("reconcile.planned")
+        replacements = _Replacements(
+            sink, table, tuple(planned.key), copy_format=copy_format, read=read, named=readers[0], turn=turn, advanced=advanced
+        )
+        work = _Comparisons(planned, publisher, replacements, mode)
+        await (work.whole(plan) if isinstance(plan, Blocks) or not planned.key else work.ranges(plan.parts))
+        await replacements.finish()
+        return ReconciledRows(work.compared + replacements.copied - replacements.written, replacements.written)
+
+
+async def _in_turn(turn: asyncio.Lock, reader: SnapshotReader, sql: str, /, *values: str) -> Rows:
+    async with turn:
+        return await reader.execute(sql, *values)
+
+
+class _Comparisons:
+    """Finds what differs in one table.
+
+    Args:
+        planned: the table on both sides.
+        publisher: the sessions there.
+        replacements: of the rows that differ.
+        mode: see :func:`reconcile`.
+
+    Attributes:
+        compared: how many rows of the publisher were compared.
+    """
+
+    def __init__(self, planned: PlannedTable, publisher: Side, replacements: _Replacements, mode: SyncMode) -> None:
+        self._planned = planned
+        self._publisher = publisher
+        self._replacements = replacements
+        self._mode = mode
+        self.compared = 0
+
+    async def ranges(self, parts: Sequence[Part]) -> None:
+        """Compare ranges of the key, several at once."""
+        if self._mode is not SyncMode.COPY and len(parts) > 1:
+            # no range has them
+            await self._replacements.replace_keys([(None,) * len(self._planned.key)])
+        waiting = iter(parts)
+        await together([self._take(waiting) for _ in range(self._publisher.sessions)])
+
+    async def _take(self, parts: Iterator[Part]) -> None:
+        for part in parts:
+            # a copy that was interrupted has no rows of most ranges
+            absent = self._mode is SyncMode.COPY and (await self._planned.target.checksum(part))[0] == 0
+            if absent or self._mode is SyncMode.REPLACE:
+                await self._replacements.replace_range(part)
+                continue
+            comparison, more = await self._find(KeyRanges((part,)), _RANGE_KEYS, 1)
+            if more:
+                await self._replacements.replace_range(part, compared=True)
+            else:
+                await self._replacements.replace_keys(comparison.keys)
+
+    async def whole(self, plan: KeyRanges | Blocks) -> None:
+        """Compare a table that has no key, or whose rows are not in the key's order."""
+        compares = self._mode is not SyncMode.REPLACE
+        if compares:
+            comparison, more = await self._find(plan, _TABLE_KEYS, self._publisher.sessions)
+            if not more and (self._planned.key or not any(comparison.alone)):
+                await self._replacements.replace_keys(comparison.keys)
+                return
+        parts = await self._divided()
+        if len(parts) > 1:
+            self.compared = 0
+            await self.ranges(parts)
+        else:
+            await self._replacements.replace_range(WHOLE, compared=compares)
+
+    async def _divided(self) -> Sequence[Part]:
+        """The ranges of the key, although the rows are not in its order; one: there are none."""
+        planned = self._planned
+        rows = max(planned.rows, self.compared)
+        found = await key_ranges(self._publisher.run, planned.name, planned.ordered, planned.bound_type, rows, any_order=True)
+        return found.parts if found is not None else (WHOLE,)
+
+    async def _find(self, plan: KeyRanges | Blocks, most: int, jobs: int) -> tuple[TableComparison, bool]:
+        """Compare some rows. The second value says that more of them differ than were named."""
+        report = TableReport(self._planned.name)
+        comparison = TableComparison(
+            self._planned.publisher,
+            self._planned.target,
+            key=self._planned.key,
+            columns=self._planned.columns,
+            limits=VerificationLimits(jobs=jobs, max_differences=most, max_reads=_READS),
+            rate=Rate(None),
+            progress=Quiet(),
+            report=report,
+        )
+        await comparison.find(plan)
+        self.compared += report.publisher_rows
+        self._replacements.advanced(report.publisher_rows)
+        return comparison, report.more or len(comparison.keys) >= most
+
+
+class _Replacements:
+    """Replaces rows of one table.
+
+    Args:
+        sink: the table's.
+        table: as published.
+        key: the columns that identify a row.
+        copy_format: of the rows of a range.
+        read: see :func:`reconcile`.
+        named: reads rows by their keys.
+        turn: held while it reads.
+        advanced: see :func:`reconcile`.
+
+    Attributes:
+        written: how many rows were written.
+        copied: how many of them were not compared.
+    """
+
+    def __init__(
+        self,
+        sink: ReconcilingTableSink,
+        table: PublishedTable,
+        key: tuple[str, ...],
+        *,
+        copy_format: CopyFormat,
+        read: Callable[[Condition, Count], CopyPart],
+        named: SnapshotReader,
+        turn: asyncio.Lock,
+        advanced: Count,
+    ) -> None:
+        self._sink = sink
+        self._table = table
+        self._key = key
+        self._format = copy_format
+        self._read = read
+        self._named = named
+        self._turn = turn
+        self._batch = _ROWS
+        self._delayed: list[Replacement] = []
+        self.advanced = advanced
+        self.written = self.copied = 0
+
+    async def replace_range(self, part: Part, *, compared: bool = False) -> None:
+        """Replace all rows of a range."""
+
+        def count(rows: int) -> None:
+            self.written += rows
+            if not compared:
+                self.copied += rows
+                self.advanced(rows)
+
+        await self._replace(ReplacedRange(self._key, part.column, part.low, part.high, self._read(part.condition, count)))
+
+    async def replace_keys(self, keys: Sequence[Key]) -> None:
+        """Replace the rows with these keys."""
+        begin = 0
+        while begin < len(keys):
+            some = keys[begin : begin + self._batch]
+            await self._replace(ReplacedKeys(self._key, some, partial(self._rows, some)))
+            begin += len(some)
+
+    async def _rows(self, keys: Sequence[Key]) -> Rows:
+        whole = [tuple(value for value in key if value is not None) for key in keys if None not in key]
+        if not whole:
+            return ()
+        async with self._turn:
+            rows = await rows_by_key(self._named, self._table, self._key, whole)
+        self.written += len(rows)
+        size = sum(len(value or "") for row in rows for value in row)
+        if size > _BYTES:
+            self._batch = max(self._batch * _BYTES // size, 1)
+        return rows
+
+    async def _replace(self, replacement: Replacement) -> None:
+        if not await self._make([replacement]):
+            self._delayed.append(replacement)
+        moved()
+
+    async def _make(self, replacements: Sequence[Replacement], *, last: bool = False) -> bool:
+        """Make replacements in one transaction. False: a row that another replacement may remove is in the way."""
+        before = self.written
+        try:
+            await self._sink.replace(replacements, self._table.columns, self._format)
+        except TargetError as error:
+            state = error.sqlstate or ""
+            if last or not (state.startswith(_IN_THE_WAY) or state == _DEADLOCK):
+                raise
+            self.written = before
+            return False
+        crash_points.reached("reconcile.replaced")
+        return True
+
+    async def finish(self) -> None:
+        """Make the replacements that were put off."""
+        waiting = self._delayed
+        while waiting:
+            left = [each for each in waiting if not await self._make([each])]
+            moved()
+            if len(left) == len(waiting):
+                await self._make(left, last=True)
+                return
+            waiting = left
