@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from subscriber.config import (
     NO_SLOT,
+    CopyData,
     Settings,
     SubscriptionOptions,
     declared,
@@ -89,12 +90,19 @@ def test_row_filters() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["create_slot", "enabled", "binary", "copy_data", "two_phase", "disable_on_error", "password_required", "run_as_owner", "failover"],
+    ["create_slot", "enabled", "binary", "two_phase", "disable_on_error", "password_required", "run_as_owner", "failover"],
 )
 def test_boolean_parameters(name: str) -> None:
     assert getattr(SubscriptionOptions.parse([f"{name}=on"]), name) is True
     assert getattr(SubscriptionOptions.parse([f" {name.upper()} = off "]), name) is False
     assert str(refused(f"{name}=maybe")) == f"{name} requires a Boolean value"
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", True), ("false", False), ("reconcile", "reconcile"), (" Reconcile ", "reconcile")])
+def test_copy_data(text: str, value: CopyData) -> None:
+    assert SubscriptionOptions.parse([f"copy_data={text}"]).copy_data == value
+    assert str(refused("copy_data=maybe")) == 'copy_data requires a Boolean value or "reconcile"'
+    assert str(refused("connect=false", "copy_data=reconcile")).startswith("connect = false and copy_data = reconcile are mutually")
 
 
 @pytest.mark.parametrize("text", TRUE)
