@@ -21,6 +21,7 @@ _PART_ROWS: Final = 16
 """A range that differs is divided by some bits of the hash into parts of about so many rows."""
 _READ_ROWS: Final = 20_000
 """About so many rows are read at once to find those that differ."""
+_EXPECTED_ROWS: Final = 50_000
 _CELL_KEYS: Final = 200
 
 
@@ -82,14 +83,21 @@ class TableComparison:
         if self._report.differing_ranges:
             await self._name_rows()
 
-    async def find(self, plan: KeyRanges | Blocks) -> None:
+    async def find(self, plan: KeyRanges | Blocks, *, expects: bool = False) -> None:
         """Find the keys of the rows that differ, or of a table without a key their hashes, and describe no row.
+
+        Args:
+            plan: how the table is divided.
+            expects: a range of the key probably differs: divide it at once, which reads it once less.
 
         Raises:
             SubscriberError: as :meth:`run`.
         """
         if isinstance(plan, Blocks):
             await self._run_blocks(plan)
+        elif expects:
+            for part in plan.parts:
+                await self._run_blocks(Blocks((part,), (part,), _mask(_EXPECTED_ROWS)))
         else:
             await self._run_ranges(plan.parts)
 
@@ -139,7 +147,7 @@ class TableComparison:
         """Find the rows that differ in a range with so many rows."""
         if self._is_full:
             return
-        mask = (1 << max(rows // _PART_ROWS, 1).bit_length()) - 1
+        mask = _mask(rows)
         parts = ((part,), (part,))
         await self._read_parts(parts, mask, _differing(*await self._sums(parts, mask, (_uncounted, _uncounted))), rows)
 
@@ -200,6 +208,10 @@ class TableComparison:
         self._report.publisher_rows += publisher
         self._report.target_rows += target
         self._progress.advanced(self._report.table, publisher)
+
+
+def _mask(rows: int) -> int:
+    return (1 << max(rows // _PART_ROWS, 1).bit_length()) - 1
 
 
 async def _uncounted(_: int) -> None:

@@ -275,10 +275,11 @@ class TableSql:
         """Query of the hash and the key of each row in some buckets of :meth:`checksums`. A key column is text."""
         keys = "".join(f", k{number}" for number in range(len(self.key)))
         selected = "".join(f", {text} AS k{number}" for number, text in enumerate(self._key_texts))
-        wanted = ", ".join(map(str, buckets))
+        # an array of the hash's type is searched by a hash table
+        wanted = ",".join(map(str, buckets))
         return (
             f"SELECT h::text{keys} FROM (SELECT {self.row_hash} AS h{selected} FROM {self.relation}{self.where(condition)} OFFSET 0)"
-            f" AS hashed WHERE (h & {mask}) IN ({wanted})"
+            f" AS hashed WHERE (h & {mask}) = ANY ('{{{wanted}}}'::int8[])"
         )
 
     def key_summary(self, xmin: int) -> str:

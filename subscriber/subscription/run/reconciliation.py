@@ -59,7 +59,7 @@ __all__ = ["reconcile"]
 Rows = Sequence[Sequence[str | None]]
 Count = Callable[[int], None]
 
-_RANGE_KEYS: Final = 2_000
+_RANGE_KEYS: Final = 10_000
 """So many rows of a range are replaced one by one."""
 _TABLE_KEYS: Final = 100_000
 """So many of a table that is compared as a whole."""
@@ -164,13 +164,15 @@ class _Comparisons:
         await together([self._take(waiting) for _ in range(self._publisher.sessions)])
 
     async def _take(self, parts: Iterator[Part]) -> None:
+        expects = False
         for part in parts:
             # a copy that was interrupted has no rows of most ranges
             absent = self._mode is SyncMode.COPY and (await self._planned.target.checksum(part))[0] == 0
             if absent or self._mode is SyncMode.REPLACE:
                 await self._replacements.replace_range(part)
                 continue
-            comparison, more = await self._find(KeyRanges((part,)), _RANGE_KEYS, 1)
+            comparison, more = await self._find(KeyRanges((part,)), _RANGE_KEYS, 1, expects=expects)
+            expects = more or bool(comparison.keys)
             if more:
                 await self._replacements.replace_range(part, compared=True)
             else:
@@ -198,7 +200,7 @@ class _Comparisons:
         found = await key_ranges(self._publisher.run, planned.name, planned.ordered, planned.bound_type, rows, any_order=True)
         return found.parts if found is not None else (WHOLE,)
 
-    async def _find(self, plan: KeyRanges | Blocks, most: int, jobs: int) -> tuple[TableComparison, bool]:
+    async def _find(self, plan: KeyRanges | Blocks, most: int, jobs: int, *, expects: bool = False) -> tuple[TableComparison, bool]:
         """Compare some rows. The second value says that more of them differ than were named."""
         report = TableReport(self._planned.name)
         comparison = TableComparison(
@@ -211,7 +213,7 @@ class _Comparisons:
             progress=Quiet(),
             report=report,
         )
-        await comparison.find(plan)
+        await comparison.find(plan, expects=expects)
         self.compared += report.publisher_rows
         self._replacements.advanced(report.publisher_rows)
         return comparison, report.more or len(comparison.keys) >= most

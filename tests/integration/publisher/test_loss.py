@@ -49,7 +49,7 @@ async def refused(publisher: Database, target: Database, **arguments: Any) -> st
 async def recovered(publisher: Database, target: Database, reason: str | None = None, **arguments: Any) -> None:
     """One command, and the next run ends equal. ``reason`` is what a run has said; None: nothing that a check finds."""
     name = f"replica_{publisher.name}"
-    known = {"target": target.dsn, "connection": arguments.get("conninfo") or publisher.conninfo()}
+    known: dict[str, Any] = {"target": target.dsn, "connection": arguments.get("conninfo") or publisher.conninfo()}
     before = target.fetch(ROWS), target.fetch(POSITION)
     planned = await recover(name, dry_run=True, force=reason is None, **known)
     assert [table.name.name for table in planned.tables] == ["t"]
