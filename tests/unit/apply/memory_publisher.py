@@ -165,7 +165,13 @@ class MemorySource:
     async def describe(self, found: TableName) -> PublishedTable | None:
         await self._step("describe")
         return PublishedTable(
-            name=found, relation_id=1, kind="r", columns=("id",), key_columns=("id",), replica_identity="d", column_types=(23,)
+            name=found,
+            relation_id=int(found.name.removeprefix("t")) + 1,
+            kind="r",
+            columns=("id",),
+            key_columns=("id",),
+            replica_identity="d",
+            column_types=(23,),
         )
 
     @contextlib.asynccontextmanager
