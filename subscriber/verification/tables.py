@@ -30,6 +30,7 @@ __all__ = [
     "describe",
     "divide",
     "key_ranges",
+    "may_have_ranges",
     "pair",
     "row_key",
     "was_rewritten_query",
@@ -169,6 +170,11 @@ class Pair:
     @property
     def _bases(self) -> set[str]:
         return {side.columns[name][0] for side in (self.here, self.there) for name in self.publisher.key[:1]}
+
+
+def may_have_ranges(published: PublishedTable) -> bool:
+    """Whether :func:`divide` may divide a table into several ranges of its key, as far as its description tells."""
+    return bool(row_key(published)) and (published.estimated_rows or 0) > _RANGE_ROWS
 
 
 def row_key(published: PublishedTable) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Quiet, TableReport, VerificationLimits
 from subscriber.verification.parts import WHOLE, Key, Part
 from subscriber.verification.sides import Rate, Side, together
-from subscriber.verification.tables import Blocks, KeyRanges, key_ranges
+from subscriber.verification.tables import Blocks, KeyRanges, key_ranges, may_have_ranges
 from subscriber.verification.targets import OtherTarget, PlannedTable, PostgresTarget
 from subscriber.waits import moved
 from subscriber.walreceiver.copying.rows_by_key import rows_by_key
@@ -105,6 +105,8 @@ async def reconcile(
     Raises:
         SubscriberError: of the publisher or the target.
     """
+    if mode is SyncMode.COPY and not may_have_ranges(table):
+        return None
     async with contextlib.AsyncExitStack() as stack:
         readers = [await stack.enter_async_context(snapshot.reader()) for _ in range(workers)]
         for reader in readers:
