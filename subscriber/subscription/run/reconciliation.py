@@ -1,9 +1,9 @@
 """Reconcile a table: compare the rows of the target with a snapshot of the publisher, and replace only what differs.
 
 The table is divided into ranges of its key, as for a verification. The checksum of each range is computed on both sides. A range that
-differs is divided until the rows are named. If few rows differ, these are replaced; else the whole range is. A range that the target does
-not have at all is not compared. Each replacement is one transaction of the target: it deletes rows, and stores those of the publisher. So
-readers see the rows before it or after it, and never a part of them.
+differs is divided until the rows are named. If few rows differ, these are replaced; else the whole range is. Each replacement is one
+transaction of the target: it deletes rows, and stores those of the publisher. So readers see the rows before it or after it, and never a
+part of them.
 
 *Progress is in the rows.* An interruption loses the snapshot, and rows that were equal may have changed since. So the next attempt compares
 all ranges with its own snapshot. What was written before is equal then, and costs a checksum only.
