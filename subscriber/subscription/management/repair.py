@@ -22,6 +22,7 @@ from subscriber.verification.model import Progress, Quiet, TableReport, Verifica
 __all__ = ["repair", "require_repairable", "why_not_repairable"]
 
 _ROWS: Final = 200
+_RESYNC: Final = "`subscriber alter NAME --resync SCHEMA.TABLE`"
 
 
 def require_repairable(target: str) -> ComparedKind:
@@ -30,7 +31,7 @@ def require_repairable(target: str) -> ComparedKind:
     Raises:
         ConfigurationError
     """
-    lacks, hint = "has no rows that can be repaired one by one", "copy the tables that differ again"
+    lacks, hint = "has no rows that can be repaired one by one", f"copy the tables that differ again: {_RESYNC}"
     kind = required_ability(target, ComparedKind, lacks, hint)
     if not kind.repairs:
         raise ConfigurationError(f"{target_kind(target).noun} {lacks}", hint=hint)
@@ -71,11 +72,11 @@ def why_not_repairable(table: TableReport) -> ConfigurationError | None:
     """Why the rows of this table cannot be repaired one by one; None: they can."""
     if not table.key:
         return ConfigurationError(
-            f'table "{table.table}" has no key: its rows cannot be repaired one by one', hint="empty it in the target and copy it again"
+            f'table "{table.table}" has no key: its rows cannot be repaired one by one', hint=f"reconcile it as a whole: {_RESYNC}"
         )
     if any(None in key for key in _keys(table)):
         return ConfigurationError(
-            f'table "{table.table}" of the target has NULL in its key: such rows cannot be repaired', hint="delete them in the target"
+            f'table "{table.table}" of the target has NULL in its key: such rows cannot be repaired', hint=f"reconcile the table: {_RESYNC}"
         )
     return None
 

@@ -179,7 +179,7 @@ class SnapshotService:
     ) -> Callable[[dict[str, Any], Lsn], Awaitable[None]]:
         """Return what repairs rows while apply is held."""
         if not isinstance(opened, RepairingSink):
-            raise ConfigurationError("this kind of target cannot be repaired", hint="copy the table again")
+            raise ConfigurationError("this kind of target cannot be repaired", hint="`subscriber alter NAME --resync SCHEMA.TABLE`")
         name, key, keys = TableName(*request.payload["table"]), request.payload["key"], request.payload["keys"]
         found = await published_tables(exporter.session, self._spec.publications, name)
         if not found:
