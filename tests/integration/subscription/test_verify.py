@@ -359,7 +359,7 @@ async def test_repair_leaves_out_a_table_without_a_key(replicated: Replicated, p
         arguments = (found.subscription.name, "--connection", publisher18_db.dsn, "--target", target_db.dsn, "--repair")
         done = await asyncio.to_thread(subscriber, "verify", *arguments, loud=True)
         assert (done.status, target_db.fetch("SELECT id FROM t")) == (1, [(1,)])
-        assert 'table "public.bag" has no key: its rows cannot be repaired one by one (hint: empty it' in done.output
+        assert 'table "public.bag" has no key: its rows cannot be repaired one by one (hint: reconcile it as a whole' in done.output
         assert "public.t: 1 rows repaired" in done.output
 
 
