@@ -3,6 +3,10 @@
 PAUSE waits until no client uses a server connection: until the end of each transaction, with session pooling until each client disconnects.
 Clients that begin something meanwhile wait until RESUME. A database stays paused if the process that has paused it is killed.
 
+PAUSE closes a server connection whose login is under way, and remembers that as a failed login (``per_loop_pause`` in src/janitor.c,
+``disconnect_server`` in src/objects.c). After RESUME it refuses queries then ("server login has been failing"), and lets other clients
+wait for ``server_login_retry``, 15 seconds. So PAUSE is sent when no login is under way.
+
 Source: PgBouncer manual, usage (Admin console).
 """
 
@@ -27,6 +31,10 @@ _PREFIX: Final = "pgbouncer:"
 _EXAMPLE: Final = "give its console, as in --pool 'pgbouncer:host=pool1 port=6432 user=admin'"
 _LOOK: Final = 0.05
 _TELL_SECONDS: Final = 2.0
+_LOGIN_LOOK: Final = 0.01
+_LOGIN_LOOKS: Final = 5
+"""While clients wait for further server connections, one login follows the other, with short gaps."""
+_LOGIN_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,7 @@ class PgBouncer:
             own: gets the names of the entries that this call pauses.
 
         Raises:
+            ConfigurationError: PgBouncer logs in to the server all the time.
             SubscriberError: PgBouncer rejected PAUSE, or another session resumed an entry.
         """
         async with await self._console() as console, await self._console() as watching:
@@ -156,8 +165,23 @@ class PgBouncer:
         paused = {each.name for each in await self.databases() if each.paused}
         for name in names:
             if name not in paused:
+                await self._no_login(console, name)
                 own.append(name)
                 await console.execute(f"PAUSE {quote_identifier(name)}")
+
+    @staticmethod
+    async def _no_login(console: _Console, name: str) -> None:
+        now = asyncio.get_running_loop().time
+        until, quiet = now() + _LOGIN_SECONDS, 0
+        while quiet < _LOGIN_LOOKS:
+            pools = await console.table("SHOW POOLS")
+            quiet = 0 if any(row["database"] == name and row["sv_login"] != "0" for row in pools) else quiet + 1
+            if not quiet and now() > until:
+                raise ConfigurationError(
+                    f'PgBouncer logs in to the server of "{name}" all the time: PAUSE would interrupt that, and refuse queries',
+                    hint="try again when fewer sessions begin; SHOW SERVERS shows those in state new; server_lifetime may be too short",
+                )
+            await asyncio.sleep(_LOGIN_LOOK)
 
     async def _busy(self, console: _Console, names: Sequence[str]) -> str:
         clients = {row["ptr"]: row for row in await console.table("SHOW CLIENTS")}

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from subscriber import ConfigurationError, SubscriberError, crash_points
 from subscriber.subscription.cutover.cutover import abort_cutover, cutover, open_target, plan_cutover, rehearse_cutover, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.testing.pgbouncer import Pool, entry
+from subscriber.walreceiver.fences import pgbouncer
+from subscriber.walreceiver.fences.pgbouncer import PgBouncer
 from tests.integration.subscription.test_cutover import again, left_over, moving
 from tests.integration.subscription.test_cutover_faults import Killed
 from tests.support.database import WAIT_SECONDS, Database
@@ -161,6 +164,45 @@ async def test_no_query_is_refused(publisher18_db: Database, target_db: Database
         assert target_db.fetch(rows) == publisher18_db.fetch(rows)
 
 
+async def test_login_that_is_under_way(publisher18_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the bug was that PAUSE interrupted it: PgBouncer refused queries after RESUME, and let others wait for 15 s
+    def ask() -> object:
+        with psycopg.connect(found.url, autocommit=True, prepare_threshold=None) as session:
+            return session.execute("SELECT 1").fetchone()
+
+    async def logins(number: int) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while sum(row["sv_login"] for row in shown("SHOW POOLS")) != number:
+                await asyncio.sleep(0.01)
+
+    def shown(command: str) -> list[dict[str, int]]:
+        with psycopg.connect(found.admin, autocommit=True, row_factory=dict_row) as session:
+            return session.execute(command.encode()).fetchall()
+
+    name, own, said = publisher18_db.name, list[str](), list[str]()
+    with pool(publisher18_db, "transaction") as found, psycopg.connect(found.url, prepare_threshold=None) as first:
+        console = PgBouncer.parse(f"pgbouncer:{found.admin}")
+        # it has the only server connection; a login reads this table
+        first.execute("LOCK pg_catalog.pg_db_role_setting IN ACCESS EXCLUSIVE MODE")
+        second = asyncio.create_task(asyncio.to_thread(ask))
+        await logins(1)
+        with monkeypatch.context() as short:
+            short.setattr(pgbouncer, "_LOGIN_SECONDS", 0.0)
+            with pytest.raises(ConfigurationError, match=f'PgBouncer logs in to the server of "{name}" all the time'):
+                await console.pause([name], said.append, own)
+        assert (own, paused(found)) == ([], False)
+        pausing = asyncio.create_task(console.pause([name], said.append, own))
+        done, _ = await asyncio.wait({pausing}, timeout=0.3)
+        assert not done
+        assert not paused(found)
+        first.commit()
+        await pausing
+        assert (own, paused(found)) == ([name], True)
+        third = asyncio.create_task(asyncio.to_thread(ask))
+        await console.resume([name])
+        assert [await asyncio.wait_for(each, 5) for each in (asyncio.to_thread(ask), second, third)] == [(1,)] * 3
+
+
 async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     said: list[str] = []
     async with moving(publisher18_db, target_db) as name:
@@ -176,7 +218,7 @@ async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database,
             await application.writes()
             options = CutoverOptions(switch=switch, pool=admin, verify="none")
             # begun; after pause; after close_source; after the switch
-            for at in (1, 5, 7, 25):
+            for at in (1, 7, 9, 27):
                 points = itertools.count(1)
 
                 def kill(point: str, at: int = at, points: itertools.count[int] = points) -> None:
@@ -188,14 +230,14 @@ async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database,
                 assert paused(found) is (at > 1)
                 with pytest.raises(ConfigurationError, match="the interrupted cutover has paused a pool, which is not stored"):
                     await abort_cutover(name, target=target_db.dsn)
-                if at == 25:
+                if at == 27:
                     # what the command has done is for its user to undo
                     subprocess.run(switch, shell=True, check=True, env={**os.environ, "SUBSCRIBER_DIRECTION": "back"})
                 await abort_cutover(name, target=target_db.dsn, pool=admin)
                 assert not paused(found)
                 await application.writes()
                 again(publisher18_db, target_db)
-                if at == 25:
+                if at == 27:
                     await open_target(name, target=target_db.dsn)
                     target_db.reconnect()
                 assert left_over(publisher18_db, target_db, name) == []
