@@ -294,7 +294,7 @@ async def test_a_server_is_killed_or_the_network_is_cut_at_every_step(
             "network": lambda: _cut(found.old, found.new),
         }
         # the points after each step was made
-        for point in range(1, 25, 2):
+        for point in range(1, 27, 2):
             left = point
 
             def hook(name: str) -> None:

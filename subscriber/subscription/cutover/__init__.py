@@ -6,6 +6,7 @@ to the target (the new database); a rollback moves them in the other direction. 
 ==================  ===========================================================  ==================================================
 step                what it does                                                 what undoes it
 ==================  ===========================================================  ==================================================
+prepare             makes what the way back needs, beside its slot                removes it
 close_destination   keeps writers out of the destination                         opens it, unless the switch was begun
 close_source        keeps writers out of the source, and ends its sessions       opens it: always the first thing that is undone
 drain               proves that nothing can commit there any more; gives an LSN  -

@@ -62,7 +62,8 @@ async def cutover(
             hint = "use --rollback to return, or --complete to remove the way back"
             raise ConfigurationError("writers use the new database already", hint=hint)
         known = options or CutoverOptions()
-        known = known if found.back is not None else _without_way_back(known)
+        if found.back is None:
+            known = replace(known, way_back=False)
         if found.under_way is not None:
             direction, row = found.under_way
             if direction == BACKWARD:
@@ -87,10 +88,6 @@ async def _resolved(found: Cutover, options: CutoverOptions) -> CutoverOptions:
         return options
     publications = found.found.definition.publications
     return replace(options, sequences=await default_sequences(found.old.conninfo, found.new.conninfo, publications))
-
-
-def _without_way_back(options: CutoverOptions) -> CutoverOptions:
-    return replace(options, way_back=False)
 
 
 async def _problems(found: Cutover, options: CutoverOptions) -> tuple[list[SubscriberError], list[str]]:

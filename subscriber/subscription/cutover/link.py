@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from subscriber import crash_points
 from subscriber.catalog import Definition
 from subscriber.catalog.store import LAUNCHER_KEY, writer_key
 from subscriber.catalog.subscriptions import StoredCatalog
-from subscriber.config import Settings, SubscriptionOptions
+from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, PublisherError, SubscriptionInUse
 from subscriber.interfaces import Position, TableName, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
@@ -56,12 +56,16 @@ class Link:
         publisher: connection string of its publisher.
         target: URL of its target.
         admin: connection string of a role that may create publications in the publisher.
+        slot: name of its slot.
+        publications: their names.
     """
 
-    def __init__(self, name: str, *, publisher: str, target: str, admin: str) -> None:
+    def __init__(self, name: str, *, publisher: str, target: str, admin: str, slot: str, publications: Sequence[str]) -> None:
         self.name = name
         self.publisher = publisher
         self.target = target
+        self.slot = slot
+        self.publications = publications
         self._admin = admin
 
     async def find(self) -> Definition | None:
@@ -75,13 +79,17 @@ class Link:
             oid = (await catalog.find(self.name)).oid
             return bool(await catalog.store.held_locks([writer_key(oid)]))
 
-    async def wait(self, lsn: Lsn) -> None:
+    async def wait(self, lsn: Lsn, found: Definition | None = None) -> None:
         """Wait until everything up to ``lsn`` is durable in the target. If no process runs the subscription, run it here meanwhile.
+
+        Args:
+            lsn: of the publisher.
+            found: its definition, if it was read just now.
 
         Raises:
             SubscriberError: the subscription was run here, and ended with an error.
         """
-        found = await self.find()
+        found = found or await self.find()
         if found is None or found.slot_name is None:
             raise ConfigurationError(f'subscription "{self.name}" has no replication slot', hint="`subscriber status` shows it")
         running = asyncio.create_task(self._keep_running(found))
@@ -151,32 +159,11 @@ class Link:
             if not found.enabled:
                 await catalog.update(found.oid, {"enabled": True})
 
-    async def establish(self) -> None:
-        """Make its slot, while both databases are closed and hold the same rows. It stays disabled. May be repeated."""
-        raise NotImplementedError
-
-    async def remove(self) -> None:
-        """Remove what :meth:`establish` makes. May be repeated."""
-        raise NotImplementedError
-
-    async def clean(self) -> None:
-        """Remove what :meth:`remove` leaves in a closed database."""
-
-
-class ForwardLink(Link):
-    """The subscription that is cut over. A rollback makes a new slot for it.
-
-    Args:
-        name, publisher, target, admin: as :class:`Link`.
-        slot: name of its slot.
-    """
-
-    def __init__(self, name: str, *, publisher: str, target: str, admin: str, slot: str) -> None:
-        super().__init__(name, publisher=publisher, target=target, admin=admin)
-        self.slot = slot
+    async def prepare(self) -> None:
+        """Make what :meth:`establish` needs, while writers still write. May be repeated."""
 
     async def establish(self) -> None:
-        """Make a new slot, and let the subscription continue there."""
+        """Make a new slot, while both databases are closed and hold the same rows. The subscription continues there, and stays disabled."""
         async with opened_catalog(self.target) as catalog, catalog.claim(self.name) as definition:
             slot = self.slot
             async with await WalReceiverConnection.connect(self.publisher, application_name=session_name(self.name, "cutover")) as session:
@@ -196,6 +183,17 @@ class ForwardLink(Link):
                 await sink.close()
 
     async def remove(self) -> None:
+        """Remove what :meth:`prepare` and :meth:`establish` make. May be repeated."""
+        raise NotImplementedError
+
+    async def clean(self) -> None:
+        """Remove what :meth:`remove` leaves in a closed database."""
+
+
+class ForwardLink(Link):
+    """The subscription that is cut over. A rollback makes a new slot for it."""
+
+    async def remove(self) -> None:
         """Drop the slot, so that the publisher keeps no WAL for it. The subscription stays, disabled."""
         async with opened_catalog(self.target) as catalog, catalog.claim(self.name) as definition:
             async with await WalReceiverConnection.connect(self.publisher, application_name=session_name(self.name, "cutover")) as session:
@@ -207,32 +205,36 @@ class BackLink(Link):
     """The way back: a subscription and a publication of the same name.
 
     Args:
-        name, publisher, target, admin: as :class:`Link`.
+        name, publisher, target, admin: as :class:`Link`. The slot and the publication have its name.
         target_admin: connection string of a role that may drop the catalog in the target.
         tables: the tables that it replicates.
     """
 
     def __init__(self, name: str, *, publisher: str, target: str, admin: str, target_admin: str, tables: Sequence[TableName]) -> None:
-        super().__init__(name, publisher=publisher, target=target, admin=admin)
+        super().__init__(name, publisher=publisher, target=target, admin=admin, slot=name, publications=[name])
         self._target_admin = target_admin
         self._tables = tables
 
-    async def establish(self) -> None:
-        """Make the publication, and the subscription with its slot. What an interrupted attempt has left is removed first."""
+    async def prepare(self) -> None:
+        """Make the publication, and the subscription without its slot. What an interrupted attempt has left is removed first."""
         await self.remove()
         async with await self._session() as session:
             listed = ", ".join(f"{quote_identifier(each.namespace)}.{quote_identifier(each.name)}" for each in self._tables)
             await session.execute(
                 f"CREATE PUBLICATION {quote_identifier(self.name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
             )
-            options = SubscriptionOptions(copy_data=False, enabled=False, origin="none" if session.capabilities.origin else "any")
+            origin: Literal["none", "any"] = "none" if session.capabilities.origin else "any"
+        options = SubscriptionOptions(copy_data=False, enabled=False, create_slot=False, slot_name=NO_SLOT, origin=origin)
         await create_subscription(
-            self.name, connection=self.publisher, publications=[self.name], target=self.target, options=options, settings=Settings()
+            self.name, connection=self.publisher, publications=self.publications, target=self.target, options=options, settings=Settings()
         )
 
     async def remove(self) -> None:
         """Drop the subscription with its slot, the publication, and the catalog if it was only for them and the database is open."""
-        if await self.find() is not None:
+        if (found := await self.find()) is not None:
+            async with opened_catalog(self.target) as catalog:
+                # its slot may be missing
+                await catalog.update(found.oid, {"made": False})
             await drop_subscription(self.name, target=self.target)
             crash_points.reached("cutover.removed")
         async with await self._session() as session:

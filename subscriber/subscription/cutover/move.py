@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "back"
-_HELD: Final = frozenset({"close_destination", "stop", "way_back", "sequences", "unreplicated"})
+_HELD: Final = frozenset({"close_destination", "prepare", "stop", "way_back", "sequences", "unreplicated"})
 """The steps that would do harm if they were made after another process has let writers into the destination."""
 _POLL: Final = 0.05
 _REST_SECONDS: Final = 30.0
@@ -128,10 +128,14 @@ class Move:
         details = {**self._details, "pool": self._clients.addresses}
         self._attempt = (await self._fence.begin(self._options.fence, details)).attempt
         crash_points.reached("cutover.step")
-        limit = asyncio.timeout(self._options.max_downtime)
+        limit = asyncio.timeout(None)
         name = ""
         try:
+            if self._back is not None:
+                await self._make("prepare", self._back.prepare)
             async with limit:
+                if self._options.max_downtime is not None:
+                    limit.reschedule(asyncio.get_running_loop().time() + self._options.max_downtime)
                 for name, make in self._steps.items():
                     await self._make(name, make)
                 await self._fence.advance(self._attempt, State.LEFT)
@@ -310,9 +314,7 @@ class Move:
             self._tell(f'the way back is subscription "{self._back.name}"')
 
     async def _sequences(self) -> None:
-        found = await self._link.find()
-        publications = found.publications if found is not None else ()
-        results = await cutover_sequences(self._source.conninfo, self._destination.conninfo, publications, self._options)
+        results = await cutover_sequences(self._source.conninfo, self._destination.conninfo, self._link.publications, self._options)
         for result in results:
             if result.state is SequenceState.LEFT or (result.state is SequenceState.MISSING and self._direction == FORWARD):
                 raise sequence_left(result)
@@ -334,7 +336,7 @@ class Move:
         # a session that has overridden the fence may have committed meanwhile: that is not lost either
         found = await self._link.find()
         if found is not None and found.enabled:
-            await self._link.wait(await self._fence.end())
+            await self._link.wait(await self._fence.end(), found)
         await self._link.stop()
 
     async def _switch(self) -> None:

@@ -19,7 +19,7 @@ from subscriber.walreceiver.session import Session
 
 __all__ = ["Rehearsal"]
 
-_SESSIONS = 24
+_SESSIONS = 12
 """About how many sessions a cutover opens one after the other while writers are stopped."""
 _SLOT = "subscriber_rehearsal"
 
@@ -70,9 +70,7 @@ class Rehearsal:
             async with self._timed("way_back"):
                 await self._slot()
         async with self._timed("sequences"):
-            found = await self._link.find()
-            publications = found.publications if found is not None else ()
-            await cutover_sequences(self._source.conninfo, self._destination.conninfo, publications, self._options, dry_run=True)
+            await cutover_sequences(self._source.conninfo, self._destination.conninfo, self._link.publications, self._options, dry_run=True)
 
     @contextlib.asynccontextmanager
     async def _timed(self, step: str) -> AsyncIterator[None]:

@@ -153,7 +153,7 @@ async def opened_cutover(
             new=Place(title=NEW, conninfo=target, fence=new),
             old_row=old_row,
             new_row=new_row,
-            forward=ForwardLink(name, publisher=publisher, target=target, admin=old_admin, slot=slot),
+            forward=ForwardLink(name, publisher=publisher, target=target, admin=old_admin, slot=slot, publications=definition.publications),
             back=None
             if other
             else BackLink(
@@ -177,6 +177,9 @@ async def opened_cutover(
         if lock and source is not None:
             await source.lock()
             known = await read()
+        for each in (old, new):
+            if each is not None:
+                each.keep_session()
         yield known
     finally:
         for each in (old, new):

@@ -25,6 +25,8 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from psycopg.pq import TransactionStatus
+
 from subscriber.catalog.schema_trust import DISTRUSTED, trust_hint
 from subscriber.errors import ConfigurationError, PublisherError, SubscriptionInUse
 from subscriber.protocol.lsn import Lsn
@@ -90,8 +92,40 @@ class Fence:
         self._owner = owner
         self._foreign = ForeignSessions(place, [name, *names], roles=roles, names=applications)
         self._lock: Session | None = None
+        self._keeps = False
+        self._kept: Session | None = None
 
-    async def _session(self, role: str = "cutover") -> Session:
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncIterator[Session]:
+        session = await self._reused() or await self._connect("cutover")
+        try:
+            yield session
+        except BaseException:
+            await session.close()
+            raise
+        if self._keeps and self._kept is None and session.pgconn.transaction_status == TransactionStatus.IDLE:
+            self._kept = session
+        else:
+            await session.close()
+
+    async def _reused(self) -> Session | None:
+        """The session of the step before, if it is still there."""
+        session, self._kept = self._kept, None
+        if session is not None:
+            try:
+                await self._require_trust(session)
+            except BaseException as error:
+                await session.close()
+                if not isinstance(error, PublisherError):
+                    raise
+                return None
+        return session
+
+    def keep_session(self) -> None:
+        """Use one session for all steps from now on, until :meth:`unlock`: to connect takes time, which writers wait for."""
+        self._keeps = True
+
+    async def _connect(self, role: str) -> Session:
         session = await Session.connect(self._conninfo, application_name=session_name(self._name, role))
         try:
             await self._require_trust(session)
@@ -113,13 +147,13 @@ class Fence:
         Args:
             own: only if a cutover of this subscription has made it.
         """
-        async with await self._session() as session:
+        async with self._session() as session:
             found = await read_row(session)
         return None if found is None or (own and found.owner != self._owner) else found
 
     async def problems(self, kind: str) -> list[tuple[str, str]]:
         """What keeps the database from being closed: errors, each with a hint."""
-        async with await self._session() as session:
+        async with self._session() as session:
             ((role, owner, standby),) = await session.execute(
                 "SELECT current_user, pg_catalog.pg_has_role(d.datdba, 'USAGE'), pg_catalog.pg_is_in_recovery()"
                 " FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
@@ -173,8 +207,9 @@ class Fence:
             with contextlib.suppress(PublisherError):
                 await self._lock.execute("SELECT 1")
                 return
-            await self.unlock()
-        session = await self._session("cutover lock")
+            await self._lock.close()
+            self._lock = None
+        session = await self._connect("cutover lock")
         try:
             until = asyncio.get_running_loop().time() + _LOCK_SECONDS
             while await session.execute(f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK_KEY})") != [("t",)]:
@@ -189,10 +224,12 @@ class Fence:
         self._lock = session
 
     async def unlock(self) -> None:
-        """Release the lock. Idempotent."""
-        if self._lock is not None:
-            await self._lock.close()
-            self._lock = None
+        """Release the lock, and end the session that is kept. Idempotent."""
+        for session in (self._lock, self._kept):
+            if session is not None:
+                await session.close()
+        self._lock = self._kept = None
+        self._keeps = False
 
     @contextlib.asynccontextmanager
     async def held(self, attempt: str) -> AsyncIterator[None]:
@@ -238,7 +275,7 @@ class Fence:
             ConfigurationError: it is closed, or another move is under way.
         """
         row = FenceRow(self._owner, uuid.uuid4().hex, State.BEGUN, kind, "null", details, None)
-        async with await self._session() as session:
+        async with self._session() as session:
             if await self._begin(session) is not None:
                 raise ConfigurationError(f"{self._place} was closed by another cutover", hint="end that one first")
             await write_row(session, row)
@@ -250,7 +287,7 @@ class Fence:
         Raises:
             ConfigurationError: a session cannot be ended, or does not end. The database stays closed.
         """
-        async with await self._session() as session:
+        async with self._session() as session:
             row = self._expected(await begin_change(session), {State.BEGUN}, attempt)
             commands, before = await closing(session, row.kind, self._roles)
             await write_row(session, replace(row, state=State.CLOSED, before=before), commands)
@@ -262,13 +299,13 @@ class Fence:
         Raises:
             ConfigurationError: a session or a prepared transaction does not end.
         """
-        async with await self._session() as session:
+        async with self._session() as session:
             await self._foreign.drain(session)
             return await self.flushed(session)
 
     async def end(self) -> Lsn:
         """Return an LSN after all commits so far, up to which the WAL is flushed."""
-        async with await self._session() as session:
+        async with self._session() as session:
             return await self.flushed(session)
 
     @staticmethod
@@ -284,7 +321,7 @@ class Fence:
             ConfigurationError: this database is open. So the other one must stay closed.
             PublisherError: it is not known whether it was recorded.
         """
-        async with await self._session() as session:
+        async with self._session() as session:
             before = State.CLOSED if state == State.LEFT else State.LEFT
             row = self._expected(await begin_change(session), {before}, attempt)
             await write_row(session, replace(row, state=state))
@@ -298,7 +335,7 @@ class Fence:
         Raises:
             ConfigurationError: writers were let into the other database, or another process has undone it.
         """
-        async with await self._session() as session:
+        async with self._session() as session:
             row = self._expected(await begin_change(session), {State.BEGUN, State.CLOSED, State.UNDONE}, attempt)
             commands = await opening(session, row.kind, row.before, self._roles) if row.state == State.CLOSED else []
             await write_row(session, replace(row, state=State.UNDONE), commands)
@@ -307,7 +344,7 @@ class Fence:
 
     async def forget(self, attempt: str) -> None:
         """Drop the row of a move that is undone."""
-        async with await self._session() as session:
+        async with self._session() as session:
             self._expected(await read_row(session), {State.UNDONE}, attempt)
             await drop_row(session)
 
@@ -319,7 +356,7 @@ class Fence:
         Raises:
             ConfigurationError: another cutover moves writers, or a session cannot be ended. The database stays closed.
         """
-        async with await self._session() as session:
+        async with self._session() as session:
             found = await self._begin(session)
             if found is None or found.state == State.OPENED:
                 commands, before = await closing(session, kind, self._roles)
@@ -334,7 +371,7 @@ class Fence:
 
     async def keep(self, attempt: str) -> None:
         """Let the destination stay closed if the move is undone: writers may be led here."""
-        async with await self._session() as session:
+        async with self._session() as session:
             found = await begin_change(session)
             if found is not None and found.state == State.BARRED:
                 await write_row(session, replace(self._expected(found, {State.BARRED}, attempt), state=State.KEPT))
@@ -345,7 +382,7 @@ class Fence:
         Returns:
             Whether the database is open.
         """
-        async with await self._session() as session:
+        async with self._session() as session:
             row = await begin_change(session)
             if row is None:
                 return True
@@ -359,7 +396,7 @@ class Fence:
 
     async def how_to_open(self, row: FenceRow) -> str:
         """SQL for people that lets writers in."""
-        async with await self._session() as session:
+        async with self._session() as session:
             commands = await opening(session, row.kind, row.before, self._roles)
         return f"BEGIN READ WRITE; {'; '.join([*commands, 'DROP TABLE IF EXISTS subscriber.fence'])}; COMMIT"
 

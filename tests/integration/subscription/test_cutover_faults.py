@@ -110,8 +110,8 @@ async def test_process_that_continues_after_another_one_has_finished(step: str, 
     stopped, go, points = threading.Event(), threading.Event(), itertools.count(1)
 
     def stop(point: str) -> None:
-        # after the beginning, each step has two points; six steps are before the way back
-        at = {"close_destination": 2, "way_back": 14}[step]
+        # after the beginning, each step has two points; seven steps are before the way back
+        at = {"close_destination": 4, "way_back": 16}[step]
         if point == "cutover.step" and threading.current_thread() is not threading.main_thread() and next(points) == at:
             stopped.set()
             go.wait()
@@ -285,6 +285,10 @@ async def test_killed_before_sessions_of_the_closed_database_are_ended(
 def reachable(database: Database, answer: str) -> None:
     with psycopg.connect(database.server.dsn(), autocommit=True) as server:
         server.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS {answer}".encode())
+        server.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s AND application_name LIKE '%% cutover'",
+            [database.name],
+        )
 
 
 async def cut_off(name: str, publisher: Database, target: Database) -> None:
@@ -293,7 +297,7 @@ async def cut_off(name: str, publisher: Database, target: Database) -> None:
 
     def cut(point: str) -> None:
         # close_source was made
-        if point == "cutover.step" and next(points) == 5:
+        if point == "cutover.step" and next(points) == 7:
             reachable(publisher, "false")
 
     with pytest.raises(SubscriberError, match="is not currently accepting connections"), crash_points.watched(cut):
@@ -329,7 +333,7 @@ async def test_slot_that_is_lost(publisher18_db: Database, target_db: Database) 
 
     def lose(point: str) -> None:
         # close_source was made
-        if point == "cutover.step" and next(points) == 5:
+        if point == "cutover.step" and next(points) == 7:
             slot = f"FROM pg_replication_slots WHERE slot_name = '{name}'"
             with psycopg.connect(publisher18_db.server.dsn(), autocommit=True) as server:
                 server.execute(f"SELECT pg_terminate_backend(active_pid, 10000) {slot} AND active".encode())

@@ -193,7 +193,7 @@ async def test_session_that_does_not_finish_connecting(publisher18_db: Database,
     with publisher18_db.connect(application_name="ours blocker") as blocker:
         closed = own_fence(publisher18_db)
         await closed.bar("read-only", "1")
-        session = await closed._session()
+        session = await closed._connect("cutover")
         # a session reads its settings while it holds the lock on its database
         blocker.execute("BEGIN; LOCK pg_catalog.pg_db_role_setting IN ACCESS EXCLUSIVE MODE")
         connecting = subprocess.Popen([sys.executable, "-c", f"import psycopg; psycopg.connect({publisher18_db.conninfo()!r})"])

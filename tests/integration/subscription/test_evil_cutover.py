@@ -28,8 +28,8 @@ async def test_evil_rows_run_no_command_and_print_no_sql(publisher18_db: Databas
         publisher18_db.execute(f"UPDATE subscriber.fence SET {changes}")
 
     def kill(point: str) -> None:
-        # at the beginning of "drain", the third step
-        if point == "cutover.step" and next(reached) >= 5:
+        # at the beginning of "drain", the fourth step
+        if point == "cutover.step" and next(reached) >= 7:
             raise Killed
 
     async with moving(publisher18_db, target_db) as name:
