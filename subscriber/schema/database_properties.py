@@ -1,4 +1,4 @@
-"""What belongs to a database itself: settings, privileges, comment, connection limit, encoding and locale.
+"""What belongs to a database itself: settings, owner, privileges, comment, connection limit, encoding and locale.
 
 pg_dump has these only with --create, which writes the database's name and creates it. So they are read and written here. A property that
 the target's database has already is left as it is, as all objects are.
@@ -46,6 +46,7 @@ UNION ALL
 SELECT 'own', f.name, f.value, NULL
   FROM here, LATERAL (VALUES
     ('name', here.datname::text), ('comment', pg_catalog.shobj_description(here.oid, 'pg_database')), ('limit', here.datconnlimit::text),
+    ('owner', pg_catalog.pg_get_userbyid(here.datdba)::text), ('user', current_user::text),
     ('granted', (here.datacl IS NOT NULL)::text), ('closed', (pg_catalog.to_regclass('subscriber.fence') IS NOT NULL)::text))
     AS f (name, value)
 UNION ALL
@@ -76,6 +77,8 @@ class DatabaseProperties:
         facts: what cannot be changed: encoding, locale, version of the collation.
         comment: its comment, or None.
         limit: how many connections it takes; -1: no limit.
+        owner: its owner.
+        user: the role that reads this.
         settings: values by role and name; the role is empty for settings of the database.
         everywhere: settings that roles have in all databases.
         labels: security labels by provider.
@@ -88,6 +91,8 @@ class DatabaseProperties:
     name: str
     comment: str | None
     limit: int
+    owner: str = ""
+    user: str = ""
     granted: bool
     closed: bool
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -131,6 +136,8 @@ async def read_database(query: Query) -> DatabaseProperties:
         name=own["name"] or "",
         comment=own["comment"],
         limit=int(own["limit"] or -1),
+        owner=own["owner"] or "",
+        user=own["user"] or "",
         granted=own["granted"] == "true",
         closed=own["closed"] == "true",
         facts={name: value for (name, _), value in found["fact"].items() if value is not None},
@@ -153,7 +160,7 @@ def database_changes(
         renamed: the target's role for a role of the publisher.
     """
     found = _Comparison(publisher, target, renamed or {})
-    return [*found.facts(), *found.settings(), *found.everywhere(), *found.privileges(), *found.others()]
+    return [*found.facts(), *found.settings(), *found.everywhere(), *found.privileges(), *found.others(), *found.owner()]
 
 
 class _Comparison:
@@ -259,6 +266,17 @@ class _Comparison:
             yield DatabaseChange(change, moves=there.limit < 0 < here.limit)
         for provider in here.labels.keys() - there.labels.keys():
             yield DatabaseChange(self._difference(f'the security label of provider "{provider}" on the database is not moved'))
+
+    def owner(self) -> Iterator[DatabaseChange]:
+        """It is moved if the target's database still belongs to the role that migrates."""
+        here, there = self._publisher, self._target
+        role = self._role(here.owner)
+        if role is None:
+            yield DatabaseChange(self._difference(f'role "{here.owner}" does not exist in the target: it does not own the database there'))
+        elif role != there.owner:
+            message = f'the target\'s database belongs to role "{there.owner}", and the publisher\'s to "{here.owner}"'
+            change = self._difference(message, f"{self._alter} OWNER TO {quote_identifier(role)};")
+            yield DatabaseChange(change, moves=there.owner == there.user, privilege=True)
 
 
 def _limit(limit: int) -> str:

@@ -37,10 +37,14 @@ _VIEWS: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  WHERE c.relkind = 'm' AND c.relispopulated = {}
 """
-# a partition is analyzed with its table
+# a partition is analyzed with its table. What was analyzed, and has not changed much, is left: a call may be repeated
 _TABLES: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  WHERE (c.relkind IN ('r', 'p') OR (c.relkind = 'm' AND c.relispopulated)) AND NOT c.relispartition AND n.nspname IN ({})
+   AND (pg_catalog.pg_stat_get_last_analyze_time(c.oid) IS NULL OR EXISTS (
+        SELECT FROM (SELECT c.oid UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree(c.oid) WHERE c.relkind = 'p') AS t
+          JOIN pg_catalog.pg_class AS l ON l.oid = t.oid
+         WHERE pg_catalog.pg_stat_get_mod_since_analyze(l.oid) > 50 + 0.1 * GREATEST(l.reltuples, 0)))
  ORDER BY pg_catalog.pg_relation_size(c.oid) DESC, 1, 2
 """
 

@@ -96,7 +96,7 @@ def published_oids(publications: Sequence[str]) -> str:
     return _PUBLISHED.format(names=", ".join(map(quote_literal, publications)) or "NULL")
 
 
-async def ensure_publication(session: Session, name: str, choice: TableChoice) -> list[str]:
+async def ensure_publication(session: Session, name: str, choice: TableChoice, *, resumed: bool = False) -> list[str]:
     """Create a publication, if there is none of this name.
 
     Tables of extensions are left out: CREATE EXTENSION makes them in the target, often with rows.
@@ -105,6 +105,7 @@ async def ensure_publication(session: Session, name: str, choice: TableChoice) -
         session: with the publisher.
         name: of the publication.
         choice: of its tables; for one that exists and that no migration created, nothing may be chosen.
+        resumed: whether its tables are followed already. Those without a replica identity are left to :func:`extend_publication` then.
 
     Returns:
         What was done, for people.
@@ -120,7 +121,8 @@ async def ensure_publication(session: Session, name: str, choice: TableChoice) -
             hint="name another publication, which is created, or omit these options",
         )
     if exists:
-        await _require_identities(session, _CHANGED.format(names=quote_literal(name)))
+        if not resumed:
+            await _require_identities(session, _changed(name))
         # later, the migration asks for the identities of those that could not be added
         return [f'publication "{name}" exists', *(await extend_publication(session, name, choice))[0]]
     tables = await _tables(session, choice)
@@ -151,8 +153,7 @@ async def planned_tables(session: Session, name: str, choice: TableChoice) -> tu
         ConfigurationError: no table matches.
     """
     if not await missing_publications(session, [name]):
-        changed = _CHANGED.format(names=quote_literal(name))
-        return published_oids([name]), list((await _lacking_identities(session, changed)).values())
+        return published_oids([name]), list((await _lacking_identities(session, _changed(name))).values())
     tables = await _tables(session, choice)
     members = _members(tables, await _chosen(session, tables, choice))
     return members, list((await _lacking_identities(session, members)).values())
@@ -162,13 +163,13 @@ async def extend_publication(session: Session, name: str, choice: TableChoice) -
     """Add tables that were created since, if a migration has created the publication, with a list of tables.
 
     Returns:
-        What was done, for people, and an error for each table that was not added, because it has no replica identity.
+        What was done, for people, and an error for each table that has no replica identity: it was not added, or is published already.
 
     Raises:
         PublisherError: the role may not alter it.
     """
     if not await _is_ours(session, name):
-        return [], []
+        return [], list((await _lacking_identities(session, _changed(name))).values())
     while True:
         published = {oid or "" for (oid,) in await session.execute(published_oids([name]))}
         tables = await _tables(session, choice)
@@ -187,6 +188,10 @@ async def extend_publication(session: Session, name: str, choice: TableChoice) -
             continue
         lines = [f'table "{table.namespace}.{table.name}" was added to publication "{name}"' for table in added]
         return lines, [_left_out(tables[oid], error.hint or "") for oid, error in lacking.items()]
+
+
+def _changed(name: str) -> str:
+    return _CHANGED.format(names=quote_literal(name))
 
 
 def _left_out(table: _Table, identity: str) -> ConfigurationError:

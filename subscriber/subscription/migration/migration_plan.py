@@ -11,21 +11,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import CopyFormat, TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.scripts import ScriptSession
-from subscriber.subscription.management.schema import SchemaOptions, check_client_programs
+from subscriber.subscription.management.schema import check_client_programs
 from subscriber.subscription.management.unmoved import unmoved_objects
 from subscriber.subscription.migration.copy_estimate import shown_bytes, shown_seconds
 from subscriber.subscription.migration.preconditions import disk_problem, missing_extensions
+from subscriber.subscription.migration.spec import APPLICATION, MigrationSpec
 from subscriber.subscription.targets import is_postgres, open_target
 from subscriber.walreceiver.checks import decoding_problems
 from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from subscriber.walreceiver.new_publication import planned_tables
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.table_choice import TableChoice
 from subscriber.walreceiver.table_sizes import TableSize, table_sizes
 
 __all__ = ["MigrationPlan", "plan_migration"]
@@ -87,34 +86,25 @@ class MigrationPlan:
         return [*lines, *self.notes, *(f"not moved: {line}" for line in self.not_moved)]
 
 
-async def plan_migration(
-    *,
-    connection: str,
-    target: str,
-    publication: str,
-    choice: TableChoice,
-    options: SubscriptionOptions,
-    settings: Settings,
-    schema: SchemaOptions,
-) -> MigrationPlan:
-    """Look at both servers. The arguments are those of :class:`subscriber.Migration`.
+async def plan_migration(spec: MigrationSpec) -> MigrationPlan:
+    """Look at both servers.
 
     Raises:
         ConfigurationError: the target is not PostgreSQL; no table matches; the publication exists, and its tables cannot be chosen.
         PublisherError, TargetError: a server cannot be reached or queried.
     """
-    if not is_postgres(target):
+    if not is_postgres(spec.target):
         raise ConfigurationError("--dry-run is for a PostgreSQL target", hint="use `subscriber check`")
     problems = list[SubscriberError]()
     try:
-        await check_client_programs(connection=connection, target=target, options=schema)
+        await check_client_programs(connection=spec.connection, target=spec.target, options=spec.schema)
     except ConfigurationError as error:
         problems.append(error)
     async with (
-        await Session.connect(connection, application_name="subscriber migrate") as publisher,
-        await ScriptSession.open(target, "subscriber migrate") as session,
+        await spec.publisher() as publisher,
+        await ScriptSession.open(spec.target, APPLICATION) as session,
     ):
-        oids, lacking = await planned_tables(publisher, publication, choice)
+        oids, lacking = await planned_tables(publisher, spec.publication, spec.choice)
         problems += lacking
         problems += [ConfigurationError(message, hint=hint) for message, hint in await decoding_problems(publisher, "on the publisher")]
         tables = await table_sizes(publisher, oids)
@@ -123,19 +113,19 @@ async def plan_migration(
             for table, size in tables.items()
             if not size.readable
         ]
-        problems += await missing_extensions(publisher, session, schema.exclude_extensions)
-        findings = await open_target(target, options, settings).check([], two_phase=options.two_phase)
+        problems += await missing_extensions(publisher, session, spec.schema.exclude_extensions)
+        findings = await open_target(spec.target, spec.options, spec.settings).check([], two_phase=spec.options.two_phase)
         problems += [ConfigurationError(each.message, hint=each.hint) for each in findings if each.severity == "error"]
-        sessions = settings.max_sync_workers_per_subscription
+        sessions = spec.settings.max_sync_workers_per_subscription
         notes = await setting_notes(publisher, session, tables, sessions)
         small, line = await disk_problem(session, tables)
         problems += [small] if small is not None else []
-        rate = await sample_rate(connection, session, tables)
+        rate = await sample_rate(spec.connection, session, tables)
         return MigrationPlan(
             tables=tables,
             problems=problems,
             notes=[line, *notes],
-            not_moved=await unmoved_objects(publisher.execute, oids, publication, publication, schema),
+            not_moved=await unmoved_objects(publisher.execute, oids, spec.publication, spec.publication, spec.schema),
             rate=rate,
             sessions=min(sessions, max(len(tables), 1)),
         )

@@ -13,15 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError, raise_all
 from subscriber.interfaces import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.subscription.migration.copy_estimate import shown_bytes
+from subscriber.subscription.migration.spec import APPLICATION, MigrationSpec
+from subscriber.walreceiver.new_publication import planned_tables
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.table_sizes import TableSize
+from subscriber.walreceiver.table_sizes import TableSize, table_sizes
 
-__all__ = ["disk_problem", "filled_tables", "missing_extensions"]
+__all__ = ["disk_problem", "missing_extensions", "require_place"]
 
 _SPARE: Final = 1.1
 """What the target writes beside tables and indexes: WAL, sorting."""
@@ -47,7 +49,31 @@ SELECT CASE WHEN (SELECT pg_catalog.count(*) FROM pg_catalog.pg_tablespace) = 2 
 _SOME: Final = 200
 
 
-async def filled_tables(target: ScriptSession, tables: Sequence[TableName]) -> list[SubscriberError]:
+async def require_place(spec: MigrationSpec, *, disk_check: bool) -> str:
+    """Find out whether a new target has what the copy needs, before anything is created.
+
+    Args:
+        spec: of the migration.
+        disk_check: whether a disk that is known to be too small is an error.
+
+    Returns:
+        How much is needed, for people.
+
+    Raises:
+        ConfigurationError: it has not.
+        PublisherError, TargetError: a server cannot be queried.
+    """
+    async with await spec.publisher() as session, await ScriptSession.open(spec.target, APPLICATION) as target:
+        errors = await missing_extensions(session, target, spec.schema.exclude_extensions)
+        tables = await table_sizes(session, (await planned_tables(session, spec.publication, spec.choice))[0])
+        small, line = await disk_problem(target, tables)
+        errors += [small] if small is not None and disk_check else []
+        errors += await _filled_tables(target, list(tables)) if spec.options.copy_data is True else []
+    raise_all(errors)
+    return line
+
+
+async def _filled_tables(target: ScriptSession, tables: Sequence[TableName]) -> list[SubscriberError]:
     """Find tables that have rows in the target before their copy, which would be mixed with those of the publisher."""
     errors: list[SubscriberError] = []
     for begin in range(0, len(tables), _SOME):

@@ -1,72 +1,40 @@
-"""The subscription of a migration while it runs in this process, and what is retried."""
+"""The subscription of a migration while it runs in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from subscriber.apply.progress import CopyProgress
-from subscriber.apply.retry import Backoff, Policy, policy
+from subscriber.apply.retry import Backoff, policy
 from subscriber.catalog import Observation
-from subscriber.config import Settings
 from subscriber.errors import SubscriberError, SubscriptionChanged, SubscriptionInUse, TargetError
 from subscriber.subscription.launcher import Launcher
-from subscriber.subscription.targets import observe_target
+from subscriber.subscription.migration.spec import MigrationSpec
+from subscriber.subscription.migration.step_log import goes_away
 
-__all__ = ["RunningSubscription", "goes_away", "observed", "retried"]
+__all__ = ["RunningSubscription"]
 
+_FIRST_SECONDS: Final = 0.05
 _POLL_SECONDS: Final = 0.5
 _CORRECT_SECONDS: Final = 10.0
 """Longer than the subscription waits after an error, unless ``wal_retrieve_retry_interval`` is changed."""
-_Result = TypeVar("_Result")
-
-
-def goes_away(error: SubscriberError) -> bool:
-    """Whether the cause ends without a new call: a server that restarts or fails over, or has no space, memory or sessions.
-
-    53400 is not such a cause: a user must raise a limit, or drop a slot.
-    """
-    sqlstate = error.sqlstate or ""
-    return policy(error).policy is Policy.SOON or (sqlstate.startswith("53") and sqlstate != "53400")
-
-
-async def retried(name: str, work: Callable[[], Awaitable[_Result]], settings: Settings, tell: Callable[[str], None]) -> _Result:
-    """Repeat the work of a step, which finds out what is done already, while it fails for a reason that goes away."""
-    backoff, told = Backoff(settings), ""
-    while True:
-        try:
-            return await work()
-        except SubscriberError as error:
-            if not goes_away(error):
-                raise
-            if (line := f"{name}: {error.one_line()}; it is retried") != told:
-                told = line
-                tell(line)
-            await asyncio.sleep(backoff.pause(policy(error)))
-
-
-async def observed(target: str, name: str) -> Observation | None:
-    """The subscription in the target's catalog; None: there is none, or it was not made completely."""
-    found = (each for each in await observe_target(target) if each.definition.name == name and each.definition.made)
-    return next(found, None)
 
 
 class RunningSubscription:
     """Runs the subscription. :meth:`start` makes it.
 
     Args:
-        name: of the subscription.
-        target: URL or conninfo of the target.
-        settings: of the process.
+        spec: of the migration.
         progress: is told about the copies of tables.
     """
 
-    def __init__(self, name: str, target: str, settings: Settings, progress: CopyProgress | None) -> None:
-        self._name = name
-        self._target = target
-        self._settings = settings
+    def __init__(self, spec: MigrationSpec, progress: CopyProgress | None) -> None:
+        self._spec = spec
+        self._name = spec.name
+        self._settings = spec.settings
         self._progress = progress
         self._launcher: Launcher | None = None
         self._task: asyncio.Task[None] | None = None
@@ -88,7 +56,7 @@ class RunningSubscription:
         """Run the subscription. Where the target cannot be reached at first, the launcher ends: it is started again."""
         backoff = Backoff(self._settings)
         while not self._ends.is_set():
-            self._launcher = Launcher(self._target, [self._name], settings=self._settings, progress=self._progress)
+            self._launcher = Launcher(self._spec.target, [self._name], settings=self._settings, progress=self._progress)
             try:
                 await self._launcher.run()
             except SubscriptionInUse as error:
@@ -114,7 +82,8 @@ class RunningSubscription:
             SubscriberError: nothing else can be done until a user corrects an error.
         """
         clock = asyncio.get_running_loop().time
-        due, corrected = clock() + _CORRECT_SECONDS, False
+        began = clock()
+        due, corrected = began + _CORRECT_SECONDS, False
         while True:
             found = await self._look()
             if found is None:
@@ -130,7 +99,7 @@ class RunningSubscription:
                 if not corrected and found is not None and (error := error and self._stuck(found)) is not None:
                     error.add_note("nothing else can be done until this is corrected: then start the same command again")
                     raise error
-            await self._pause()
+            await self._pause(min(_POLL_SECONDS, _FIRST_SECONDS + (clock() - began) / 10))
 
     async def is_dropped(self, seconds: float) -> bool:
         """Wait for so long, or until the subscription is dropped.
@@ -142,7 +111,7 @@ class RunningSubscription:
         while asyncio.get_running_loop().time() < end:
             if await self._look() is None:
                 return True
-            await self._pause()
+            await self._pause(_POLL_SECONDS)
         return False
 
     async def _look(self) -> Observation | None:
@@ -150,11 +119,11 @@ class RunningSubscription:
         if self._task.done():
             await self._task
             raise TargetError(f'subscription "{self._name}" does not run any more', hint="repeat the command")
-        return await observed(self._target, self._name)
+        return await self._spec.observed()
 
-    async def _pause(self) -> None:
+    async def _pause(self, seconds: float) -> None:
         assert self._task is not None  # it was started
-        await asyncio.wait({self._task}, timeout=_POLL_SECONDS)
+        await asyncio.wait({self._task}, timeout=seconds)
 
     def _stuck(self, found: Observation) -> SubscriberError | None:
         """The error that a user must correct, if no other table is left to be copied."""

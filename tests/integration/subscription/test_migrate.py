@@ -98,10 +98,12 @@ def test_it_continues_when_servers_restart(make_server: Callable[..., EmbeddedSe
     servers = [make_server(), make_server()]
     with opened(servers) as (source, target):
         source.execute(SCHEMA)
-    with running(*arguments(source, target, "--no-verify"), loud=True) as program:
-        program.says("create: ")
-        for server in servers:
-            server.restart("immediate")
+    with running(*arguments(source, target), loud=True) as program:
+        for number, step in enumerate(STEPS[:-1]):
+            program.says(f"{step}: ")
+            servers[number % 2].restart("immediate")
+            if step == "create":
+                servers[1].restart("immediate")
         program.says("ready for the cutover")
         servers[1].stop("immediate")
         program.says("run: ")

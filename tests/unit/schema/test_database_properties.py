@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from subscriber.schema.database_properties import DatabaseProperties, database_changes
 
 NOTHING = DatabaseProperties(name="copy", comment=None, limit=-1, granted=False, closed=False, roles={"app", "new"})
@@ -76,3 +78,18 @@ def test_what_the_target_has_is_left() -> None:
     # a cutover has closed it
     closed = DatabaseProperties(name="copy", comment="a", limit=0, granted=True, closed=True)
     assert database_changes(publisher, closed) == []
+
+
+def test_owner() -> None:
+    def changes(target: str, *roles: str) -> list[tuple[str, Sequence[str], bool, bool]]:
+        old = DatabaseProperties(name="old", comment=None, limit=-1, granted=False, closed=False, owner="app", user="mover")
+        new = DatabaseProperties(name="new", comment=None, limit=-1, granted=False, closed=False, owner=target, user="mover", roles=roles)
+        found = database_changes(old, new, {"app": "shop"} if "shop" in roles else {})
+        return [(each.difference.message, each.difference.ddl, each.moves, each.privilege) for each in found]
+
+    assert changes("app", "app", "mover") == changes("shop", "shop", "mover") == []
+    assert changes("mover", "mover") == [('role "app" does not exist in the target: it does not own the database there', (), False, False)]
+    message = 'the target\'s database belongs to role "{}", and the publisher\'s to "app"'.format
+    assert changes("mover", "app", "mover") == [(message("mover"), ('ALTER DATABASE "new" OWNER TO "app";',), True, True)]
+    assert changes("mover", "shop", "mover") == [(message("mover"), ('ALTER DATABASE "new" OWNER TO "shop";',), True, True)]
+    assert changes("other", "app", "mover") == [(message("other"), ('ALTER DATABASE "new" OWNER TO "app";',), False, True)]
