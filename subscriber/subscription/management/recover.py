@@ -2,14 +2,14 @@
 
 Changes are lost when the publisher can no longer send everything after the target's position. The target is then a consistent copy of an
 earlier moment, or of another server. The old slot is dropped. Then one transaction in the target's catalog forgets the position, and lets
-all tables be reconciled. The rest is the start of a new subscription: it creates the slot, and synchronizes each table at a snapshot of its
-own. An interruption before that transaction leaves a lost slot, after it a subscription that begins.
+all tables be reconciled. The rest is the start of a new subscription: it creates the slot (here, if the catalog defines the subscription),
+and synchronizes each table at a snapshot of its own. After an interruption, ``recover`` can be repeated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from subscriber.catalog import Definition, RestartingCatalog
 from subscriber.catalog.interface import MovableCatalog
@@ -18,7 +18,10 @@ from subscriber.errors import ConfigurationError, DataLossError, PublisherError,
 from subscriber.interfaces import OpenedSink, Position, PublishedTable, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots, require_reconciling
+from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.target_session import TargetSession
 from subscriber.subscription.targets import open_catalog, open_target, target_kind
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
@@ -100,9 +103,21 @@ async def recover(
                 await sink.close()
             if not dry_run:
                 await restarting.restart(found.oid)
+            if not dry_run and found.conninfo is not None:
+                # a launcher creates no slots
+                await _begin(replace(found, conninfo=conninfo), target, settings or Settings())
             return recovery
     finally:
         await catalog.close()
+
+
+async def _begin(found: Definition, target: str, settings: Settings) -> None:
+    options = replace(found.options, create_slot=True, slot_name=found.slot_name)
+    session = TargetSession(RunSpec.of_definition(found, target, options, settings))
+    try:
+        await Setup(session).begin_again()
+    finally:
+        await session.close()
 
 
 async def _examine(sink: OpenedSink, found: Definition, conninfo: str, *, dry_run: bool, force: bool) -> Recovery:

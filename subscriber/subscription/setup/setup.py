@@ -198,6 +198,15 @@ class Setup:
                 await connection.execute(alter_replication_slot(connection.capabilities, self._spec.slot_name, failover=True))
             return (await self._tables.refresh(connection, state, first=True)).keys()
 
+    async def begin_again(self) -> None:
+        """Create the slot and the first position, for a subscription whose tables are already listed.
+
+        Raises:
+            SubscriberError: what is wrong, and what to do about it.
+        """
+        async with self._connected() as connection:
+            await FirstPosition(self._spec, await self._target.open(_nothing)).create(connection)
+
     async def refresh(self, named: Sequence[str] = ()) -> None:
         """Run REFRESH PUBLICATION only. If the target refuses a table, no table is added.
 
