@@ -124,6 +124,9 @@ def run_child(start: Start, stop: Connection) -> None:
     except SubscriberError as error:
         _log.error("%s", error)
         sys.exit(ERROR_STATUS)
+    except BaseException:
+        free_disk()  # so that the log can hold the traceback
+        raise
 
 
 class _FreeDisk(logging.Handler):

@@ -128,6 +128,8 @@ class FailureAt:
     def _fail_once(self, occurrence: str) -> None:
         if occurrence in failed_at(self.directory):
             return
+        if self.failure is Failure.DISK_FULL:
+            free_disk()  # it may still be full since an earlier phase
         with (self.directory / "happened").open("a") as file:
             file.write(f"{occurrence}\n")
         match self.failure:
