@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 from unicodedata import category
 
-__all__ = ["printable", "shortened"]
+__all__ = ["counted", "printable", "shortened"]
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Control, format and surrogate characters, line and paragraph separators."""
@@ -33,6 +33,11 @@ def shortened(names: Sequence[str], shown: int = 10) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 table``, ``420,000 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _escape(character: str) -> str:

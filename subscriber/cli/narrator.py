@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from subscriber.cli.notices import counted
 from subscriber.cli.status_text import size
 from subscriber.interfaces import WorkerState
+from subscriber.printable import counted
 from subscriber.subscription.run_status import Status
 from subscriber.subscription.subscription import Subscription
 

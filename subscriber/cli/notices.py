@@ -6,15 +6,10 @@ import argparse
 
 from subscriber.cli.output import complain
 
-__all__ = ["confirm", "counted"]
+__all__ = ["confirm"]
 
 
 def confirm(args: argparse.Namespace, text: str) -> None:
     """Print that something was done, or how far it is."""
     if not args.quiet:
         complain(text)
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 table``, ``420,000 rows``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

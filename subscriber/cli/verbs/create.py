@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from subscriber.cli.notices import confirm, counted
+from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_definition_arguments, add_name_argument
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.printable import counted
 from subscriber.subscription.management.create import create_subscription
 
 __all__ = ["add_arguments"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from subscriber.cli.notices import confirm, counted
+from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_settings_argument, add_target_argument
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings
+from subscriber.printable import counted
 from subscriber.subscription.replay import Replay
 
 __all__ = ["add_arguments"]

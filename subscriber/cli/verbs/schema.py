@@ -6,12 +6,12 @@ import argparse
 import json
 import time
 
-from subscriber.cli.notices import confirm, counted
+from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_scope_arguments, add_sides_arguments
 from subscriber.cli.output import complain, say
 from subscriber.interfaces.schema import SchemaStep, Section, StepState
 from subscriber.interfaces.table_schema import SchemaDifference
-from subscriber.printable import printable
+from subscriber.printable import counted, printable
 from subscriber.subscription.management.schema import SchemaOptions, copy_schema, diff_schema
 
 __all__ = ["SchemaNarrator", "add_arguments", "add_copy_options", "schema_options"]

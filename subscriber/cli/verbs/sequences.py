@@ -6,11 +6,11 @@ import argparse
 import json
 from collections import Counter
 
-from subscriber.cli.notices import confirm, counted
+from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_sequences_argument, add_sides_arguments
 from subscriber.cli.output import emit, say
 from subscriber.interfaces.sequences import SequenceState
-from subscriber.printable import printable
+from subscriber.printable import counted, printable
 from subscriber.subscription.management.sequences import sync_sequences
 
 __all__ = ["add_arguments"]

@@ -12,7 +12,7 @@ from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import complain, emit, say
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
-from subscriber.printable import printable
+from subscriber.printable import counted, printable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.management.repair import repair, require_repairable, why_not_repairable
 from subscriber.subscription.management.verify import verify
@@ -144,8 +144,9 @@ def _show(report: VerificationReport, *, quiet: bool, would: bool) -> None:
     differing = len(report.differing)
     when = "in two passes" if report.lsn is None else f"as of {report.lsn}"
     if not quiet or differing:
-        found = f"{differing} of them differ" if differing else "all equal"
-        say(f"{len(compared)} tables with {rows:,} rows compared {when} in {report.seconds:.1f} s: {found}")
+        found = f"{differing} of them differ{'s' if differing == 1 else ''}" if differing else "all equal"
+        tables = f"{counted(len(compared), 'table')} with {counted(rows, 'row')} compared {when} in {report.seconds:.1f} s: {found}"
+        say(tables if compared else "no table was compared")
 
 
 def _show_table(table: TableReport, *, would: bool) -> None:

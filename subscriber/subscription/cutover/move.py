@@ -13,6 +13,7 @@ from typing import Final
 from subscriber import crash_points
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces.sequences import SequenceState
+from subscriber.printable import counted
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.cutover.clients import PooledClients
 from subscriber.subscription.cutover.command import run_command
@@ -322,7 +323,7 @@ class Move:
                 # it was created after the cutover
                 self._tell(f"sequence {result.sequence} is not set: {self._destination.title} does not have it")
         number = sum(result.state in {SequenceState.SET, SequenceState.EQUAL} for result in results)
-        self._tell(f"{number} sequences are set")
+        self._tell(f"{counted(number, 'sequence')} {'is' if number == 1 else 'are'} set")
 
     async def _unreplicated(self) -> None:
         if self._options.unlogged or self._options.large_objects:
@@ -372,4 +373,4 @@ async def compare_rows(link: Link, options: CutoverOptions) -> str:
             f"the rows of {names} differ", hint=f"`subscriber verify {link.name} --repair` repairs them; then try again"
         )
     rows = sum(table.publisher_rows for table in report.tables)
-    return f"{len(report.tables)} tables with {rows:,} rows are equal, compared in {report.seconds:.1f} s"
+    return f"{counted(len(report.tables), 'table')} with {counted(rows, 'row')}: all equal, compared in {report.seconds:.1f} s"

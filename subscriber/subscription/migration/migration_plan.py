@@ -13,6 +13,7 @@ from typing import Final
 
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import CopyFormat, TableName
+from subscriber.printable import counted
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.subscription.management.schema import check_client_programs
@@ -71,7 +72,7 @@ class MigrationPlan:
         total, indexes = sum(each.bytes for each in self.tables.values()), sum(each.index_bytes for each in self.tables.values())
         rows = sum(each.rows or 0 for each in self.tables.values())
         sizes = f"{shown_bytes(total)}, and {shown_bytes(indexes)} of indexes on the publisher"
-        lines = [f"{len(self.tables):,} tables with about {rows:,} rows: {sizes}"]
+        lines = [f"{counted(len(self.tables), 'table')} with about {counted(rows, 'row')}: {sizes}"]
         for name, size in list(self.tables.items())[:_SHOWN]:
             known = f"about {size.rows:,} rows" if size.rows is not None else "unknown number of rows (ANALYZE)"
             lines.append(f"  {name}: {shown_bytes(size.bytes)}, {known}, {shown_bytes(size.index_bytes)} of indexes")
