@@ -128,7 +128,10 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
 
 
 def _catalog_kind(target: str) -> CatalogKind:
-    hint = "use subscriber run with --connection and --publication"
+    hint = (
+        "use subscriber run with --connection and --publication; to remove a subscription, drop its slot on the publisher, and delete"
+        " what the target stores"
+    )
     return required_ability(target, CatalogKind, "has no catalog of subscriptions", hint)
 
 

@@ -18,6 +18,7 @@ from subscriber import (
     TargetError,
     check,
     copy_schema,
+    drop_subscription,
     repair,
     sync_sequences,
     verify,
@@ -125,3 +126,9 @@ async def test_verbs_say_what_its_kind_lacks(installed: str) -> None:
         await sync_sequences(target=installed, connection="host=/nowhere", sequences=["all"])
     with pytest.raises(ConfigurationError, match=f"{lacks}keys, indexes and constraints$"):
         await copy_schema(target=installed, connection="host=/nowhere")
+
+
+async def test_without_a_catalog_a_hint_says_how_to_remove_a_subscription(installed: str) -> None:
+    with pytest.raises(ConfigurationError) as found:
+        await drop_subscription("replica", target=installed)
+    assert str(found.value.hint).endswith("to remove a subscription, drop its slot on the publisher, and delete what the target stores")
