@@ -152,8 +152,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# without --quiet, which hides warnings from --strict, too
 docs: $(VENV)/.group-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: $(VENV)/.made
 	$(PIP) wheel --no-deps --wheel-dir dist .

@@ -258,7 +258,7 @@ class RepairingSink(Protocol):
 
         Raises:
             ApplyError, RelationError: the target rejects a row. Nothing was changed.
-            TargetError, TargetUnavailable
+            TargetError, TargetUnavailable: the target cannot be reached, or does not take the rows.
         """
         ...
 
@@ -279,7 +279,7 @@ class RowSource(Protocol):
             high: the value above the highest; None: no bound.
 
         Raises:
-            TargetUnavailable, TargetError
+            TargetUnavailable, TargetError: the target cannot be read.
         """
         ...
 
@@ -292,7 +292,7 @@ class KeyedRowSource(RowSource, Protocol):
         """Read the rows with these keys, given as PostgreSQL's texts.
 
         Raises:
-            TargetUnavailable, TargetError
+            TargetUnavailable, TargetError: the target cannot be read.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from docs.glossary import link_first_uses
-from docs.hooks import WORDS_OF_A_PAGE, fill
+from docs.hooks import WORDS_OF_A_PAGE, fill, words_of
 from subscriber import errors
 from subscriber.protocol.decoder import Decoder
 from subscriber.protocol.frames import PrimaryKeepalive, XLogData, decode_status_update, encode_frame
@@ -90,6 +90,17 @@ def test_no_page_is_long() -> None:
     """`make docs` counts the words of the rendered pages, docstrings included."""
     for page in PAGES:
         assert len(page.read_text().split()) <= WORDS_OF_A_PAGE, page
+
+
+def test_words_of_code_are_counted_as_they_are_read() -> None:
+    assert words_of('<p>Two words</p><p>here: <code><span class="n">self</span><span class="o">.</span><span>file</span></code></p>') == 4
+
+
+def test_make_docs_sees_warnings() -> None:
+    """`--quiet` hides them, and `--strict` counts only what is shown."""
+    (command,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "mkdocs build" in line]
+    assert "--strict" in command
+    assert "--quiet" not in command
 
 
 def test_the_reference_has_all_errors_and_their_remedies() -> None:

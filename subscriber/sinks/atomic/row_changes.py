@@ -64,7 +64,7 @@ async def read_batch(batch: Batch, relations: dict[int, Relation], after: Lsn, c
     Raises:
         RelationError: an UPDATE or DELETE without identity of the row.
         ConfigurationError: values in the binary format.
-        ProtocolError, SpoolError
+        ProtocolError, SpoolError: the changes cannot be read.
     """
     changes: list[RowChange] = []
     for transaction in batch.transactions:
