@@ -26,6 +26,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 from typing import IO, Any
 
+import psycopg
 import pytest
 import yaml
 
@@ -383,6 +384,17 @@ def use_the_fake_publisher(block: Block, page_setup: PageSetup) -> None:
     asyncio.run(in_process(block)["test_changes_survive_a_lost_connection"]())
 
 
+def start_a_server(block: Block, page_setup: PageSetup) -> None:
+    urls: list[str] = []
+    exec(compile(block.text, str(block), "exec"), {"print": urls.append, "input": lambda _: asyncio.run(answers(urls[0]))})
+    assert len(urls) == 1
+
+
+async def answers(url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        assert await (await connection.execute("SHOW wal_level")).fetchone() == ("logical",)
+
+
 def read_a_lake(block: Block, page_setup: PageSetup) -> None:
     # a session of Spark: tests/spark; what it imports is there
     imports = [
@@ -401,12 +413,15 @@ PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | Non
     ("docs/howto/own-connection.md", "def follow("): define,
     ("docs/howto/plugins.md", "class Webhook"): is_run_elsewhere,
     ("docs/reference/python/fake-publisher.md", "FakePublisher"): use_the_fake_publisher,
+    ("docs/reference/python/testing.md", "EmbeddedServer.create("): start_a_server,
     ("docs/howto/plugins.md", "class Kafka("): is_run_elsewhere,
     ("docs/howto/own-sink.md", "class JsonSink("): replicate_into_own_sink,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
     # by tests/crash_points/test_own_sink.py
     ("docs/howto/own-sink.md", "class JsonKind"): is_run_elsewhere,
     ("docs/howto/own-sink.md", "def test_crash_points("): is_run_elsewhere,
+    # by tests/integration/subscription/test_changed_columns.py
+    ("docs/howto/columns.md", "class HashingSink("): is_run_elsewhere,
     ("docs/howto/lake-read.md", "import snapshot"): read_a_lake,
     ("docs/howto/lake-read.md", "postgres_changes"): read_a_lake,
     ("docs/howto/lake-read.md", "postgres_snapshot"): read_a_lake,
