@@ -14,21 +14,25 @@ from subscriber.apply.row_filters import filtered
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherError, SubscriberError
-from subscriber.interfaces import Position, ReplicationStream
-from subscriber.protocol.capabilities import Capabilities, negotiate
+from subscriber.interfaces import Position, ReplicationStream, Spool
+from subscriber.protocol.capabilities import Capabilities, capabilities, negotiate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.recording.file import RecordedSession, Recorder
+from subscriber.recording.relay_stream import RelaySpool, RelayStream
 from subscriber.recording.streams import RecordedStream
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import missing_publications, publications_missing
 
-__all__ = ["FollowedSlot", "StreamSession", "undecodable"]
+__all__ = ["CAUTIOUSLY", "FollowedSlot", "StreamSession", "undecodable"]
 
 _log = logging.getLogger(__name__)
 
+CAUTIOUSLY: Final = (
+    "asking the publisher to send only complete transactions, and to decode with more memory, until it has passed this place"
+)
 _LAST_REPORT_SECONDS: Final = 1.0
 _MUCH_MEMORY: Final = 1024**2
 """logical_decoding_work_mem in kB for a publisher that failed to decode with less. A larger value of the publisher is kept."""
@@ -57,6 +61,7 @@ class FollowedSlot:
             keeps it in memory and does not look at it before its end.
         recorder: stores the stream.
         blocks: whether streamed transactions are given in blocks, before their end.
+        holder: of the changes up to the position, for errors.
     """
 
     conninfo: str
@@ -71,6 +76,7 @@ class FollowedSlot:
     cautiously: bool = False
     recorder: Recorder | None = None
     blocks: bool = False
+    holder: str = "the target"
 
 
 class StreamSession:
@@ -104,13 +110,16 @@ class StreamSession:
         self._resources = resources
 
     @classmethod
-    async def open(cls, slot: FollowedSlot, position: Position | None, start_lsn: Lsn | None = None) -> Self:
+    async def open(
+        cls, slot: FollowedSlot, position: Position | None, start_lsn: Lsn | None = None, *, tracker: FlushTracker | None = None
+    ) -> Self:
         """Connect, check that no change is missing, and start the stream.
 
         Args:
             slot: the slot to follow.
             position: the position of an earlier session. None for the first session.
             start_lsn: where the first session starts. None: at the slot's position.
+            tracker: of the positions. None: a new one.
 
         Raises:
             PublisherUnavailable, SlotInUse: transient, so a retry may succeed.
@@ -122,7 +131,7 @@ class StreamSession:
             starting.push_async_callback(connection.close)
             if position is None:
                 position = await _first_position(connection, slot, start_lsn)
-            position = await check_position(connection, position)
+            position = await check_position(connection, position, holder=slot.holder)
             publisher_lsn = await connection.current_wal_lsn()
             two_phase = slot.options.two_phase
             wanted = slot.options
@@ -152,7 +161,7 @@ class StreamSession:
             # only now, when we hold the slot: opening the spool deletes the files of another process that still uses the slot
             key = slot.spool_key or f"slot {slot.name} of {position.system_identifier}"
             spool = await starting.enter_async_context(SpoolDirectory(slot.settings.spool_directory, key))
-            tracker = FlushTracker(position.lsn)
+            tracker = tracker or FlushTracker(position.lsn)
             receiver = Receiver(filtered(stream, slot.options), tracker, spool, slot.settings, blocks=slot.blocks)
             await receiver.start()
             starting.push_async_callback(receiver.close)
@@ -162,6 +171,50 @@ class StreamSession:
                 position=position,
                 publisher_lsn=publisher_lsn,
                 capabilities=connection.capabilities,
+                resources=starting.pop_all(),
+            )
+        raise AssertionError("an exit stack swallows nothing")
+
+    @classmethod
+    async def of_relay_log(
+        cls,
+        stream: RelayStream,
+        position: Position,
+        *,
+        publisher_lsn: Lsn,
+        options: SubscriptionOptions,
+        settings: Settings,
+        spool_key: str,
+    ) -> Self:
+        """Start the stream of a relay log.
+
+        Args:
+            stream: of the relay log.
+            position: of the target.
+            publisher_lsn: the end of the publisher's WAL, as far as known.
+            options: of the subscription.
+            settings: of the receiver.
+            spool_key: names the spool.
+
+        Raises:
+            SpoolError: the spool cannot be opened.
+        """
+        async with contextlib.AsyncExitStack() as starting:
+            shown = filtered(stream, options)
+            # with row filters, the records are not those of the relay log
+            spool: Spool = RelaySpool(stream)
+            if shown is not stream:
+                spool = await starting.enter_async_context(SpoolDirectory(settings.spool_directory, spool_key))
+            tracker = FlushTracker(position.lsn)
+            receiver = Receiver(shown, tracker, spool, settings)
+            await receiver.start()
+            starting.push_async_callback(receiver.close)
+            return cls(
+                receiver=receiver,
+                tracker=tracker,
+                position=position,
+                publisher_lsn=publisher_lsn,
+                capabilities=capabilities(stream.session.server_version),
                 resources=starting.pop_all(),
             )
         raise AssertionError("an exit stack swallows nothing")

@@ -210,6 +210,20 @@ class Receiver:
         self.popped += 1
         return self._queue.popleft()
 
+    def pop_transactions(self, size: int) -> tuple[list[Transaction], int]:
+        """Take the small transactions that come next and are not streamed, up to about ``size`` bytes. Return them and their memory."""
+        found: list[Transaction] = []
+        held, queue = 0, self._queue
+        while queue and held < size:
+            event, memory = queue[0]
+            if type(event) is not Transaction or event.prefixed or event.spilled or memory >= size:
+                break
+            queue.popleft()
+            found.append(event)
+            held += memory
+        self.popped += len(found)
+        return found, held
+
     def release(self, held: int) -> None:
         """Free the memory of events that were taken."""
         self._held -= held

@@ -46,7 +46,7 @@ class Skipping:
         Raises:
             TargetError: it was not skipped.
         """
-        if not self.waits or _finish_lsn(event) != self._lsn:
+        if not self.waits or _only_describes(event) or _finish_lsn(event) != self._lsn:
             return False
         if isinstance(event, CommitPrepared) and not _keeps(sink):
             # the changes are already in the target
@@ -63,7 +63,7 @@ class Skipping:
         Raises:
             TargetError: the skip LSN was not cleared.
         """
-        if not self.waits or not _says_something(event, keeps=_keeps(sink)):
+        if not self.waits or _only_describes(event) or not _says_something(event, keeps=_keeps(sink)):
             return
         await sink.clear_skip()
         _log.warning(
@@ -88,6 +88,11 @@ def _finish_lsn(event: Transaction | PreparedTransaction | CommitPrepared) -> Ls
             return transaction.final_lsn
         case CommitPrepared():
             return event.commit_lsn
+
+
+def _only_describes(event: Transaction | PreparedTransaction | CommitPrepared) -> bool:
+    """Whether it is not the publisher's: a relay log begins with one that describes relations, and ends where it begins."""
+    return isinstance(event, Transaction) and event.end_lsn <= event.final_lsn
 
 
 def _says_something(event: Transaction | PreparedTransaction | CommitPrepared, *, keeps: bool) -> bool:

@@ -37,7 +37,7 @@ from subscriber.apply.spool_file import SpoolFile, blocks, spool_failure
 from subscriber.errors import SpoolError
 from subscriber.threads import run_in_thread
 
-__all__ = ["SpoolDirectory", "SpooledPart"]
+__all__ = ["SpoolDirectory", "SpooledPart", "private_directory"]
 
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -79,6 +79,29 @@ def _temporary_directory() -> Path:
             "there is no directory for temporary files that can be written to",
             hint="set spool_directory or TMPDIR to a directory that belongs to the user who runs this",
         ) from error
+
+
+def private_directory(path: Path, what: str, setting: str) -> None:
+    """Create a directory if it does not exist, and check that only this user can write to it. It blocks.
+
+    Args:
+        path: of the directory.
+        what: it is, for the error.
+        setting: that names it.
+
+    Raises:
+        SpoolError: it cannot be created, or is not private.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise spool_failure(f"create {what}", path, error, setting) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
+        raise SpoolError(
+            f'{what} "{path}" is not private: another user owns it or may write to it',
+            hint=f"set {setting} to a directory with mode 0700 that belongs to the user who runs this",
+        )
 
 
 class SpoolDirectory:
@@ -154,16 +177,7 @@ class SpoolDirectory:
 
     def _prepare(self) -> None:
         for path in (self._base, self._directory):
-            try:
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                found = path.lstat()
-            except OSError as error:
-                raise spool_failure("create spool directory", path, error) from error
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
-                raise SpoolError(
-                    f'spool directory "{path}" is not private: another user owns it or may write to it',
-                    hint="set spool_directory to a directory with mode 0700 that belongs to the user who runs this",
-                )
+            private_directory(path, "spool directory", "spool_directory")
         self._remove()
         try:
             self._directory.mkdir(mode=0o700)

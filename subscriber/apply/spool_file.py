@@ -40,12 +40,12 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def spool_failure(action: str, path: Path, error: OSError) -> SpoolError:
+def spool_failure(action: str, path: Path, error: OSError, setting: str = "spool_directory") -> SpoolError:
     """Make the error with a hint for the user."""
     if error.errno in _FULL:
-        hint = f"make room in {path.parent}, or set spool_directory to a place that has more"
+        hint = f"make room in {path.parent}, or set {setting} to a place that has more"
     else:
-        hint = "set spool_directory to a directory that belongs to the user who runs this, and that no other user can write to"
+        hint = f"set {setting} to a directory that belongs to the user who runs this, and that no other user can write to"
     said = os.strerror(error.errno or 0)
     return SpoolError(f'could not {action} "{path}": {said}', hint=connection_hint(said, hint))
 

@@ -96,6 +96,8 @@ class SubscriptionCollector:
         )
         behind = gauge("pending_bytes", "WAL received that is not durable in the target yet.")
         silence = gauge("seconds_since_last_message", "Seconds since the last message from the publisher.")
+        relay_bytes = gauge("relay_log_bytes", "Size of the relay log.")
+        relay_paused = gauge("relay_log_paused", "1 while the relay log is full, so that nothing is received.")
         tables = gauge("tables", "Tables by state, as in pg_subscription_rel.", "state")
         left_out = gauge("tables_left_out", "Published tables that the subscription does not replicate.")
         transactions = counter("transactions", "Transactions applied since the start.")
@@ -115,6 +117,9 @@ class SubscriptionCollector:
             behind.add_metric([name], max(status.received - status.flushed, 0))
             if status.last_message is not None:
                 silence.add_metric([name], max(time.time() - status.last_message, 0.0))
+            if status.relay_log is not None:
+                relay_bytes.add_metric([name], status.relay_log.size)
+                relay_paused.add_metric([name], status.relay_log.paused)
             states = [entry.state for entry in status.tables.values()]
             for state in TableState:
                 tables.add_metric([name, state.value], states.count(state))
@@ -127,4 +132,18 @@ class SubscriptionCollector:
                 conflicts.add_metric([name, conflict.removeprefix("confl_")], getattr(counted, conflict))
             for worker in ("apply", "sync"):
                 errors.add_metric([name, worker], getattr(counted, f"{worker}_error_count"))
-        yield from (streaming, lsn, behind, silence, tables, left_out, transactions, changes, rolled_back, conflicts, errors)
+        yield from (
+            streaming,
+            lsn,
+            behind,
+            silence,
+            relay_bytes,
+            relay_paused,
+            tables,
+            left_out,
+            transactions,
+            changes,
+            rolled_back,
+            conflicts,
+            errors,
+        )

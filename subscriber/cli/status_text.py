@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from subscriber.catalog import ApplierObservation
-from subscriber.interfaces import Retry, TableState
+from subscriber.interfaces import RelayLogDetails, Retry, TableState
 from subscriber.printable import printable
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.subscription.management.status import State, SubscriptionStatus
@@ -45,6 +45,8 @@ def _lines(status: SubscriptionStatus) -> list[str]:
         lines.append(f"  slot          {definition.slot_name}")
     if worker is not None:
         lines.append(f"  received      {worker.received}   applied {worker.applied}   flushed {worker.flushed}")
+        if found.details.relay_log is not None:
+            lines += _relay_log(found.details.relay_log)
         lines.append(f"  rates         {worker.transactions_per_second:.1f} transactions/s   {worker.changes_per_second:.0f} changes/s")
     elif definition.position is not None:
         lines.append(f"  position      {definition.position}")
@@ -64,6 +66,14 @@ def _lines(status: SubscriptionStatus) -> list[str]:
     if found.last_error and status.state is not State.CREATING:
         when = f"{found.last_error_time:%Y-%m-%d %H:%M:%S%z} " if found.last_error_time else ""
         lines.append(f"  last error    {when}{found.last_error}")
+    return lines
+
+
+def _relay_log(log: RelayLogDetails) -> list[str]:
+    full = ", full: receiving pauses" if log.paused else ""
+    lines = [f"  relay log     received {log.received}   flushed {log.flushed}, {size(log.size)} of {size(log.limit)}{full}"]
+    if log.retry is not None:
+        lines.append(f"    receiving   {retrying(log.retry)}")
     return lines
 
 

@@ -40,6 +40,14 @@ class Settings:
     spool_directory: str | None = option(
         None, STRING, "where transactions spill", default_text="a private directory below the system's temporary one", ours=True
     )
+    relay_log: str | None = option(
+        None,
+        STRING,
+        "directory in which the stream is stored before it is applied, so that the publisher's WAL does not wait for the target",
+        default_text="none: the stream is applied as it arrives",
+        ours=True,
+    )
+    relay_log_size: int = option(50 * 1024**3, SIZE, "receiving pauses while the relay log is this large", least=512 * 1024, ours=True)
     batch_rows: int = option(50_000, WHOLE, "changes in a full batch of waiting transactions", least=1, ours=True)
     batch_size: int = option(8 * 1024**2, SIZE, "bytes in a full batch of waiting transactions", least=1024, ours=True)
     batch_delay: float = option(0.0, TIME, "how long a batch that is not full waits for more transactions", least=0, ours=True)

@@ -56,7 +56,7 @@ from subscriber.interfaces.values import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.interfaces.worker_details import Retry, WorkerDetails, WorkerState
+from subscriber.interfaces.worker_details import RelayLogDetails, Retry, WorkerDetails, WorkerState
 
 __all__ = [
     "CATALOG_SCHEMA",
@@ -82,6 +82,7 @@ __all__ = [
     "Query",
     "ReconcilingTableSink",
     "RelationGate",
+    "RelayLogDetails",
     "RepairingSink",
     "ReplacedKeys",
     "ReplacedRange",

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from subscriber.interfaces.values import TableName
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["Retry", "WorkerDetails", "WorkerState"]
+__all__ = ["RelayLogDetails", "Retry", "WorkerDetails", "WorkerState"]
 
 _GRACE_SECONDS: Final = 10.0
 """Allowance for the duration of the attempt, and for clocks that differ."""
@@ -52,6 +52,31 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLogDetails:
+    """The relay log of a worker.
+
+    Attributes:
+        received: everything up to there has arrived from the publisher.
+        flushed: everything up to there is durable in the relay log, and is acknowledged.
+        size: bytes on disk.
+        limit: receiving pauses at this size.
+        paused: whether it pauses for that reason.
+        retry: the failed attempt to receive; None: the latest one did not fail.
+    """
+
+    received: Lsn
+    flushed: Lsn
+    size: int
+    limit: int
+    paused: bool = False
+    retry: Retry | None = None
+
+    def values(self) -> dict[str, Any]:
+        """The values as JSON has them."""
+        return {**asdict(self), "received": str(self.received), "flushed": str(self.flushed)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDetails:
     """The details of one worker.
 
@@ -61,6 +86,7 @@ class WorkerDetails:
         publisher_lsn: end of the publisher's WAL, as far as the worker knows.
         lag_seconds: how long ago the publisher's WAL ended where the target is durable now; 0: no later WAL is known.
         left_out: published tables that the subscription does not replicate, each with the reason.
+        relay_log: the relay log; None: there is none.
     """
 
     state: WorkerState | None = None
@@ -68,6 +94,7 @@ class WorkerDetails:
     publisher_lsn: Lsn | None = None
     lag_seconds: float | None = None
     left_out: Mapping[TableName, str] = field(default_factory=dict)
+    relay_log: RelayLogDetails | None = None
 
     def to_json(self) -> str:
         """Encode as ASCII, which every target can store."""
@@ -78,6 +105,7 @@ class WorkerDetails:
                 "publisher_lsn": None if self.publisher_lsn is None else str(self.publisher_lsn),
                 "lag_seconds": self.lag_seconds,
                 "left_out": [[table.namespace, table.name, reason] for table, reason in sorted(self.left_out.items())],
+                "relay_log": self.relay_log and self.relay_log.values(),
             }
         )
 
@@ -89,10 +117,26 @@ class WorkerDetails:
             state, retry, publisher_lsn, lag = (values.get(name) for name in ("state", "retry", "publisher_lsn", "lag_seconds"))
             return cls(
                 state=None if state is None else WorkerState(state),
-                retry=retry and Retry(str(retry["error"]), int(retry["attempt"]), float(retry["next_attempt"])),
+                retry=_retry(retry),
                 publisher_lsn=None if publisher_lsn is None else Lsn.parse(publisher_lsn),
                 lag_seconds=None if lag is None else float(lag),
                 left_out={TableName(str(namespace), str(name)): str(reason) for namespace, name, reason in values.get("left_out", ())},
+                relay_log=_relay_log(values.get("relay_log")),
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return cls()
+
+
+def _retry(values: Any) -> Retry | None:
+    return values and Retry(str(values["error"]), int(values["attempt"]), float(values["next_attempt"]))
+
+
+def _relay_log(values: Any) -> RelayLogDetails | None:
+    return values and RelayLogDetails(
+        received=Lsn.parse(values["received"]),
+        flushed=Lsn.parse(values["flushed"]),
+        size=int(values["size"]),
+        limit=int(values["limit"]),
+        paused=bool(values["paused"]),
+        retry=_retry(values["retry"]),
+    )

@@ -1,7 +1,7 @@
 """The file of a recording.
 
 A recording begins with :data:`MAGIC`. Records follow: a header (kind, microseconds since the recording began, length, CRC32 of kind, time
-and content), then the content. Integers have the most significant byte first. There are four kinds:
+and content), then the content. Integers have the most significant byte first. There are six kinds:
 
 ``S``
     A session begins: JSON with the publisher and the options of START_REPLICATION, see :class:`RecordedSession`. A recording has a further
@@ -13,6 +13,10 @@ and content), then the content. Integers have the most significant byte first. T
 ``?``
     What the publisher answered about a streamed transaction whose end was received: JSON with its xid, and a list of the
     subtransactions that it has rolled back without sending the abort.
+``M``, ``E``
+    Only in a relay log (:mod:`subscriber.recording.relay_log`): messages of whole transactions, without the headers of their CopyData
+    messages, as their number, their lengths and their bytes; and the LSN up to which everything is complete. Their time is that of the
+    publisher's clock. They are read as the CopyData messages that they stand for; an LSN is a keepalive.
 
 A record that is damaged or incomplete is an error. The records before it are valid, so the recording of a program that was killed can be
 used up to its end.
@@ -27,18 +31,38 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from struct import Struct
+from struct import Struct, pack, unpack_from
+from struct import error as StructError
 from typing import BinaryIO, Final, Protocol
 
 from subscriber.errors import ConfigurationError, ProtocolError, SpoolError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.frames import PrimaryKeepalive, XLogData, encode_frame
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
-__all__ = ["ANSWERED", "MAGIC", "RECEIVED", "SENT", "SESSION", "RecordedSession", "Recorder", "RecordingRecord", "read_recording"]
+__all__ = [
+    "ANSWERED",
+    "END",
+    "MAGIC",
+    "MESSAGES",
+    "RECEIVED",
+    "SENT",
+    "SESSION",
+    "RecordedSession",
+    "Recorder",
+    "RecordingRecord",
+    "encode_record",
+    "end_lsn",
+    "messages",
+    "messages_content",
+    "read_recording",
+    "read_records",
+]
 
 MAGIC: Final = b"subscriber recording 1\n"
-SESSION, RECEIVED, SENT, ANSWERED = b"S", b"<", b">", b"?"
+SESSION, RECEIVED, SENT, ANSWERED, MESSAGES, END = b"S", b"<", b">", b"?", b"M", b"E"
 _HEADER: Final = Struct(">cqII")
-_KINDS: Final = frozenset({SESSION, RECEIVED, SENT, ANSWERED})
+_KINDS: Final = frozenset({SESSION, RECEIVED, SENT, ANSWERED, MESSAGES, END})
+_LSN: Final = Struct(">Q")
 _MODE: Final = 0o600
 
 
@@ -54,6 +78,7 @@ class RecordedSession:
         start_lsn: everything up to there was confirmed before.
         options: the options of START_REPLICATION and their values.
         answered: whether the publisher's answers about streamed transactions are recorded; not by older versions of this program.
+        relay_of: of a relay log, the subscription whose it is; None: a recording.
     """
 
     server_version: int
@@ -63,6 +88,7 @@ class RecordedSession:
     start_lsn: Lsn
     options: dict[str, str]
     answered: bool = True
+    relay_of: str | None = None
 
     def to_json(self) -> bytes:
         """As it is stored."""
@@ -82,7 +108,8 @@ class RecordedSession:
             found = cls(**{**fields, "start_lsn": Lsn.parse(str(fields["start_lsn"])), "options": dict(fields["options"])})
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(str(error)) from None
-        numbers, texts = (found.server_version, found.timeline), (found.system_identifier, found.slot_name, *found.options.values())
+        numbers = found.server_version, found.timeline
+        texts = found.system_identifier, found.slot_name, found.relay_of or "", *found.options.values()
         if not all(isinstance(each, int) for each in numbers) or not all(isinstance(each, str) for each in texts):
             raise ValueError("a value has another type")
         return found
@@ -90,12 +117,21 @@ class RecordedSession:
 
 @dataclass(frozen=True, slots=True)
 class RecordingRecord:
-    """One record: its kind, its time in seconds since the recording began, its content, and its place in the file for errors."""
+    """One record: its kind, its time in microseconds since the recording began, its content, and its place in the file for errors.
+
+    ``end`` is the offset of the next record.
+    """
 
     kind: bytes
-    seconds: float
+    moment: int
     content: bytes
     place: str
+    end: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Its time in seconds."""
+        return self.moment / 1_000_000
 
 
 class Recorder:
@@ -166,7 +202,7 @@ class Recorder:
 
     def _record(self, kind: bytes, content: bytes) -> None:
         moment = int((time.monotonic() - self._began) * 1_000_000)
-        self._write(_HEADER.pack(kind, moment, len(content), _checksum(kind, moment, content)) + content)
+        self._write(encode_record(kind, moment, content))
 
     def _write(self, data: bytes) -> None:
         try:
@@ -194,8 +230,49 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+def encode_record(kind: bytes, moment: int, content: bytes) -> bytes:
+    """Return a record as it is stored."""
+    return _HEADER.pack(kind, moment, len(content), _checksum(kind, moment, content)) + content
+
+
+def messages_content(payloads: Sequence[bytes]) -> bytes:
+    """The content of a record of messages."""
+    return pack(f">{len(payloads) + 1}I", len(payloads), *map(len, payloads)) + b"".join(payloads)
+
+
+def messages(record: RecordingRecord) -> list[bytes]:
+    """The messages of a record.
+
+    Raises:
+        ProtocolError: it has none.
+    """
+    content, found = record.content, list[bytes]()
+    try:
+        (count,) = unpack_from(">I", content)
+        place = 4 * (count + 1)
+        for length in unpack_from(f">{count}I", content, 4):
+            found.append(content[place : place + length])
+            place += length
+    except StructError:
+        place = -1
+    if place != len(content):
+        raise ProtocolError(f"{record.place} of the recording is damaged: its lengths do not match")
+    return found
+
+
+def end_lsn(record: RecordingRecord) -> Lsn:
+    """The LSN of a record up to which everything is complete.
+
+    Raises:
+        ProtocolError: it has none.
+    """
+    if len(record.content) != _LSN.size:
+        raise ProtocolError(f"{record.place} of the recording is damaged: it is not an LSN")
+    return Lsn(*_LSN.unpack(record.content))
+
+
 def read_recording(file: _Readable) -> Iterator[RecordingRecord]:
-    """Read the records of a recording one by one.
+    """Read the records of a recording one by one, those of a relay log as the messages that they stand for.
 
     Args:
         file: opened in binary mode.
@@ -206,7 +283,25 @@ def read_recording(file: _Readable) -> Iterator[RecordingRecord]:
     """
     if file.read(len(MAGIC)) != MAGIC:
         raise ConfigurationError("the file is not a recording", hint="`subscriber tail --record FILE` writes one")
-    number, position = 0, len(MAGIC)
+    for record in read_records(file, len(MAGIC)):
+        if record.kind == MESSAGES:
+            for payload in messages(record):
+                frame = encode_frame(XLogData(INVALID_LSN, INVALID_LSN, record.moment, payload))
+                yield RecordingRecord(RECEIVED, record.moment, frame, record.place)
+        elif record.kind == END:
+            frame = encode_frame(PrimaryKeepalive(end_lsn(record), record.moment, reply_requested=False))
+            yield RecordingRecord(RECEIVED, record.moment, frame, record.place)
+        else:
+            yield record
+
+
+def read_records(file: _Readable, position: int) -> Iterator[RecordingRecord]:
+    """Read records from an offset on, at which the file is.
+
+    Raises:
+        ProtocolError: a record is damaged, or the file ends within it.
+    """
+    number = 0
     while head := file.read(_HEADER.size):
         number += 1
         place = f"record {number} at byte {position}"
@@ -221,7 +316,7 @@ def read_recording(file: _Readable) -> Iterator[RecordingRecord]:
         if _checksum(kind, moment, content) != checksum:
             raise ProtocolError(f"{place} of the recording is damaged: its checksum does not match")
         position += _HEADER.size + size
-        yield RecordingRecord(kind, moment / 1_000_000, content, place)
+        yield RecordingRecord(kind, moment, content, place, position)
 
 
 def _truncated(place: str) -> ProtocolError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from subscriber.errors import SubscriberError
-from subscriber.interfaces import ApplyStatistics, Retry, TableEntry, TableName, WorkerState
+from subscriber.interfaces import ApplyStatistics, RelayLogDetails, Retry, TableEntry, TableName, WorkerState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 __all__ = ["Status", "TableCopy", "Until"]
@@ -60,6 +60,7 @@ class Status:
         last_error: the latest error of this run, even if its cause was fixed since.
         statistics: counted since the subscription object was created.
         last_message: when the publisher last sent something, in seconds since 1970. None without a stream.
+        relay_log: the relay log of this run; None: there is none.
     """
 
     received: Lsn = INVALID_LSN
@@ -76,3 +77,4 @@ class Status:
     last_error: SubscriberError | None = None
     statistics: ApplyStatistics = field(default_factory=ApplyStatistics)
     last_message: float | None = None
+    relay_log: RelayLogDetails | None = None

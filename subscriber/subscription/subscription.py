@@ -120,6 +120,15 @@ class Subscription:
         """Change ``max_copy_rate`` of a subscription that runs, until it ends. In bytes per second; 0: no limit."""
         self._state.copy_rate.limit = rate
 
+    async def remove_relay_log(self) -> None:
+        """Remove the relay log of the last run, after the subscription was dropped.
+
+        Raises:
+            SpoolError: it cannot be removed.
+        """
+        if self._state.relay is not None:
+            await self._state.relay.remove()
+
     async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
         """Wait until all tables are synchronized and everything up to ``lsn`` is durable in the target.
 
@@ -151,13 +160,13 @@ class Subscription:
         """The current status."""
         state = self._state
         return Status(
-            received=state.tracker.received,
+            received=state.received,
             applied=state.tracker.applied,
             flushed=state.tracker.flushed,
             state=state.state,
             retry=state.retry,
             publisher_lsn=state.publisher_lsn,
-            streaming=state.session is not None,
+            streaming=state.from_publisher is not None,
             tables=dict(state.states.entries()),
             copies={
                 table: TableCopy(rows, estimated, table in self._progress.copied)
@@ -166,8 +175,9 @@ class Subscription:
             copying=state.is_copying,
             left_out=dict(state.states.left_out),
             last_error=state.last_error,
+            relay_log=state.relay.details if state.relay is not None else None,
             statistics=self._spec.sink.statistics,
-            last_message=state.session.receiver.received_at if state.session is not None else None,
+            last_message=state.from_publisher.receiver.received_at if state.from_publisher is not None else None,
         )
 
     @property

@@ -21,8 +21,13 @@ __all__ = ["check_position"]
 _START_OVER = "`subscriber recover NAME` compares all tables with the publisher at a new slot, and writes what differs"
 
 
-async def check_position(connection: WalReceiverConnection, position: Position) -> Position:
+async def check_position(connection: WalReceiverConnection, position: Position, *, holder: str = "the target") -> Position:
     """Compare the target's position with what the publisher can send.
+
+    Args:
+        connection: with the publisher.
+        position: of the target, or of its relay log.
+        holder: which of the two, for errors.
 
     Returns:
         The position on the publisher's current timeline. The caller stores it if it differs.
@@ -34,28 +39,26 @@ async def check_position(connection: WalReceiverConnection, position: Position) 
     identity = await connection.identify_system()
     if identity.system_identifier != position.system_identifier:
         raise DataLossError(
-            f"the publisher's system identifier is {identity.system_identifier}, but the target was filled from"
-            f" {position.system_identifier}",
+            f"the publisher's system identifier is {identity.system_identifier}, but {holder} was filled from {position.system_identifier}",
             hint=f"connect to the old publisher; {_START_OVER}",
         )
-    position = await _check_timeline(connection, position, identity)
-    _check_slot(await connection.slot(position.slot_name), position, identity)
+    position = await _check_timeline(connection, position, identity, holder)
+    _check_slot(await connection.slot(position.slot_name), position, identity, holder)
     if position.lsn > identity.xlogpos:
         raise DataLossError(
-            f"the publisher's WAL ends at {identity.xlogpos}, before the target's position {position.lsn}: it was restored"
+            f"the publisher's WAL ends at {identity.xlogpos}, before {holder}'s position {position.lsn}: it was restored"
             " to an earlier time",
             hint=f"find out what the publisher lost; {_START_OVER}",
         )
     return position
 
 
-async def _check_timeline(connection: WalReceiverConnection, position: Position, identity: SystemIdentity) -> Position:
+async def _check_timeline(connection: WalReceiverConnection, position: Position, identity: SystemIdentity, holder: str) -> Position:
     if identity.timeline == position.timeline:
         return position
     if identity.timeline < position.timeline:
         raise DataLossError(
-            f"the publisher is on timeline {identity.timeline}, but the target's position {position.lsn} is of timeline"
-            f" {position.timeline}",
+            f"the publisher is on timeline {identity.timeline}, but {holder}'s position {position.lsn} is of timeline {position.timeline}",
             hint=f"connect to the server that was promoted; {_START_OVER}",
         )
     history = await connection.timeline_history(identity.timeline)
@@ -63,14 +66,14 @@ async def _check_timeline(connection: WalReceiverConnection, position: Position,
     if switched is None or switched < position.lsn:
         where = "is not an ancestor of it" if switched is None else f"ended at {switched}"
         raise DataLossError(
-            f"the publisher is on timeline {identity.timeline}; timeline {position.timeline} of the target's position {position.lsn}"
-            f" {where}: the target holds changes that the promoted server never had",
+            f"the publisher is on timeline {identity.timeline}; timeline {position.timeline} of {holder}'s position {position.lsn}"
+            f" {where}: {holder} holds changes that the promoted server never had",
             hint=_START_OVER,
         )
     return replace(position, timeline=identity.timeline)
 
 
-def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdentity) -> None:
+def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdentity, holder: str) -> None:
     name = position.slot_name
     if slot is None:
         raise DataLossError(
@@ -90,7 +93,8 @@ def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdent
         )
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn > position.lsn:
         raise DataLossError(
-            f'replication slot "{name}" was advanced to {slot.confirmed_flush_lsn}, past position {position.lsn} of the target:'
+            f'replication slot "{name}" was advanced to {slot.confirmed_flush_lsn}, past position {position.lsn} of {holder}:'
             " the changes in between are lost",
-            hint=f"the slot was recreated, advanced, or used by another subscriber; {_START_OVER}",
+            hint="the slot was recreated, advanced, or used by another subscriber; if the subscription ran with a relay log, start it with"
+            f" the same -c relay_log; {_START_OVER}",
         )

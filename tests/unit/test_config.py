@@ -316,7 +316,13 @@ def test_settings_by_name() -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(Settings)])
 def test_every_setting_can_be_given_as_text(field: str) -> None:
     value = getattr(Settings(), field)
-    words = {"spool_directory": "/tmp/x", "create_tables": "on", "schema_change": "ignore", "insert_conflict": "upsert"}
+    words = {
+        "spool_directory": "/tmp/x",
+        "relay_log": "/tmp/y",
+        "create_tables": "on",
+        "schema_change": "ignore",
+        "insert_conflict": "upsert",
+    }
     text = words.get(field) or (f"{value}B" if "size" in field or "mem" in field else None)
     if text is None:
         text = str(value) if isinstance(value, int) else f"{value}s"

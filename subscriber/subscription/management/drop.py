@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Final
 
 from subscriber.catalog import Catalog, Definition
@@ -17,8 +18,11 @@ from subscriber.errors import ConfigurationError, PublisherError, PublisherUnava
 from subscriber.interfaces import SubscriptionState, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.recording.relay_log import discard_relay_log
+from subscriber.subscription.setup.setup import spool_key
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots, undo_copy
 from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.threads import run_in_thread
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.fences.fence_row import fence_owner, is_under_way
 from subscriber.walreceiver.session import Session
@@ -103,6 +107,8 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
         # a subscription that was not created completely may have no slot yet, or no longer
         made = definition.made and (definition.conninfo is not None or state.position is not None)
         await _drop_slots(catalog if made else None, conninfo, definition, definition.slot_name, state)
+    if settings.relay_log is not None:
+        await run_in_thread(partial(discard_relay_log, settings.relay_log, spool_key(state)))
     left = await catalog.remove(definition.oid)
     if left:
         _log.warning(

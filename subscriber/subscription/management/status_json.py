@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from subscriber.catalog import ApplierObservation, TableObservation
-from subscriber.interfaces import Retry, WorkerActivity
+from subscriber.interfaces import RelayLogDetails, Retry, WorkerActivity
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.subscription.management.status import SubscriptionStatus
 
@@ -40,6 +40,7 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "latest_end_time": _seconds(worker and worker.reported_at),
         "lag_bytes": status.lag_bytes,
         "lag_seconds": _number(status.lag_seconds),
+        "relay_log": None if worker is None or found.details.relay_log is None else _relay_log(found.details.relay_log),
         "transactions": worker and worker.transactions,
         "changes": worker and worker.changes,
         "transactions_per_second": _number(worker and worker.transactions_per_second),
@@ -65,6 +66,17 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
             {"schema": _text(table.namespace), "name": _text(table.name), "reason": _text(reason)}
             for table, reason in found.left_out.items()
         ],
+    }
+
+
+def _relay_log(log: RelayLogDetails) -> dict[str, Any]:
+    return {
+        "received_lsn": str(log.received),
+        "flushed_lsn": str(log.flushed),
+        "bytes": log.size,
+        "limit_bytes": log.limit,
+        "paused": log.paused,
+        "retry": _retry(log.retry),
     }
 
 

@@ -16,8 +16,9 @@ from typing import Final
 from subscriber.apply.retry import Backoff, is_coming_up, policy
 from subscriber.apply.tasks import task_group
 from subscriber.errors import SubscriberError
-from subscriber.interfaces import FinishingSink, Retry
+from subscriber.interfaces import FinishingSink, Retry, TwoPhaseState
 from subscriber.subscription.run.left_out_tables import LeftOutTables
+from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState, Stopped
 from subscriber.subscription.run.slot_follower import SlotFollower
 from subscriber.subscription.run.snapshot_service import SnapshotService
@@ -25,10 +26,12 @@ from subscriber.subscription.run.status_reports import KnownProgress, StatusRepo
 from subscriber.subscription.run.table_synchronizations import TableSynchronizations
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.run_status import Until
+from subscriber.subscription.setup.relay_position import RelayPosition
 from subscriber.subscription.setup.setup import Prepared, Setup
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.transaction.feedback import FlushTracker
+from subscriber.waits import unwatched
 
 __all__ = ["Run"]
 
@@ -61,6 +64,7 @@ class Run:
         self._target = TargetSession(spec)
         self._reports = StatusReports(self._target, state, progress)
         self._left_out = LeftOutTables(spec, state.states)
+        self._relay = RelayPosition(spec.settings)
 
     async def run(self) -> None:
         """Run to the end. If the run is to stop, the current batch becomes durable first, unless the target takes too long.
@@ -78,6 +82,7 @@ class Run:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(Stopped))
             stack.push_async_callback(self._target.close)
+            stack.push_async_callback(self._relay.close)
             await stack.enter_async_context(self._watchdog.watching())
             prepared = await self._prepare()
             # with until and disable_on_error, an error that the user must fix is reported at once
@@ -93,7 +98,7 @@ class Run:
 
     async def _prepare(self) -> Prepared:
         """Run the setup, once both servers have started up."""
-        state, setup, backoff = self._state, Setup(self._target), Backoff(self._spec.settings)
+        state, setup, backoff = self._state, Setup(self._target, self._relay), Backoff(self._spec.settings)
         while True:
             try:
                 return await state.unless_stopped(setup.prepare(state.durable, self._until))
@@ -111,11 +116,15 @@ class Run:
         synchronizations = TableSynchronizations(self._target, prepared, state, self._progress, self._watchdog)
         await synchronizations.sweep_spools()
         launcher = synchronizations.launcher
-        follower = SlotFollower(self._target, prepared, state, reports, self._watchdog)
+        relay = self._make_relay(prepared)
+        follower = SlotFollower(self._target, prepared, state, reports, self._watchdog, relay=relay)
         service = SnapshotService(self._target, state)
         complete = self._until is not None and not self._until.allow_missing_tables
         async with task_group() as group:
             tasks = [group.create_task(work) for work in (launcher.run(), reports.run(), left_out.run(), service.run())]
+            if relay is not None:
+                # what is received does not show that anything is applied
+                tasks.append(group.create_task(relay.run(), context=unwatched()))
             try:
                 await follower.run()
                 if complete:
@@ -127,7 +136,16 @@ class Run:
             await launcher.leave(_LEAVE_SECONDS)
             for task in tasks:
                 task.cancel()
+        if relay is not None and self._target.is_open:
+            await relay.settle(self._target.opened)
         if self._until is not None and not state.stop.is_set() and isinstance(sink := self._target.opened, FinishingSink):
             await sink.finish()
         if complete and not state.stop.is_set():
             left_out.require_none()
+
+    def _make_relay(self, prepared: Prepared) -> Relay | None:
+        if self._relay.log is None:
+            return None
+        enabled = prepared.state.two_phase is TwoPhaseState.ENABLED
+        self._state.relay = Relay(self._spec, self._state, self._relay.log, two_phase=enabled, spool_key=prepared.spool_key)
+        return self._state.relay

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.table_state import TableStates, Watchers
@@ -15,6 +15,9 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.stream_session import StreamSession
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.copying.copy_rate import CopyRate
+
+if TYPE_CHECKING:
+    from subscriber.subscription.run.relay import Relay
 
 __all__ = ["RunState", "Stopped"]
 
@@ -34,6 +37,7 @@ class RunState:
         states: of the tables.
         tracker: of the current stream, or of the last one.
         session: the current stream, or None.
+        relay: receives into the relay log, from which the stream comes; None: there is none.
         stop: set to end the run.
         prepared: whether the setup is done, so that ``states`` and ``tracker`` are valid.
         until: the LSN at which the run ends.
@@ -53,6 +57,7 @@ class RunState:
         self.states = TableStates()
         self.tracker = FlushTracker(INVALID_LSN)
         self.session: StreamSession | None = None
+        self.relay: Relay | None = None
         self.stop = asyncio.Event()
         self.prepared = False
         self.until: Lsn | None = None
@@ -78,6 +83,7 @@ class RunState:
         self.active, self.ended = True, False
         self.states = TableStates()
         self.prepared = False
+        self.relay = None
         self.last_error = self.failed = self.disabled_by = None
 
     def end(self) -> None:
@@ -99,13 +105,25 @@ class RunState:
     @property
     def publisher_lsn(self) -> Lsn:
         """The end of the publisher's WAL, as far as known. INVALID_LSN if unknown."""
-        return max(self.tracker.received, self.session.publisher_lsn if self.session is not None else INVALID_LSN)
+        return max(self.received, self.session.publisher_lsn if self.session is not None else INVALID_LSN)
+
+    @property
+    def received(self) -> Lsn:
+        """Everything up to there has arrived from the publisher."""
+        return max(self.tracker.received, self.relay.received if self.relay is not None else INVALID_LSN)
+
+    @property
+    def from_publisher(self) -> StreamSession | None:
+        """The stream that comes from the publisher, if there is one now."""
+        return self.session if self.relay is None else self.relay.session
 
     @property
     def retry(self) -> Retry | None:
-        """The failed attempt that holds up the run: of the stream, or of a table if every table that is left fails. Others continue."""
+        """The failed attempt that holds up the run: of the stream, of receiving, or of a table if each one left fails."""
         if self.failed is not None:
             return self.failed
+        if self.relay is not None and self.relay.details.retry is not None:
+            return self.relay.details.retry
         waiting = [self.retry_of(table) for table in self.states.unsynchronized]
         return waiting[0] if waiting and all(waiting) else None
 

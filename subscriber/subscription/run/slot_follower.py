@@ -24,7 +24,8 @@ from subscriber.errors import DataLossError, SlotInUse, SubscriberError, Subscri
 from subscriber.interfaces import ParallelSink, Retry, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
+from subscriber.stream_session import CAUTIOUSLY, FollowedSlot, StreamSession, undecodable
+from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.status_reports import StatusReports
 from subscriber.subscription.run.watchdog import Watchdog
@@ -56,9 +57,19 @@ class SlotFollower:
         state: shared with the rest of the run.
         reports: reports an error to the target while the sink is open.
         watchdog: ends an attempt that makes no progress.
+        relay: the relay log to read from; None: the stream comes from the publisher.
     """
 
-    def __init__(self, target: TargetSession, prepared: Prepared, state: RunState, reports: StatusReports, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        target: TargetSession,
+        prepared: Prepared,
+        state: RunState,
+        reports: StatusReports,
+        watchdog: Watchdog,
+        *,
+        relay: Relay | None = None,
+    ) -> None:
         spec = self._spec = target.spec
         self._name = spec.name
         self._target = target
@@ -66,6 +77,7 @@ class SlotFollower:
         self._state = state
         self._reports = reports
         self._watchdog = watchdog
+        self._relay = relay
         self._two_phase = prepared.state.two_phase
         self._skipping = Skipping(prepared.state.skip_lsn, self._name)
         self._position = prepared.position
@@ -119,6 +131,8 @@ class SlotFollower:
     def _judge(self, error: SubscriberError) -> float:
         """Return the seconds until the next attempt. Raise the error if there is no next attempt."""
         answer = policy(error)
+        if self._relay is not None and error is self._relay.failure:
+            raise error
         if self._spec.options.disable_on_error and self._is_streaming and disables(error) and not is_undecodable(error):
             self._state.disabled_by = error
             raise error
@@ -175,11 +189,15 @@ class SlotFollower:
         enabled = self._two_phase is TwoPhaseState.ENABLED
         # not before every table is ready: a table's synchronization cannot handle prepared transactions
         enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
+        if self._relay is not None:
+            if enabling and self._prepared.capabilities.two_phase:
+                await self._state.unless_stopped(self._relay.enable_two_phase())
+                await self._enable_two_phase()
+            await self._follow(await self._relay.open_session(self._position))
+            return
         self._cautiously = self._position.lsn == self._undecodable_at
         if self._cautiously:
-            _log.warning(
-                "asking the publisher to send only complete transactions, and to decode with more memory, until it has passed this place"
-            )
+            _log.warning(CAUTIOUSLY)
         slot = FollowedSlot(
             conninfo=self._spec.conninfo,
             name=self._prepared.position.slot_name,
@@ -191,17 +209,22 @@ class SlotFollower:
             spool_key=self._prepared.spool_key,
             cautiously=self._cautiously,
         )
-        session = await self._state.unless_stopped(StreamSession.open(slot, self._position))
+        await self._follow(await self._state.unless_stopped(StreamSession.open(slot, self._position)), enabling=enabling)
+
+    async def _follow(self, session: StreamSession, *, enabling: bool = False) -> None:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(session.close)
             if session.position != self._position:
                 await self._target.opened.set_position(session.position)
                 self._position = session.position
             if enabling and session.capabilities.two_phase:
-                await self._target.opened.set_two_phase(TwoPhaseState.ENABLED)
-                self._two_phase = TwoPhaseState.ENABLED
-                _log.info("two_phase is enabled: transactions are received at PREPARE TRANSACTION")
+                await self._enable_two_phase()
             await self._apply(session)
+
+    async def _enable_two_phase(self) -> None:
+        await self._target.opened.set_two_phase(TwoPhaseState.ENABLED)
+        self._two_phase = TwoPhaseState.ENABLED
+        _log.info("two_phase is enabled: transactions are received at PREPARE TRANSACTION")
 
     async def _apply(self, session: StreamSession) -> None:
         state = self._state
@@ -263,6 +286,9 @@ class SlotFollower:
 
     def finished(self) -> bool:
         """Whether the stream is to end."""
+        session = self._state.session
+        if self._relay is not None and self._relay.at_another_server and session is not None and session.receiver.peek() is None:
+            return True
         return self._state.finished() or (self._cautiously and self._has_passed())
 
     def _has_passed(self) -> bool:

@@ -131,11 +131,11 @@ class StatusReports:
 
     def _apply(self) -> WorkerActivity:
         state, statistics = self._state, self._target.statistics
-        receiver = state.session.receiver if state.session is not None else None
+        receiver = state.from_publisher.receiver if state.from_publisher is not None else None
         changes = statistics.inserts + statistics.updates + statistics.deletes + statistics.truncates
         per_second = self._rates(statistics.transactions, changes)
         return WorkerActivity(
-            received=state.tracker.received,
+            received=state.received,
             applied=state.tracker.applied,
             flushed=state.tracker.flushed,
             sent_at=receiver.sent_at if receiver else None,
@@ -152,6 +152,7 @@ class StatusReports:
                 publisher_lsn=state.publisher_lsn,
                 lag_seconds=self._lag(),
                 left_out=state.states.left_out,
+                relay_log=state.relay.details if state.relay is not None else None,
             ).to_json(),
         )
 

@@ -10,6 +10,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, CopyData, Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, Sink, TableName
+from subscriber.recording.relay_log import probe_relay_log
 from subscriber.subscription.setup.encodings import find_encodings
 from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.row_filters import find_filter_problems
@@ -41,10 +42,12 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
 
     Raises:
         PublisherError, TargetError: one of the two cannot be queried.
-        SpoolError: there is no space for large transactions.
+        SpoolError: there is no space for large transactions, or for the relay log.
     """
     options, settings, publications = spec.options, spec.settings, spec.publications
     await SpoolDirectory.probe(settings.spool_directory)
+    if settings.relay_log is not None:
+        await probe_relay_log(settings.relay_log)
     tables = await published_tables(connection, publications)
     publisher = await check_publisher(
         connection,

@@ -37,6 +37,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run_status import Until
 from subscriber.subscription.setup.checks import find_problems, tell
 from subscriber.subscription.setup.first_position import FirstPosition
+from subscriber.subscription.setup.relay_position import RelayPosition
 from subscriber.subscription.setup.same_database import refuse_same_database
 from subscriber.subscription.setup.table_refresh import TableRefresh, drop_leftover_slots
 from subscriber.subscription.target_session import TargetSession
@@ -51,7 +52,7 @@ from subscriber.walreceiver.publication import (
     published_tables,
 )
 
-__all__ = ["Prepared", "Setup"]
+__all__ = ["Prepared", "Setup", "spool_key"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,12 @@ class Prepared:
     @property
     def spool_key(self) -> str:
         """Names the spool of the subscription's stream. The names of its tables' spools begin with it."""
-        return f"target {self.state.target_identifier} subscription {self.state.oid}"
+        return spool_key(self.state)
+
+
+def spool_key(state: SubscriptionState) -> str:
+    """See :attr:`Prepared.spool_key`. It names the relay log, too."""
+    return f"target {state.target_identifier} subscription {state.oid}"
 
 
 class Setup:
@@ -95,15 +101,17 @@ class Setup:
 
     Args:
         target: each method opens it, and leaves it open.
+        relay: for the relay log of a run; :meth:`prepare` opens it. None: there is none.
 
     Attributes:
         refreshing: whether :meth:`refresh` began to change the tables.
     """
 
-    def __init__(self, target: TargetSession) -> None:
+    def __init__(self, target: TargetSession, relay: RelayPosition | None = None) -> None:
         self._spec = target.spec
         self._sink = target.spec.sink
         self._target = target
+        self._relay = relay or RelayPosition(None)
         self.refreshing = False
         self._misfit_level = self._left_out_level = logging.WARNING
         self._logged = set[TableName]()
@@ -136,6 +144,7 @@ class Setup:
             opened = await self._target.open(on_durable)
             state = opened.state
             self._check_managed(state)
+            await self._relay.open(spool_key(state))
             first = state.position is None
             if state.position is None:
                 await self._require_nothing_begun()
@@ -143,6 +152,8 @@ class Setup:
                     # an earlier start was interrupted before it stored a position
                     await self._check_everything(connection, own_slot=state.slot_name is not None)
                 state = await FirstPosition(self._spec, opened).create(connection)
+                assert state.position is not None
+                await self._relay.begin(connection, state.position)
             else:
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
@@ -314,10 +325,10 @@ class Setup:
                 f'subscription "{self._spec.name}" uses replication slot "{position.slot_name}", not "{self._spec.options.slot_name}"',
                 hint="omit slot_name, or give the new subscription another name",
             )
-        await check_position(connection, position)
+        resumed = await self._relay.check(connection, position)
         known = await self._target.opened.tables()
         synchronized = [entry.lsn for entry in known.values() if entry.state is TableState.SYNCDONE and entry.lsn]
-        if max(synchronized, default=position.lsn) > position.lsn:
+        if max(synchronized, default=resumed) > resumed:
             # a table is synchronized beyond the main position: after a failover, that may be after the switch of timelines
             await check_position(connection, replace(position, lsn=max(synchronized)))
         if state.publications != self._spec.publications:

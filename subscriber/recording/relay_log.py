@@ -1,0 +1,435 @@
+"""The relay log: the publisher's transactions on local disk, so that its WAL need not wait for the target.
+
+Layout
+    ``<relay_log>/<hash of the subscription>/<number>.relay``. Each segment is a recording (:mod:`subscriber.recording.file`): the session
+    that it comes from, the relations that are known where it begins, then groups. A group is one or more records of messages, and the LSN
+    up to which everything is complete. It holds small transactions, or one large one, or nothing: then the publisher sent nothing for the
+    subscription up to that LSN. Only whole transactions are stored, in the publisher's order, without what was rolled back.
+    :mod:`subscriber.recording.relay_writer` makes them from the stream, and :mod:`subscriber.recording.relay_stream` reads them.
+
+Durable
+    A group counts, and can be read, once it is on disk. Only then does :attr:`RelayLog.end` move, and only that is acknowledged to the
+    publisher. So what is torn by a crash was not acknowledged, and the publisher sends it again.
+
+Removed
+    A segment is removed when the target has everything in it. The last one stays.
+
+Rejected: the stream as it arrives. A segment could then depend on all earlier ones, because the changes of a streamed transaction come in
+pieces, and its savepoints must be judged by the publisher while that still knows about them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from subscriber import crash_points
+from subscriber.apply.spool import private_directory
+from subscriber.errors import ConfigurationError, DataLossError, ProtocolError, SpoolError, SubscriberError
+from subscriber.protocol.encoder import encode
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import Begin, Commit
+from subscriber.recording.file import (
+    END,
+    MAGIC,
+    MESSAGES,
+    SESSION,
+    RecordedSession,
+    encode_record,
+    end_lsn,
+    messages,
+    messages_content,
+    read_records,
+)
+from subscriber.recording.relay_segment import (
+    SUFFIX,
+    Descriptions,
+    Segment,
+    create_file,
+    damaged,
+    first_xid,
+    read_head,
+    sync_directory,
+    sync_file,
+    write_file,
+)
+from subscriber.threads import run_in_thread
+
+__all__ = ["RelayLog", "discard_relay_log", "probe_relay_log", "remove_directory"]
+
+_log = logging.getLogger(__name__)
+
+_LOCK: Final = "lock"
+_WRONG: Final = "wrong"
+_LARGEST: Final = 64 * 1024**2
+_HINT: Final = "make room there, or set relay_log to a directory that belongs to the user who runs this"
+
+
+class RelayLog:
+    """The relay log of one subscription. One process at a time.
+
+    Args:
+        directory: the setting ``relay_log``.
+        size: the setting ``relay_log_size``.
+        key: names the subscription among all that may use the same directory.
+
+    Attributes:
+        directory: that of this subscription.
+        segments: oldest first; none: there is no relay log yet.
+        end: everything up to there is durable here.
+        known: the target has everything up to there.
+        failure: why nothing more is written; it is raised to the reader after the last group.
+        changed: set when one of these changed, and then replaced.
+    """
+
+    def __init__(self, directory: str, size: int, key: str) -> None:
+        self._base = Path(os.path.realpath(directory))
+        self.directory = self._base / _name(key)
+        self.limit = size
+        self._key = key
+        self._segment_size = min(size // 8, _LARGEST)
+        self._lock: int | None = None
+        self._descriptor: int | None = None
+        self._written = 0
+        self._relations, self._group = Descriptions(), Descriptions()
+        self._xid = 0
+        self._turn = asyncio.Lock()
+        self._starved = False
+        self.segments: list[Segment] = []
+        self.end = self.known = INVALID_LSN
+        self.failure: SubscriberError | None = None
+        self.changed = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake those who wait for a change."""
+        event, self.changed = self.changed, asyncio.Event()
+        event.set()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment in self.segments)
+
+    @property
+    def full(self) -> bool:
+        """Whether receiving must wait until a segment is removed."""
+        return self.size >= self.limit
+
+    @property
+    def session(self) -> RecordedSession:
+        """The session of the last segment."""
+        return self.segments[-1].session
+
+    # --- open
+
+    async def open(self) -> None:
+        """Open the relay log that is there. A torn end is not read; :meth:`rewind` cuts it off.
+
+        Raises:
+            ConfigurationError: another process uses it, or it is of another subscription.
+            DataLossError: the publisher sent a wrong LSN, or a segment is damaged.
+            SpoolError: the directory cannot be read or written, or is not private to this user.
+        """
+        await run_in_thread(self._open)
+
+    async def close(self) -> None:
+        """Close the files, and unlock the directory. Idempotent."""
+        await run_in_thread(self._close)
+
+    def _close(self) -> None:
+        for descriptor in (self._descriptor, self._lock):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptor = self._lock = None
+
+    def _open(self) -> None:
+        for path in (self._base, self.directory):
+            private_directory(path, "relay log", "relay_log")
+        with self._failing("lock"):
+            self._lock = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigurationError(
+                f'another process uses the relay log "{self.directory}"', hint="stop it, or set another relay_log for this one"
+            ) from None
+        with self._failing("read"), contextlib.suppress(FileNotFoundError):
+            raise DataLossError((self.directory / _WRONG).read_text(), hint="start over with a new copy; drop removes this relay log")
+        with self._failing("read"):
+            self._load()
+            for path in (self._base, self.directory):
+                sync_directory(path)
+
+    def _load(self) -> None:
+        numbers = sorted(int(path.stem) for path in self.directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+        for path in self.directory.glob("*.new"):
+            # a crash ended its creation
+            path.unlink()
+        self.segments = [self._head(number) for number in numbers]
+        if self.segments:
+            last = self.segments[-1]
+            self._scan(last)
+            last.size = self._written
+            self._descriptor = os.open(last.path, os.O_WRONLY | os.O_CLOEXEC)
+            torn = os.fstat(self._descriptor).st_size - last.size
+            if torn:
+                # they are cut off when receiving begins: only then is it known that the publisher has not forgotten them
+                _log.warning('the relay log ends at %s: the last %d bytes of "%s" are not complete', self.end, torn, last.path)
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:012d}{SUFFIX}"
+
+    def _scan(self, last: Segment) -> None:
+        """Find the end of the last segment."""
+        self._relations, group = Descriptions(), Descriptions()
+        with last.path.open("rb") as file, contextlib.suppress(ProtocolError):
+            file.seek(last.first)
+            for record in read_records(file, last.first):
+                if record.kind == MESSAGES:
+                    payloads = messages(record)
+                    group.read(payloads)
+                    self._xid = first_xid(payloads) or self._xid
+                elif record.kind == END:
+                    self._relations.update(group)
+                    group = Descriptions()
+                    self.end, self._written = end_lsn(record), record.end
+        if not self._written:
+            raise damaged(last.path, "it has no group")
+
+    def _head(self, number: int) -> Segment:
+        path = self._path(number)
+        session, size = read_head(path)
+        if session.relay_of != self._key:
+            raise ConfigurationError(
+                f'the relay log "{self.directory}" is of another subscription: {session.relay_of or "none"}',
+                hint="set another relay_log, or remove that directory if its subscription does not exist any more",
+            )
+        return Segment(number, path, session, size)
+
+    # --- compare with the target
+
+    def holds(self, lsn: Lsn) -> bool:
+        """Whether everything after this LSN, up to :attr:`end`, is here.
+
+        Raises:
+            DataLossError: a segment after it is missing.
+        """
+        if not self.segments or not self.segments[0].base <= lsn <= self.end:
+            return False
+        needed = [one for one, following in pairwise(self.segments) if following.base > lsn] + self.segments[-1:]
+        for before, after in pairwise(needed):
+            if after.number != before.number + 1:
+                raise damaged(self._path(before.number + 1), "the file is missing")
+        return True
+
+    async def begin(self, session: RecordedSession) -> None:
+        """Begin an empty relay log at ``session.start_lsn``. What is there is removed.
+
+        Raises:
+            SpoolError: the directory cannot be written.
+        """
+
+        def work() -> None:
+            for segment in reversed(self.segments):
+                segment.path.unlink(missing_ok=True)
+            number = self.segments[-1].number if self.segments else 0
+            self.segments.clear()
+            self._relations = Descriptions()
+            self.end = session.start_lsn
+            self._add(number + 1, replace(session, relay_of=self._key))
+
+        with self._failing("write"):
+            await run_in_thread(work)
+        self.notify()
+
+    async def condemn(self, error: SubscriberError) -> None:
+        """Note that the publisher sent a wrong LSN, which may be stored here and in the target. Every later start fails."""
+        with contextlib.suppress(OSError):
+            await run_in_thread(lambda: (self.directory / _WRONG).write_text(str(error)))
+
+    # --- write
+
+    async def follow(self, session: RecordedSession) -> None:
+        """Note the session that the next groups come from, with a new segment if the server is another one.
+
+        Raises:
+            SpoolError: it cannot be written.
+        """
+        known = self.session
+        if (known.server_version, known.timeline) != (session.server_version, session.timeline):
+            async with self._turn:
+                with self._failing("write"):
+                    await run_in_thread(lambda: self._rotate(session))
+            self.notify()
+
+    async def append(self, payloads: Sequence[bytes], moment: int, end: Lsn | None) -> None:
+        """Write a record of messages. With ``end``, the group is complete: return when it is durable.
+
+        Only a group of a single record may have more than one transaction.
+
+        Args:
+            payloads: the messages; none: nothing was sent up to ``end``.
+            moment: when the publisher sent them.
+            end: everything up to there is complete then. None: the transaction continues.
+
+        Raises:
+            SpoolError: it cannot be written. Call :meth:`rewind` before the next one.
+        """
+
+        def work() -> None:
+            last = self.segments[-1]
+            if self._written == last.size >= self._segment_size:
+                last = self._rotate(last.session)
+            records = [encode_record(MESSAGES, moment, messages_content(payloads))] if payloads else []
+            self._group.read(payloads)
+            if end is not None:
+                records.append(encode_record(END, moment, end.to_bytes(8)))
+            assert self._descriptor is not None
+            self._written = write_file(self._descriptor, b"".join(records), self._written)
+            crash_points.reached("relay.written")
+            if end is not None:
+                sync_file(self._descriptor, last.path)
+                crash_points.reached("relay.synced")
+                last.size, self.end = self._written, end
+                self._relations.update(self._group)
+                self._group = Descriptions()
+                self._xid = first_xid(payloads) or self._xid
+
+        async with self._turn:
+            self._starved = True
+            with self._failing("write"):
+                await run_in_thread(work)
+            self._starved = False
+        if end is not None:
+            self.notify()
+
+    async def rewind(self) -> None:
+        """Cut off what was written since the last complete group, after an error or a cancellation.
+
+        Raises:
+            SpoolError: it cannot be done.
+        """
+
+        def work() -> None:
+            if self._descriptor is not None and self.segments:
+                self._written, self._group = self.segments[-1].size, Descriptions()
+                os.ftruncate(self._descriptor, self._written)
+
+        async with self._turn:
+            with self._failing("write"):
+                await run_in_thread(work)
+
+    async def acknowledge(self, lsn: Lsn) -> None:
+        """Note that the target has everything up to an LSN. Segments that are not needed any more are removed.
+
+        Raises:
+            SpoolError: they cannot be removed.
+        """
+        self.known = max(self.known, lsn)
+        async with self._turn:
+            # the last segment can be larger than the limit, if a transaction is, or than the disk
+            stuck = (self.full or self._starved) and self.known >= self.end and self._written == self.segments[-1].size
+            if not self._unneeded() and not stuck:
+                return
+
+            def work() -> Sequence[Segment]:
+                if stuck:
+                    self._rotate(self.session)
+                unneeded = self._unneeded()
+                for segment in unneeded:
+                    segment.path.unlink(missing_ok=True)
+                    crash_points.reached("relay.removed")
+                return unneeded
+
+            with self._failing("remove a segment of"):
+                unneeded = await run_in_thread(work)
+            self.segments = [segment for segment in self.segments if segment not in unneeded]
+        self.notify()
+
+    def _unneeded(self) -> Sequence[Segment]:
+        return [one for one, following in pairwise(self.segments) if following.base <= self.known]
+
+    def _rotate(self, session: RecordedSession) -> Segment:
+        assert self._written == self.segments[-1].size
+        return self._add(self.segments[-1].number + 1, replace(session, start_lsn=self.end, relay_of=self._key))
+
+    def _add(self, number: int, session: RecordedSession) -> Segment:
+        path = self._path(number)
+        base = self.end
+        begin, commit = Begin(base, 0, self._xid), Commit(0, base, base, 0)
+        known = messages_content([encode(begin), *self._relations.all.values(), encode(commit)])
+        head = [encode_record(SESSION, 0, session.to_json()), *([encode_record(MESSAGES, 0, known)] if self._relations.all else [])]
+        content = b"".join([MAGIC, *head, encode_record(END, 0, base.to_bytes(8))])
+        segment, descriptor = Segment(number, path, session, len(content)), create_file(path, content)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor, self._written = descriptor, segment.size
+        self.segments.append(segment)
+        crash_points.reached("relay.segment")
+        return segment
+
+    @contextlib.contextmanager
+    def _failing(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise DataLossError(
+                f'the relay log "{self.directory}" was removed or replaced while it was in use',
+                hint="start again: the start says whether changes are missing, and what to do",
+            ) from error
+        except OSError as error:
+            raise SpoolError(f'could not {action} the relay log "{self.directory}": {os.strerror(error.errno or 0)}', hint=_HINT) from error
+
+
+async def probe_relay_log(directory: str) -> None:
+    """Check that a relay log can be created there.
+
+    Raises:
+        SpoolError: it cannot.
+    """
+
+    def work() -> None:
+        base = Path(os.path.realpath(directory))
+        for path in (base, base / secrets.token_hex(16)):
+            private_directory(path, "relay log", "relay_log")
+        path.rmdir()
+
+    await run_in_thread(work)
+
+
+def discard_relay_log(directory: str, key: str) -> None:
+    """Remove the relay log of a subscription that is dropped, or that starts over. It must not be in use. It blocks.
+
+    Raises:
+        SpoolError: it cannot be removed.
+    """
+    remove_directory(Path(os.path.realpath(directory)) / _name(key))
+
+
+def remove_directory(path: Path) -> None:
+    """Remove the directory of a subscription's relay log. It blocks.
+
+    Raises:
+        SpoolError: it cannot be removed.
+    """
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SpoolError(f'could not remove the relay log "{path}": {error.strerror}', hint="remove it yourself") from error
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
