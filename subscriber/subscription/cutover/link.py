@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from subscriber import crash_points
 from subscriber.catalog import Definition
@@ -15,7 +15,7 @@ from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, PublisherError, SubscriptionInUse
 from subscriber.interfaces import Position, TableName, TwoPhaseState
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import create_subscription
@@ -105,13 +105,18 @@ class Link:
             await asyncio.gather(running, waiting, return_exceptions=True)
 
     async def _confirmed(self, slot: str, lsn: Lsn) -> None:
-        async with await Session.connect(self.publisher, application_name=session_name(self.name, "cutover")) as session:
-            while await self.confirmed(session, slot) < lsn:  # noqa: ASYNC110 (another server)
+        async with (
+            await Session.connect(self.publisher, application_name=session_name(self.name, "cutover")) as session,
+            opened_catalog(self.target) as catalog,
+        ):
+            while await self.confirmed(session, slot, catalog) < lsn:  # noqa: ASYNC110 (another server)
                 await asyncio.sleep(_POLL)
 
-    @staticmethod
-    async def confirmed(session: Session, slot: str) -> Lsn:
+    async def confirmed(self, session: Session, slot: str, catalog: StoredCatalog[Any]) -> Lsn:
         """Up to where the slot's changes are durable in the target.
+
+        With a relay log, the publisher has confirmations of what is not in the target yet, so the target's position counts, too. Without
+        one, the position is never behind.
 
         Raises:
             PublisherError: the slot does not exist.
@@ -122,7 +127,7 @@ class Link:
         if not rows:
             hint = "it was dropped, or the publisher has failed over without it: the subscription must be created again"
             raise PublisherError(f'replication slot "{slot}" does not exist on the publisher', hint=hint, sqlstate="42704")
-        return Lsn.parse(rows[0][0] or "0/0")
+        return min(Lsn.parse(rows[0][0] or "0/0"), (await catalog.find(self.name)).position or INVALID_LSN)
 
     async def _keep_running(self, definition: Definition) -> None:
         """Run the subscription here while no other process does."""

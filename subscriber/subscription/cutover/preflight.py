@@ -18,7 +18,7 @@ from subscriber.interfaces.sequences import SequenceState
 from subscriber.printable import shortened
 from subscriber.protocol.quoting import quote_literal
 from subscriber.schema.inventory import unpublished_tables
-from subscriber.subscription.cutover.link import Link
+from subscriber.subscription.cutover.link import Link, opened_catalog
 from subscriber.subscription.cutover.move import Place
 from subscriber.subscription.cutover.moved_sequences import cutover_sequences, sequence_left, sequence_notes
 from subscriber.subscription.cutover.options import CutoverOptions
@@ -167,12 +167,15 @@ async def lag(source: Place, link: Link, seconds: float) -> str | None:
     assert found is not None
     if not await link.is_running():
         return f'subscription "{link.name}" is not running: start `subscriber run --target` for its target'
-    async with await Session.connect(source.conninfo, application_name=f"{link.name} cutover") as session:
+    async with (
+        await Session.connect(source.conninfo, application_name=f"{link.name} cutover") as session,
+        opened_catalog(link.target) as catalog,
+    ):
         # an open transaction can leave a part of a record as the end of the WAL: no walsender sends that
         end = await Fence.flushed(session)
         due = asyncio.get_running_loop().time() + seconds
         # not by asyncio.timeout: a session whose query was cancelled cannot be used again
-        while (confirmed := await link.confirmed(session, found.slot_name or "")) < end:
+        while (confirmed := await link.confirmed(session, found.slot_name or "", catalog)) < end:
             if asyncio.get_running_loop().time() >= due:
                 behind = await session.current_wal_lsn() - confirmed
                 return f"the target is {behind:,} bytes of WAL behind, and did not reach {end} within {seconds:g} s (--max-lag)"
