@@ -16,6 +16,7 @@ from tests.support.database import Database
 
 _CORE: Final = tuple(point for point in CORE_POINTS if point != SINK_LINE)
 _SQL, _POSTGRES, _LAKE = ("group.", "sqlalchemy."), ("group.", "postgres."), ("group.", "landing.", "publishing.")
+_RELAY: Final = ("relay.",)
 _OF_MARIADB: Final = ("prepare.", *_SQL)
 """What may differ from SQLite: both have the same sink."""
 _EACH_CHANGE: Final[Sequence[tuple[str, Sequence[str], Failure]]] = [
@@ -24,6 +25,9 @@ _EACH_CHANGE: Final[Sequence[tuple[str, Sequence[str], Failure]]] = [
     ("postgres", (*_CORE, *_POSTGRES), Failure.EXIT),
     ("lake", (*_CORE, *_LAKE), Failure.EXIT),
     ("memory", _CORE, Failure.ERROR),
+    ("memory", _RELAY, Failure.ERROR),
+    ("postgres", _RELAY, Failure.EXIT),
+    ("sqlite", _RELAY, Failure.EXIT),
     ("postgres", (*_CORE, *_POSTGRES), Failure.CUT),
     ("sqlite", (*_CORE, *_SQL), Failure.DISK_FULL),
 ]
@@ -61,6 +65,7 @@ _SAMPLE: Final[Sequence[tuple[str, CrashCase, Sequence[str]]]] = [
     ("postgres", CrashCase("spool.rolled_back", Failure.EXIT), ["streams"]),
     ("postgres", CrashCase("postgres.end_sent", Failure.CUT), ["copy", "changes", "streams", "prepared"]),
     ("lake", CrashCase("acknowledge.sent", Failure.EXIT), list(PHASES)),
+    ("sqlite", CrashCase("relay.synced", Failure.EXIT), ["copy", "changes", "streams", "prepared"]),
 ]
 """With the phases in which the program fails."""
 
@@ -78,6 +83,12 @@ async def test_sample(sink: str, case: CrashCase, phases: Sequence[str], request
 @pytest.mark.parametrize(("sink", "case"), _named(CASES))
 async def test_every_point(sink: str, case: CrashCase, request: pytest.FixtureRequest) -> None:
     await _run(sink, case, request)
+
+
+@pytest.mark.crash_points
+@pytest.mark.parametrize("point", [point for point in _CORE if point.startswith(("apply.", "prepare.", "acknowledge.", "setup."))])
+async def test_with_a_relay_log(point: str, request: pytest.FixtureRequest) -> None:
+    await _run("sqlite", CrashCase(point, Failure.EXIT, relay_log=True), request)
 
 
 @pytest.mark.endurance

@@ -60,15 +60,18 @@ class CrashCase:
         failure: how.
         phases: when: once in each of these phases in which the point is reached.
         two_phase: whether the sink implements :class:`subscriber.interfaces.TwoPhaseSink`.
+        relay_log: whether the subscription has a relay log. It has one at the points of a relay log.
     """
 
     point: str
     failure: Failure
     phases: Sequence[str] = PHASES
     two_phase: bool = True
+    relay_log: bool = False
 
     def __str__(self) -> str:
-        return "-".join([self.point, self.failure.value, *(self.phases if tuple(self.phases) != PHASES else ())])
+        phases = self.phases if tuple(self.phases) != PHASES else ()
+        return "-".join([self.point, self.failure.value, *phases, *(["relay_log"] if self.relay_log else [])])
 
     async def run(
         self,
@@ -106,7 +109,15 @@ class CrashCase:
             fill = target.fill_disk if isinstance(target, FullDiskTarget) else fill_disk
             code = _code(type(target.new_sink()).__module__)
             failure = FailureAt(self.point, self.failure, self.phases, directory, cut, fill, code)
-            start = Start(target, scenario.publisher.dsn(), directory, self.two_phase, failure, mistake)
+            start = Start(
+                target,
+                scenario.publisher.dsn(),
+                directory,
+                self.two_phase,
+                failure,
+                mistake,
+                self.relay_log or self.point.startswith("relay."),
+            )
             runner = _LocalRunner(start) if local else _ProcessRunner(start)
             try:
                 async with asyncio.timeout(TIMEOUT) as limit:

@@ -42,6 +42,7 @@ SYNCHRONIZED: Final = "synchronized"
 _log = logging.getLogger(__name__)
 
 _WORK_MEM: Final = 64 * 1024
+_RELAY_LOG: Final = 512 * 1024
 _RANGE: Final = 64 * 1024
 """A larger table is not copied in a group."""
 
@@ -57,6 +58,7 @@ class Start:
         two_phase: the option of the subscription.
         failure: the hook.
         mistake: is called first; plants a mistake, to show that a case finds it.
+        relay_log: whether it has one, in the directory.
     """
 
     target: CrashTarget
@@ -65,6 +67,7 @@ class Start:
     two_phase: bool
     failure: FailureAt
     mistake: Callable[[], None] | None = None
+    relay_log: bool = False
 
 
 def make_subscription(start: Start) -> Subscription:
@@ -83,6 +86,8 @@ def make_subscription(start: Start) -> Subscription:
             max_copy_workers_per_table=1,
             max_sync_workers_per_subscription=1,
             spool_directory=str(start.directory / "spool"),
+            relay_log=str(start.directory / "relay") if start.relay_log else None,
+            relay_log_size=_RELAY_LOG,
         ),
     )
 
@@ -98,6 +103,9 @@ async def stop_synchronized(subscription: Subscription) -> None:
     """Stop it when all tables are synchronized and it follows, or leave it if it has ended."""
     with contextlib.suppress(SubscriberError):
         await subscription.wait_for(Lsn(1))
+        if (relay_log := subscription.status.relay_log) is not None:
+            # what the publisher knows to be durable may not be in the target yet
+            await subscription.wait_for(relay_log.flushed)
         # at its start a stream removes what a killed process has left
         while not subscription.status.streaming:  # noqa: ASYNC110 -- no event of the public interface says so
             await asyncio.sleep(0.01)
