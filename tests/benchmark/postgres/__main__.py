@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from subscriber import __version__
-from tests.benchmark.postgres.contenders import Limit, Native, Ours
+from tests.benchmark.postgres.contenders import Limit, Native, Ours, Relayed
 from tests.benchmark.postgres.figures import Timing
 from tests.benchmark.postgres.landing import LakeBed, Landing, lake_bed
 from tests.benchmark.postgres.latency import ROWS, measure_commands, measure_latency
@@ -33,6 +33,7 @@ def _tell(line: str) -> None:
 def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.postgres")
     parser.add_argument("--landing", action="store_true", help="the target is a lake, in which changes are landed and not applied")
+    parser.add_argument("--relay", action="store_true", help="also with a relay log, instead of a native subscription")
     parser.add_argument("--version", type=int, default=18, help="of publisher and target")
     parser.add_argument("--workload", help=f"some of {', '.join(NAMES)}; of landing, the first {len(STREAMS) - 1}")
     parser.add_argument("--scale", type=float, default=1.0, help="of all sizes")
@@ -50,7 +51,7 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _measure(place: Bed, name: str, scale: float, rounds: int) -> tuple[list[Result], list[Timing]]:
+def _measure(place: Bed, name: str, scale: float, rounds: int, *, relay: bool = False) -> tuple[list[Result], list[Timing]]:
     with place.workload():
         if name == LATENCY:
             return [], measure_latency(place, max(int(ROWS * scale), 3), rounds)
@@ -60,7 +61,7 @@ def _measure(place: Bed, name: str, scale: float, rounds: int) -> tuple[list[Res
             return [Result(name, copy.title, copy.tables * rows, measure_copy(place, copy, rows, rounds, _tell))], []
         stream = STREAMS[name]
         size = max(int(stream.size * scale), 1)
-        ours = [Landing] if isinstance(place, LakeBed) else [Native, Ours]
+        ours = [Landing] if isinstance(place, LakeBed) else [Relayed, Ours] if relay else [Native, Ours]
         samples = measure_stream(place, stream, size, rounds, _tell, readers=[Limit, *ours])
         if name == START:
             firsts = {who: [run.startup + run.wall for run in runs] for who, runs in samples.items() if who != LIMIT}
@@ -91,7 +92,7 @@ def main(given: list[str] | None = None) -> Report:
     with (lake_bed if arguments.landing else bed)(arguments.version) as place:
         for name in arguments.workload:
             _tell(name)
-            found, times = _measure(place, name, arguments.scale, arguments.rounds)
+            found, times = _measure(place, name, arguments.scale, arguments.rounds, relay=arguments.relay)
             results += found
             timings += times
             about["load average after"] = _load()

@@ -15,7 +15,7 @@ from tests.benchmark.postgres.processes import peak_memory, tree_cpu
 from tests.benchmark.postgres.servers import CLIENTS_VERSION, END, Bed
 from tests.support.program import environment
 
-__all__ = ["COMMAND", "Contender", "Limit", "Native", "Ours", "streaming"]
+__all__ = ["COMMAND", "Contender", "Limit", "Native", "Ours", "Relayed", "streaming"]
 
 _PROTOCOLS: Final = {13: 1, 14: 2, 15: 3}
 _NEWEST_PROTOCOL: Final = 4
@@ -213,3 +213,21 @@ class Ours(_Process):
 
     def cpu(self) -> tuple[float, float]:
         return tree_cpu(self.process.pid), self._cluster_cpu()
+
+
+class Relayed(Ours):
+    """The same with a relay log."""
+
+    name = "with a relay log"
+    _directory: tempfile.TemporaryDirectory[str]
+
+    def start(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(dir="/var/tmp")
+        super().start()
+
+    def command(self) -> list[str]:
+        return self.arguments(self.bed.target.dsn, "-c", f"relay_log={self._directory.name}")
+
+    def stop(self) -> None:
+        super().stop()
+        self._directory.cleanup()
