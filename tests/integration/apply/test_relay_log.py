@@ -1,0 +1,264 @@
+"""A subscription with a relay log, on live servers: the publisher waits for it, and not for the target."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from subscriber import DataLossError, Settings
+from subscriber.errors import SpoolError, SubscriptionInUse
+from subscriber.subscription.cutover.link import Link
+from subscriber.subscription.launcher import Launcher
+from subscriber.subscription.management.create import create_subscription
+from subscriber.subscription.management.drop import drop_subscription
+from subscriber.testing.server import EmbeddedServer
+from tests.support.database import WAIT_SECONDS, Database, ServerAddress, fresh_database
+from tests.support.observation import PREPARED, acknowledged, all_ready, confirmed, eventually, until
+from tests.support.replica import QUICK, replica
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+ROWS = "SELECT id, md5(v) FROM t ORDER BY id"
+RETAINED = "SELECT max(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn))::int8 FROM pg_replication_slots WHERE NOT temporary"
+
+
+def settings(directory: Path, size: int = 2**30) -> Settings:
+    # 64 kB: large transactions are streamed, and read from the relay log
+    return replace(QUICK, relay_log=str(directory / "relay"), relay_log_size=size, logical_decoding_work_mem=128 * 1024)
+
+
+def tables(publisher: Database, target: Database) -> None:
+    for database in (publisher, target):
+        database.execute(TABLE)
+    publisher.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+
+
+def size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in (directory / "relay").rglob("*.relay"))
+
+
+async def test_target_is_locked_and_then_the_publisher_is_down(
+    make_server: Callable[..., EmbeddedServer], target_db: Database, tmp_path: Path
+) -> None:
+    """While the target takes nothing, the slot moves on. Everything is applied without the publisher, which is not asked about anything.
+
+    A savepoint that was rolled back after its changes were streamed is among it, and a prepared transaction.
+    """
+    server = make_server(18, max_prepared_transactions="5", max_wal_size="64MB", checkpoint_timeout="30s")
+    with fresh_database(ServerAddress(server.dsn(), 18), "pub") as publisher:
+        tables(publisher, target_db)
+        publisher.execute("ALTER SYSTEM SET logical_decoding_work_mem = '64kB'; ")
+        publisher.execute("SELECT pg_reload_conf()")
+        arguments = {"settings": settings(tmp_path, 2**24), "streaming": "parallel", "two_phase": True, "synchronous_commit": "on"}
+        async with replica(publisher, target_db, **arguments) as found:
+            await all_ready(found)
+            await eventually(target_db, "SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e")
+            await eventually(publisher, "SELECT bool_and(two_phase) FROM pg_replication_slots", True)
+            with target_db.connect() as holder:
+                holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+                for number in range(8):
+                    first = 1000 + number * 2000
+                    publisher.execute(
+                        f"INSERT INTO t SELECT i, repeat(md5(i::text), 20) FROM generate_series({first}, {first + 1999}) AS i"
+                    )
+                publisher.execute(
+                    "BEGIN; INSERT INTO t VALUES (200000, 'top'); SAVEPOINT a;"
+                    " INSERT INTO t SELECT i, 'never was' FROM generate_series(300000, 304200) AS i; ROLLBACK TO a;"
+                    " INSERT INTO t SELECT i, 'after' FROM generate_series(400000, 402000) AS i; COMMIT"
+                )
+                publisher.execute("BEGIN; UPDATE t SET v = 'prepared' WHERE id = 1; PREPARE TRANSACTION 'p'")
+                publisher.execute("COMMIT PREPARED 'p'")
+                publisher.execute("UPDATE t SET v = v || 'x' WHERE id < 50; ALTER TABLE t ADD COLUMN w int; ALTER TABLE t DROP COLUMN w")
+                lsn = publisher.current_lsn()
+                await acknowledged(publisher, lsn)
+                # the slot's restart_lsn follows with the next record of running transactions
+                publisher.execute("CHECKPOINT")
+                publisher.execute("INSERT INTO t VALUES (500000, 'last')")
+                lsn = publisher.current_lsn()
+                await acknowledged(publisher, lsn)
+                assert publisher.value(RETAINED) < 100 * 2**20
+                status = found.subscription.status
+                assert status.relay_log is not None
+                assert status.flushed < lsn <= status.relay_log.flushed <= status.received
+                assert status.relay_log.size == size(tmp_path) > 8 * 2000 * 640
+                # what is visible in the target is told truthfully
+                assert publisher.value("SELECT replay_lsn < flush_lsn FROM pg_stat_replication")
+                rows = publisher.fetch(ROWS)
+                await asyncio.to_thread(server.stop)
+                holder.execute("ROLLBACK")
+            await eventually(target_db, "SELECT count(*) FROM t WHERE id = 500000", 1)
+            assert target_db.fetch(ROWS) == rows
+            assert found.subscription.status.streaming is False
+            assert target_db.fetch(PREPARED) == []
+            # all segments but the last one are removed
+            await until(lambda: size(tmp_path) < 2**23, "segments removed")
+            await asyncio.to_thread(server.start)
+            publisher.reconnect()
+            publisher.execute("INSERT INTO t VALUES (500001, 'and on')")
+            await found.same(ROWS)
+            assert found.subscription.status.statistics.confl_update_missing == 0
+
+
+async def held_back(publisher: Database, target: Database, directory: Path, count: int) -> None:
+    """Run while the target is locked, so that the slot is past the target's position at the end."""
+    async with replica(publisher, target, settings=settings(directory)) as found:
+        await all_ready(found)
+        with target.connect() as holder:
+            holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            publisher.execute(f"INSERT INTO t SELECT coalesce(max(id), 0) + i, 'held' FROM t, generate_series(1, {count}) AS i GROUP BY i")
+            await acknowledged(publisher, publisher.current_lsn())
+            await found.stop()
+            # it would do the rest of its pipeline
+            target.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            holder.execute("ROLLBACK")
+
+
+async def refused(publisher: Database, target: Database, **arguments: object) -> str:
+    with pytest.raises(DataLossError) as met:
+        async with replica(publisher, target, **arguments) as found:
+            await asyncio.wait_for(found.running, WAIT_SECONDS)
+    return met.value.one_line()
+
+
+async def test_start_compares_target_relay_log_and_slot(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    publisher, target = publisher18_db, target_db
+    tables(publisher, target)
+    async with replica(publisher, target, settings=settings(tmp_path)) as found:
+        await found.same(ROWS)
+    backup = tmp_path / "backup"
+    shutil.copytree(tmp_path / "relay", backup / "relay")
+    await held_back(publisher, target, tmp_path, 10)
+    slot = confirmed(publisher)
+    # without a relay log, with another one, with an old one
+    said = await refused(publisher, target)
+    assert f"was advanced to {slot}, past position" in said
+    assert "start it with the same -c relay_log" in said
+    said = await refused(publisher, target, settings=settings(tmp_path / "other"))
+    assert f"past position {target.value('SELECT remote_lsn::text FROM subscriber.position')} of the target" in said
+    assert f'the relay log "{tmp_path}/other/relay/' in said
+    assert "is empty" in said
+    said = await refused(publisher, target, settings=settings(backup))
+    assert "past position" in said
+    assert "relay log" in said
+    assert "the changes in between are lost" in said
+    # with its own
+    async with replica(publisher, target, settings=settings(tmp_path)) as found:
+        assert len(await found.same(ROWS)) == 110
+        # two processes
+        with pytest.raises(SubscriptionInUse):
+            async with replica(publisher, target, settings=settings(tmp_path)) as other:
+                await asyncio.wait_for(other.running, WAIT_SECONDS)
+    # now the slot has nothing that the target does not have, so no relay log is needed, and an old one is no harm
+    async with replica(publisher, target) as found:
+        publisher.execute("INSERT INTO t VALUES (1000, 'without')")
+        await found.same(ROWS)
+    async with replica(publisher, target, settings=settings(backup)) as found:
+        publisher.execute("INSERT INTO t VALUES (1001, 'again')")
+        assert len(await found.same(ROWS)) == 112
+
+
+async def test_removed_while_running(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """Nothing is acknowledged that is not there any more. If the target had everything, the next start begins a new relay log."""
+    tables(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, settings=settings(tmp_path)) as found:
+        await found.same(ROWS)
+        await all_ready(found)
+        before = confirmed(publisher18_db)
+        shutil.rmtree(tmp_path / "relay")
+        publisher18_db.execute("INSERT INTO t VALUES (1000, 'x')")
+        with pytest.raises(DataLossError, match="was removed or replaced while it was in use"):
+            await asyncio.wait_for(found.running, WAIT_SECONDS)
+        assert confirmed(publisher18_db) >= before
+        found.running.exception()
+        with pytest.raises(DataLossError):
+            await found.stop()
+        async with replica(publisher18_db, target_db, settings=settings(tmp_path)) as again:
+            assert len(await again.same(ROWS)) == 101
+        found.running = again.running
+
+
+async def test_is_full_and_then_not(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """At its limit receiving pauses, and says so; with room it continues."""
+    tables(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, settings=settings(tmp_path, 2**20)) as found:
+        await all_ready(found)
+        with target_db.connect() as holder:
+            holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            for number in range(60):
+                first = 1000 + number * 100
+                publisher18_db.execute(f"INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series({first}, {first + 99}) AS i")
+
+            def paused() -> bool:
+                log = found.subscription.status.relay_log
+                return log is not None and log.paused
+
+            await until(paused, "receiving pauses")
+            assert size(tmp_path) < 2 * 2**20
+            assert confirmed(publisher18_db) < publisher18_db.current_lsn()
+            holder.execute("ROLLBACK")
+        await found.same(ROWS)
+        assert not paused()
+
+
+async def test_disk_is_full(publisher18_db: Database, target_db: Database, small_disk: Path) -> None:
+    """What is stored is applied, and then there is room."""
+    tables(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, settings=settings(small_disk)) as found:
+        await all_ready(found)
+        with target_db.connect() as holder:
+            holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            for number in range(80):
+                first = 1000 + number * 100
+                publisher18_db.execute(f"INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series({first}, {first + 99}) AS i")
+
+            def fails() -> bool:
+                log = found.subscription.status.relay_log
+                return log is not None and log.retry is not None
+
+            await until(fails, "receiving fails")
+            error = found.subscription.status.last_error
+            assert isinstance(error, SpoolError)
+            assert "No space left on device" in str(error)
+            assert "make room" in (error.hint or "")
+            holder.execute("ROLLBACK")
+        await found.same(ROWS)
+
+
+async def test_cutover_waits_for_the_target(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """What the slot has confirmed may be in the relay log only. A drop removes the relay log."""
+    tables(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, settings=settings(tmp_path)) as found:
+        await found.same(ROWS)
+        name = found.subscription.name
+        link = Link(name, publisher=publisher18_db.dsn, target=target_db.dsn, admin=publisher18_db.dsn)
+        with target_db.connect() as holder:
+            holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            publisher18_db.execute("INSERT INTO t VALUES (1000, 'x')")
+            lsn = publisher18_db.current_lsn()
+            await acknowledged(publisher18_db, lsn)
+            waiting = asyncio.create_task(link.wait(lsn))
+            assert not (await asyncio.wait({waiting}, timeout=1.0))[0]
+            holder.execute("ROLLBACK")
+        await waiting
+        assert target_db.value("SELECT count(*) FROM t") == 101
+    assert list((tmp_path / "relay").iterdir())
+    await drop_subscription(name, target=target_db.dsn, connection=publisher18_db.dsn, settings=settings(tmp_path))
+    assert not list((tmp_path / "relay").iterdir())
+
+
+async def test_launcher_removes_what_was_dropped(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    tables(publisher18_db, target_db)
+    name = f"managed_{publisher18_db.name}"
+    await create_subscription(name, connection=publisher18_db.dsn, publications=["pub"], target=target_db.dsn)
+    launcher = Launcher(target_db.dsn, settings=settings(tmp_path))
+    running = asyncio.create_task(launcher.run())
+    await eventually(target_db, "SELECT count(*) FROM t", 100)
+    assert list((tmp_path / "relay").iterdir())
+    await drop_subscription(name, target=target_db.dsn)
+    await until(lambda: not list((tmp_path / "relay").iterdir()), "the relay log removed")
+    launcher.stop()
+    await running
