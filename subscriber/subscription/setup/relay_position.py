@@ -8,13 +8,15 @@ target's position. Then it begins again there. Otherwise changes are lost.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from subscriber.config import Settings
 from subscriber.errors import DataLossError
 from subscriber.interfaces import Position
 from subscriber.protocol.lsn import Lsn
 from subscriber.recording.file import RecordedSession
-from subscriber.recording.relay_log import RelayLog
+from subscriber.recording.relay_log import RelayLog, discard_relay_log
+from subscriber.threads import run_in_thread
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 
@@ -37,14 +39,20 @@ class RelayPosition:
         self._settings = settings
         self.log: RelayLog | None = None
 
-    async def open(self, key: str) -> None:
+    async def open(self, key: str, *, fresh: bool = False) -> None:
         """Open the relay log, if there is one. Idempotent.
+
+        Args:
+            key: of the subscription.
+            fresh: whether the target has no position, because the subscription is new, or was recovered. Then what is there is removed.
 
         Raises:
             SubscriberError: see :meth:`RelayLog.open`.
         """
         if self._settings is None or self._settings.relay_log is None or self.log is not None:
             return
+        if fresh:
+            await run_in_thread(partial(discard_relay_log, self._settings.relay_log, key))
         log = RelayLog(self._settings.relay_log, self._settings.relay_log_size, key)
         try:
             await log.open()

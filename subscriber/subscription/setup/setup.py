@@ -144,7 +144,7 @@ class Setup:
             opened = await self._target.open(on_durable)
             state = opened.state
             self._check_managed(state)
-            await self._relay.open(spool_key(state))
+            await self._relay.open(spool_key(state), fresh=state.position is None)
             first = state.position is None
             if state.position is None:
                 await self._require_nothing_begun()
