@@ -234,7 +234,8 @@ async def test_cutover_waits_for_the_target(publisher18_db: Database, target_db:
     async with replica(publisher18_db, target_db, settings=settings(tmp_path)) as found:
         await found.same(ROWS)
         name = found.subscription.name
-        link = Link(name, publisher=publisher18_db.dsn, target=target_db.dsn, admin=publisher18_db.dsn)
+        dsn = publisher18_db.dsn
+        link = Link(name, publisher=dsn, target=target_db.dsn, admin=dsn, slot=name, publications=["pub"])
         with target_db.connect() as holder:
             holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
             publisher18_db.execute("INSERT INTO t VALUES (1000, 'x')")
