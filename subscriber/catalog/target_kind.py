@@ -25,7 +25,7 @@ from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
 from subscriber.interfaces.table_schema import DatabaseSchema, SchemaDifference
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["CatalogKind", "ComparedKind", "ComparedTarget", "SchemaKind", "SequencesKind", "TargetKind"]
+__all__ = ["CatalogKind", "ComparedKind", "ComparedTarget", "PublishingKind", "SchemaKind", "SequencesKind", "TargetKind"]
 
 
 class TargetKind(Protocol):
@@ -104,6 +104,17 @@ class SequencesKind(Protocol):
             dry_run: change nothing.
         """
         ...
+
+
+@runtime_checkable
+class PublishingKind(Protocol):
+    """Its targets are PostgreSQL databases: pg_dump copies their schema, and they can be publishers, as after a cutover.
+
+    Attributes:
+        publishes: True.
+    """
+
+    publishes: bool
 
 
 class ComparedTarget(Protocol):

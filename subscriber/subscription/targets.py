@@ -16,11 +16,10 @@ from typing import Final, TypeVar
 
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.store import Store
-from subscriber.catalog.target_kind import CatalogKind, SchemaKind, SequencesKind, TargetKind
+from subscriber.catalog.target_kind import CatalogKind, PublishingKind, SchemaKind, SequencesKind, TargetKind
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Sink
-from subscriber.sinks.postgres.kind import PostgresKind
 
 __all__ = [
     "GROUP",
@@ -58,7 +57,7 @@ def target_kind(target: str) -> TargetKind:
         )
     scheme = _SCHEME.match(target)
     kind = _kind(_CONNINFO if scheme is None else scheme[1].lower())
-    if scheme is not None and scheme[2] and isinstance(kind, PostgresKind):
+    if scheme is not None and scheme[2] and isinstance(kind, PublishingKind):
         raise ConfigurationError(f'a PostgreSQL target is postgresql://, not "{scheme[0]}"', hint="leave the driver out of the URL")
     return kind
 
@@ -104,7 +103,7 @@ def is_plugin(target: str) -> bool:
 
 def is_postgres(target: str) -> bool:
     """Whether the target is a PostgreSQL database. pg_dump copies its schema, and it can be a publisher."""
-    return isinstance(target_kind(target), PostgresKind)
+    return isinstance(target_kind(target), PublishingKind)
 
 
 def has_schema(target: str) -> bool:

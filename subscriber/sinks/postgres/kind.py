@@ -26,6 +26,7 @@ class PostgresKind:
 
     noun = "a PostgreSQL database"
     repairs = True
+    publishes = True
 
     def sink(self, target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool) -> Sink:
         _require_native(settings)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from subscriber.catalog.snapshot_requests import StoredRequests
-from subscriber.catalog.subscription_rows import CatalogStateStore
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
@@ -17,20 +16,18 @@ from subscriber.interfaces import (
     Batch,
     ExportSnapshot,
     ParallelTransaction,
-    Position,
     PublishedTable,
-    RelationGate,
     Row,
     SubscriptionState,
     TableEntry,
     TableName,
     TableState,
-    WorkerActivity,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.sinks.apply_counters import Tally
-from subscriber.sinks.postgres.apply.applier import Applier, Owner
+from subscriber.sinks.catalog_sink import CatalogSink, Owner, nothing_applies
+from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
@@ -91,7 +88,7 @@ class PostgresTarget:
         return not self.options.run_as_owner
 
 
-class OpenedPostgresSink(CatalogStateStore):
+class OpenedPostgresSink(CatalogSink):
     """A :class:`subscriber.interfaces.OpenedSink` for PostgreSQL 13 to 18.
 
     Args:
@@ -115,8 +112,6 @@ class OpenedPostgresSink(CatalogStateStore):
         parallel: ParallelSessions,
         on_durable: Callable[[Lsn], None],
     ) -> None:
-        self.state = state
-        self.statistics = target.statistics
         self.session = session
         self.reader = reader
         self._target = target
@@ -124,7 +119,6 @@ class OpenedPostgresSink(CatalogStateStore):
         self._parallel = parallel
         self._rows = SessionRows(session, state.oid)
         self._durability = Durability(reader, on_durable)
-        self._has_position = state.position is not None
         self._closed = False
         position = state.position.lsn if state.position else INVALID_LSN
         owner = Owner(state.oid)
@@ -133,9 +127,10 @@ class OpenedPostgresSink(CatalogStateStore):
         )
         self._two_phase = PreparedTransactions(session, self._rows, self._applier)
         self._reporter = PostgresReporter(PostgresStore(reader), state.oid, target.tally)
+        super().__init__(state, target.statistics, applier=self._applier, two_phase=self._two_phase, reporter=self._reporter)
 
     def _make_relations(self) -> RelationMap:
-        return RelationMap(self.reader, as_owner=self._target.as_owner, subscription=self.state.oid)
+        return RelationMap(self.reader, as_owner=self._target.as_owner, subscription=self._rows.oid)
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SessionRows]:
@@ -147,13 +142,6 @@ class OpenedPostgresSink(CatalogStateStore):
         async with self.session.transaction():
             yield self._rows
 
-    async def set_position(self, position: Position) -> None:
-        """Store the first position, or a position on another timeline."""
-        async with self.changing() as rows:
-            await rows.save_position(0, position)
-        self._has_position = True
-        self._applier.position = position.lsn
-
     async def advance(self, lsn: Lsn) -> None:
         """Move the position without data. On return it is on disk, and all earlier commits too."""
         self._durability.require_watch()
@@ -164,7 +152,7 @@ class OpenedPostgresSink(CatalogStateStore):
         self._applier.position = max(lsn, self._applier.position)
         self._durability.committed(self._applier.position, None)
 
-    def _report(self, before: Lsn) -> None:
+    def _moved(self, before: Lsn) -> None:
         """Report a position that moved and is on disk. If it did not move, the call was repeated, and the position is reported again."""
         if self._applier.position > before or self._durability.idle:
             self._durability.committed(self._applier.position, None)
@@ -225,27 +213,17 @@ class OpenedPostgresSink(CatalogStateStore):
             TargetError, TargetUnavailable
         """
         assert not isinstance(event, CommitPrepared), "it prepares in the target"
-        self._require_ready()
-        before = self._applier.position
-        if isinstance(event, PreparedTransaction):
-            await self._applier.skip(event.transaction)
-            await self._two_phase.prepare(event.transaction.without_records(), _nothing_applies)
-            await self.clear_skip()
-        else:
-            await self._applier.skip(event)
-            async with self.session.transaction():
-                await self._rows.move_position(event.end_lsn)
-                await self._rows.clear_skip()
-            self._applier.position = max(event.end_lsn, before)
-        self._report(before)
-
-    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """See :meth:`subscriber.interfaces.StateStore.report`.
-
-        Raises:
-            TargetUnavailable: the session was lost.
-        """
-        await self._reporter.report(workers, last_error)
+        with self._moving():
+            if isinstance(event, PreparedTransaction):
+                await self._applier.skip(event.transaction)
+                await self._two_phase.prepare(PreparedTransaction(event.transaction.without_records(), event.gid), nothing_applies)
+                await self.clear_skip()
+            else:
+                await self._applier.skip(event)
+                async with self.session.transaction():
+                    await self._rows.move_position(event.end_lsn)
+                    await self._rows.clear_skip()
+                self._applier.position = max(event.end_lsn, self._applier.position)
 
     async def ping(self) -> None:
         """See :meth:`subscriber.interfaces.PingedSink.ping`.
@@ -258,50 +236,12 @@ class OpenedPostgresSink(CatalogStateStore):
 
     def _require_ready(self) -> None:
         self._durability.require_watch()
-        if not self._has_position:
-            raise TargetError(
-                f'subscription "{self.state.name}" has no position in the target',
-                hint="was the subscription dropped? start it with a new name",
-            )
+        super()._require_ready()
 
     @property
     def prepares_in_target(self) -> bool:
         """PREPARE TRANSACTION."""
         return True
-
-    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Apply a transaction up to PREPARE TRANSACTION. See :meth:`subscriber.interfaces.TwoPhaseSink.prepare`.
-
-        Raises:
-            ApplyError, RelationError, TargetError, TargetUnavailable
-        """
-        self._require_ready()
-        before = self._applier.position
-        await self._two_phase.prepare(prepared.transaction, gate)
-        self._report(before)
-
-    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
-        """COMMIT PREPARED. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
-
-        Raises:
-            DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
-            TargetError, TargetUnavailable
-        """
-        self._require_ready()
-        before = self._applier.position
-        await self._two_phase.commit(message)
-        self._report(before)
-
-    async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """ROLLBACK PREPARED. See :meth:`subscriber.interfaces.TwoPhaseSink.rollback_prepared`.
-
-        Raises:
-            TargetError, TargetUnavailable
-        """
-        self._require_ready()
-        before = self._applier.position
-        await self._two_phase.rollback(message)
-        self._report(before)
 
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool | None], *, streamed: bool = True) -> ParallelTransaction:
         """Begin to apply a transaction before its end. See :meth:`subscriber.interfaces.ParallelSink.open_parallel`.
@@ -330,7 +270,7 @@ class OpenedPostgresSink(CatalogStateStore):
             xid=xid,
             streamed=streamed,
             gate=gate,
-            prepared=self._report,
+            prepared=self._moved,
         )
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
@@ -414,7 +354,3 @@ class OpenedPostgresSink(CatalogStateStore):
             async with self.session.transaction():
                 await self._rows.move_position(lsn)
             self._durability.committed(lsn, None)
-
-
-def _nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
-    return False

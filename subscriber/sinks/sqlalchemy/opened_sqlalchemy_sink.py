@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import inspect, select
@@ -13,26 +13,24 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.catalog.statistics import Reporter
-from subscriber.catalog.subscription_rows import CatalogStateStore, SubscriptionRows
+from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.config import Settings
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
-    Position,
     PublishedTable,
-    RelationGate,
     Row,
     SubscriptionState,
     TableEntry,
     TableName,
     TableState,
-    WorkerActivity,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.apply_counters import Tally
-from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
+from subscriber.sinks.catalog_sink import CatalogSink, Owner, nothing_applies
+from subscriber.sinks.sqlalchemy.apply.applier import Applier
 from subscriber.sinks.sqlalchemy.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.catalog.rows import existing_tables, subscription_rows
@@ -103,7 +101,7 @@ class SqlAlchemyTarget:
         return all(name.startswith(PREFIX) or name.lower() in ours for name in found)
 
 
-class OpenedSqlAlchemySink(CatalogStateStore):
+class OpenedSqlAlchemySink(CatalogSink):
     """A :class:`subscriber.interfaces.OpenedSink` for databases that SQLAlchemy supports.
 
     Args:
@@ -127,8 +125,6 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         store: SqlAlchemyStore,
         on_durable: Callable[[Lsn], None],
     ) -> None:
-        self.state = state
-        self.statistics = target.statistics
         self.session = session
         # the locks of the given store belong to the session that applies
         self._asked_locks = Locks(target.database)
@@ -137,7 +133,6 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         self._database = target.database
         self._locks = locks
         self._fence = fence
-        self._has_position = state.position is not None
         self._not_created: dict[TableName, RelationError] = {}
         self._closed = False
         self._applier = Applier(
@@ -151,7 +146,8 @@ class OpenedSqlAlchemySink(CatalogStateStore):
             committed=on_durable,
         )
         self._two_phase = PreparedTransactions(session, fence, self._database.tables, self._applier, target.make_relations)
-        self._reporter = Reporter(store.transaction, store.now, state.oid, target.tally)
+        reporter = Reporter(store.transaction, store.now, state.oid, target.tally)
+        super().__init__(state, target.statistics, applier=self._applier, two_phase=self._two_phase, reporter=reporter)
 
     @contextlib.asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -177,13 +173,6 @@ class OpenedSqlAlchemySink(CatalogStateStore):
     async def _clear_skip(self, connection: AsyncConnection) -> None:
         """Clear the LSN of the transaction to skip, in the open transaction."""
         await self._rows(connection).clear_skip()
-
-    async def set_position(self, position: Position) -> None:
-        """Store the first position, or one on another timeline. Durable on return."""
-        async with self.changing() as rows:
-            await rows.save_position(0, position)
-        self._has_position = True
-        self._applier.position = position.lsn
 
     async def advance(self, lsn: Lsn) -> None:
         """Move the position without data. Durable on return."""
@@ -278,20 +267,13 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         """
         await self.session.ping(_PING_SECONDS)
 
-    def _require_position(self) -> None:
-        if not self._has_position:
-            raise TargetError(
-                f'subscription "{self.state.name}" has no position in the target',
-                hint="was the subscription dropped? start it with a new name",
-            )
-
     async def apply(self, batch: Batch) -> None:
         """Apply a batch together with its end LSN. See :meth:`subscriber.interfaces.Stream.apply`.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable, SubscriptionInUse
         """
-        self._require_position()
+        self._require_ready()
         await self._applier.apply(batch)
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
@@ -300,14 +282,14 @@ class OpenedSqlAlchemySink(CatalogStateStore):
         Raises:
             TargetError, TargetUnavailable
         """
-        self._require_position()
+        self._require_ready()
         match event:
             case CommitPrepared():
                 await self._two_phase.skip(event, self._clear_skip)
             case PreparedTransaction(transaction):
                 await self._applier.skip(transaction)
                 nothing = PreparedTransaction(transaction.without_records(), event.gid)
-                await self._two_phase.prepare(nothing, _nothing_applies, self._clear_skip)
+                await self._two_phase.prepare(nothing, nothing_applies, self._clear_skip)
             case Transaction():
                 await self._applier.skip(event)
                 await self._applier.move(event.end_lsn, self._clear_skip)
@@ -316,34 +298,6 @@ class OpenedSqlAlchemySink(CatalogStateStore):
     def prepares_in_target(self) -> bool:
         """Prepared transactions are stored."""
         return False
-
-    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Store a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.prepare`.
-
-        Raises:
-            TargetError, TargetUnavailable
-        """
-        self._require_position()
-        await self._two_phase.prepare(prepared, gate)
-
-    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
-        """Apply a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
-
-        Raises:
-            DataLossError: it is not stored, and was not applied.
-            ApplyError, RelationError, TargetError, TargetUnavailable
-        """
-        self._require_position()
-        await self._two_phase.commit(message, dropped)
-
-    async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """Delete a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.rollback_prepared`.
-
-        Raises:
-            TargetError, TargetUnavailable
-        """
-        self._require_position()
-        await self._two_phase.rollback(message)
 
     async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
         """See :meth:`subscriber.interfaces.RepairingSink.repair`. It waits for a row's lock for a second only: apply is held meanwhile.
@@ -360,14 +314,6 @@ class OpenedSqlAlchemySink(CatalogStateStore):
             finally:
                 for statement in usual_waits(kind):
                     await connection.exec_driver_sql(statement)
-
-    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """See :meth:`subscriber.interfaces.StateStore.report`.
-
-        Raises:
-            TargetError, TargetUnavailable
-        """
-        await self._reporter.report(workers, last_error)
 
     def open_table(self, table: TableName) -> SqlAlchemyTableSink:
         """Return the table's synchronization, which has its own session."""
@@ -411,7 +357,3 @@ async def leave(locks: Locks, session: Session) -> None:
 def table_names(connection: Connection) -> list[str]:
     """The names of all tables of the default schema."""
     return inspect(connection).get_table_names()
-
-
-def _nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
-    return False

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
@@ -35,6 +34,7 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import Batch, RelationGate, TableName
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.sinks.apply_counters import ChangeContext, Tally, count
+from subscriber.sinks.catalog_sink import Owner
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, find_collisions, unique_conflict
 from subscriber.sinks.postgres.apply.error_reports import Counted, RowsMissed, apply_error
@@ -83,19 +83,6 @@ Committed = Callable[[Lsn, Lsn | None], None]
 
 It is on disk when the target has flushed its own WAL up to ``wal``; None: it is already on disk.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The owner of the position: the subscription (``relid`` 0), or a table during its synchronization."""
-
-    oid: int
-    relid: int = 0
-
-    @property
-    def origin(self) -> str:
-        """The name that PostgreSQL gives the replication origin of this subscription or table."""
-        return f"pg_{self.oid}_{self.relid}" if self.relid else f"pg_{self.oid}"
 
 
 class Applier:

@@ -32,7 +32,7 @@ PREPARE TRANSACTION and COMMIT PREPARED flush the WAL with any value of synchron
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from subscriber import crash_points
@@ -45,7 +45,7 @@ from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.prepared_errors import never_prepared
-from subscriber.transaction.model import Transaction
+from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PreparedTransactions"]
 
@@ -68,12 +68,13 @@ class PreparedTransactions:
         """PostgreSQL's name of a prepared transaction on the subscriber."""
         return f"pg_gid_{self._rows.oid}_{xid}"
 
-    async def prepare(self, transaction: Transaction, gate: RelationGate) -> None:
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Apply and prepare a transaction, unless that is done.
 
         Raises:
             TargetError: prepared transactions are disabled in the target; or as :meth:`Applier.prepare`.
         """
+        transaction = prepared.transaction
         if await self.is_done(transaction.xid):
             await self._applier.skip(transaction)
         else:
@@ -112,8 +113,8 @@ class PreparedTransactions:
             str(transaction.end_lsn),
         )
 
-    async def commit(self, message: CommitPrepared) -> None:
-        """COMMIT PREPARED, unless that is done.
+    async def commit(self, message: CommitPrepared, _dropped: Collection[tuple[int, str]] = ()) -> None:
+        """COMMIT PREPARED, unless that is done. The changes were made at PREPARE.
 
         Raises:
             DataLossError: the prepared transaction is missing and was not committed. NeverPrepared: its PREPARE was never received.

@@ -54,7 +54,8 @@ from subscriber.interfaces import (
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_settings import READING
 from subscriber.sinks.apply_counters import Tally
-from subscriber.sinks.postgres.apply.applier import Applier, Owner
+from subscriber.sinks.catalog_sink import Owner
+from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.apply.change_sql import set_role
 from subscriber.sinks.postgres.catalog.session_rows import COPY_PART, SessionRows
 from subscriber.sinks.postgres.copy.copy_in import CopyIn

@@ -30,7 +30,6 @@ become durable, and the error names the right change.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -39,6 +38,7 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Batch, RelationGate
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Counted, Tally, count
+from subscriber.sinks.catalog_sink import Owner
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind
 from subscriber.sinks.sqlalchemy.apply.transaction_runner import TransactionRunner
@@ -53,19 +53,6 @@ __all__ = ["Applier", "Finish", "Owner"]
 
 Finish = Callable[[AsyncConnection], Awaitable[None]]
 """Executes further statements in the transaction, after the changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The owner of a position: the subscription (``relid`` 0), or a table while it is synchronized."""
-
-    oid: int
-    relid: int = 0
-
-    @property
-    def origin(self) -> str:
-        """The name that its replication origin would have in PostgreSQL."""
-        return f"pg_{self.oid}_{self.relid}" if self.relid else f"pg_{self.oid}"
 
 
 class Applier:

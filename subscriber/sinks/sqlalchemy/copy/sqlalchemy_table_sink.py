@@ -47,7 +47,8 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Batch, CopyFormat, Position, PublishedTable, Replacement, SyncMode, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Tally
-from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
+from subscriber.sinks.catalog_sink import Owner
+from subscriber.sinks.sqlalchemy.apply.applier import Applier
 from subscriber.sinks.sqlalchemy.apply.binding import bind_columns, copy_binds, picked
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, schema_change
