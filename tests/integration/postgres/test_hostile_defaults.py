@@ -17,7 +17,7 @@ from subscriber.sinks.postgres.session.target import Target
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.session import Session
 from tests.integration.subscription.test_schema_copy import BINDIR
-from tests.integration.subscription.test_verify import READABLE
+from tests.integration.subscription.test_verified_tables import READABLE
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.every_type import ROWS, SETUP, create_table, fill
 from tests.support.hostile import LOCALES, compile_locales, hostile_defaults, other_values
