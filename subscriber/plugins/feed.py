@@ -14,16 +14,13 @@ The order of the callbacks is that of the server (reorderbuffer.c, logical.c), w
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from subscriber.errors import ConfigurationError, ProtocolError, SubscriberError, TargetError
-from subscriber.plugins.callbacks import TARGET_METHODS, OutputPluginCallbacks
-from subscriber.plugins.context import LogicalDecodingContext, OutputPluginOptions, Record, ReorderBufferTXN
-from subscriber.protocol.capabilities import Capabilities
+from subscriber.errors import ConfigurationError, ProtocolError
+from subscriber.plugins.calls import PluginCalls
+from subscriber.plugins.context import ReorderBufferTXN
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import (
     Begin,
@@ -50,12 +47,8 @@ from subscriber.protocol.messages import (
 )
 from subscriber.transaction.changes import Change, DeleteChange, InsertChange, MessageChange, TruncateChange, UpdateChange, row
 from subscriber.transaction.header import TransactionHeader
-from subscriber.types import TypeRegistry
 
 __all__ = ["PluginFeed"]
-
-_SILENT: Final = frozenset({"startup", "shutdown", "filter_by_origin", "filter_prepare", *TARGET_METHODS})
-"""Callbacks that must not write."""
 
 
 @dataclass(slots=True)
@@ -79,55 +72,11 @@ class _Open:
     relations: dict[int, Relation] = field(default_factory=dict)
 
 
-class PluginFeed:
-    """One plugin that is fed from one stream.
+class PluginFeed(PluginCalls):
+    """One plugin that is fed from one stream. It is made as :class:`PluginCalls`."""
 
-    Args:
-        plugin: an object with callbacks as methods (:mod:`subscriber.plugins.callbacks`).
-        name: its name, for messages.
-        options: for the plugin.
-        capabilities: of the publisher.
-        writer: is given each record that the plugin writes.
-        types: the types of the publisher. Type messages are added.
-        streaming: whether transactions in progress come.
-        two_phase: whether prepared transactions come.
-        encoding: the server encoding.
-        progress: called when the plugin reports progress.
-
-    Attributes:
-        callbacks: of the plugin.
-        context: of the plugin.
-
-    Raises:
-        ConfigurationError: a required callback is missing.
-    """
-
-    def __init__(
-        self,
-        plugin: object,
-        name: str,
-        options: Mapping[str, str | None],
-        *,
-        capabilities: Capabilities,
-        writer: Callable[[Record], None],
-        types: TypeRegistry | None = None,
-        streaming: bool = False,
-        two_phase: bool = False,
-        encoding: str = "UTF8",
-        progress: Callable[[], None] | None = None,
-    ) -> None:
-        self.callbacks = OutputPluginCallbacks(plugin, name)
-        self.context = LogicalDecodingContext(
-            name,
-            options,
-            capabilities=capabilities,
-            writer=writer,
-            types=types,
-            streaming=streaming and self.callbacks.streaming,
-            two_phase=two_phase and self.callbacks.two_phase,
-            encoding=encoding,
-            progress=progress,
-        )
+    def __init__(self, plugin: object, name: str, options: Mapping[str, str | None], **arguments: Any) -> None:
+        super().__init__(plugin, name, options, **arguments)
         self._relations: dict[int, Relation] = {}
         self._open: _Open | None = None
         self._streams: dict[int, _Open] = {}
@@ -135,75 +84,9 @@ class PluginFeed:
         self._held: dict[tuple[int, str], _Open] = {}
 
     @property
-    def options(self) -> OutputPluginOptions:
-        """What the plugin set in ``startup``."""
-        return self.context.options
-
-    @property
     def holding(self) -> bool:
         """Whether a prepared transaction is kept until its end. Nothing may be acknowledged meanwhile."""
         return bool(self._held)
-
-    def start(self, *, is_init: bool = False) -> None:
-        """Call ``startup``.
-
-        Args:
-            is_init: whether the slot was just created.
-
-        Raises:
-            ConfigurationError: an option is not valid, or pgoutput cannot give what the plugin wants.
-        """
-        context = self.context
-        streaming, two_phase = context.streaming, context.twophase
-        self._call("startup", context, context.options, is_init)
-        context.streaming &= streaming
-        context.twophase &= two_phase
-        if context.options.receive_rewrites:
-            raise ConfigurationError(
-                f'output plugin "{context.name}" wants the changes of table rewrites, which pgoutput does not send',
-                hint="omit the option (test_decoding: include-rewrites)",
-            )
-
-    def shutdown(self) -> None:
-        """Call ``shutdown``."""
-        self._call("shutdown", self.context)
-
-    # --- a plugin that is a target
-
-    def send(self, record: Record) -> None:
-        """Give a record that the plugin wrote to its ``send``.
-
-        Raises:
-            ConfigurationError: it has none.
-        """
-        if self.callbacks.get("send") is None:
-            raise ConfigurationError(
-                f'output plugin "{self.context.name}" writes records, but has no method send',
-                hint="derive a class from it that defines send(ctx, record)",
-            )
-        self._call("send", self.context, record, lsn=record.lsn)
-
-    def flush(self) -> None:
-        """Wait until everything that was sent is stored."""
-        self._call("flush", self.context)
-
-    def position(self) -> Lsn | None:
-        """The position that the plugin stores with its data, or None.
-
-        Raises:
-            ConfigurationError: its answer is not an LSN.
-        """
-        found = self._call("position", self.context)
-        try:
-            return None if found is None else Lsn.parse(found) if isinstance(found, str) else Lsn(found)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f'output plugin "{self.context.name}": position did not return an LSN', hint="return the stored txn.end_lsn"
-            ) from error
-
-    def advance(self, lsn: Lsn) -> None:
-        """Let the plugin store a position before which nothing is missing."""
-        self._call("advance", self.context, lsn, lsn=lsn)
 
     # --- messages one by one
 
@@ -272,7 +155,7 @@ class PluginFeed:
                 txn = stream.txn
                 txn.final_lsn, txn.end_lsn, txn.xact_time = message.prepare_lsn, message.end_lsn, message.prepare_time
                 txn.gid = message.gid
-                if self._call("filter_prepare", self.context, txn.xid, txn.gid):
+                if self.call("filter_prepare", self.context, txn.xid, txn.gid):
                     self._held[txn.xid, message.gid] = stream
                 else:
                     self._call_stream(stream, "stream_prepare", message.prepare_lsn)
@@ -284,13 +167,13 @@ class PluginFeed:
             raise ProtocolError("STREAM STOP without STREAM START")
         if not block.begun:
             block.begun = True
-            block.dropped = bool(self._call("filter_by_origin", self.context, block.txn.origin))
+            block.dropped = bool(self.call("filter_by_origin", self.context, block.txn.origin))
             self._call_stream(block, "stream_start")
         return block
 
     def _call_stream(self, stream: _Open, callback: str, *arguments: Lsn) -> None:
         if not stream.dropped:
-            self._call(callback, self.context, stream.txn, *arguments, txn=stream.txn)
+            self.call(callback, self.context, stream.txn, *arguments, txn=stream.txn)
 
     def _stream_abort(self, message: StreamAbort) -> None:
         stream = self._streams.get(message.xid)
@@ -305,7 +188,7 @@ class PluginFeed:
             txn = ReorderBufferTXN(message.subxid, toptxn=txn)
         txn.xact_time = message.abort_time
         if not stream.dropped:
-            self._call("stream_abort", self.context, txn, message.abort_lsn or INVALID_LSN, txn=txn)
+            self.call("stream_abort", self.context, txn, message.abort_lsn or INVALID_LSN, txn=txn)
 
     def _ended(self, xid: int) -> _Open:
         stream = self._streams.pop(xid, None)
@@ -406,7 +289,7 @@ class PluginFeed:
                 " origin of a logical message outside transactions",
                 hint="omit the option (test_decoding: only-local)",
             )
-        self._call("message", self.context, None, lsn, False, prefix, content, lsn=lsn)
+        self.call("message", self.context, None, lsn, False, prefix, content, lsn=lsn)
 
     # --- both
 
@@ -414,7 +297,7 @@ class PluginFeed:
         if not self.context.twophase:
             raise ProtocolError("a prepared transaction although two-phase commit was not requested")
         current = _Open(txn, prepared=True)
-        if self._call("filter_prepare", self.context, txn.xid, txn.gid):
+        if self.call("filter_prepare", self.context, txn.xid, txn.gid):
             current.held = []
         return current
 
@@ -426,26 +309,26 @@ class PluginFeed:
         if not current.begun:
             current.begun = True
             txn = current.txn
-            current.dropped = bool(self._call("filter_by_origin", self.context, txn.origin))
+            current.dropped = bool(self.call("filter_by_origin", self.context, txn.origin))
             if not current.dropped and current.held is None:
-                self._call("begin_prepare" if current.prepared else "begin", self.context, txn, txn=txn)
+                self.call("begin_prepare" if current.prepared else "begin", self.context, txn, txn=txn)
         return current
 
     def _give(self, txn: ReorderBufferTXN, change: Change, prefix: str) -> None:
         match change:
             case TruncateChange():
-                self._call(f"{prefix}truncate", self.context, txn, change.relations, change, txn=txn)
+                self.call(f"{prefix}truncate", self.context, txn, change.relations, change, txn=txn)
             case MessageChange():
                 # the fourth argument: transactional
-                self._call(f"{prefix}message", self.context, txn, change.lsn, True, change.prefix, change.content, txn=txn)
+                self.call(f"{prefix}message", self.context, txn, change.lsn, True, change.prefix, change.content, txn=txn)
             case _:
-                self._call(f"{prefix}change", self.context, txn, change.relation, change, txn=txn)
+                self.call(f"{prefix}change", self.context, txn, change.relation, change, txn=txn)
 
     def _commit(self, current: _Open) -> None:
         self._begun()
         self._open = None
         if not current.dropped:
-            self._call("commit", self.context, current.txn, current.txn.final_lsn, txn=current.txn)
+            self.call("commit", self.context, current.txn, current.txn.final_lsn, txn=current.txn)
 
     def _prepare(self, current: _Open) -> None:
         self._begun()
@@ -454,7 +337,7 @@ class PluginFeed:
         if current.held is not None:
             self._held[txn.xid, txn.gid or ""] = current
         elif not current.dropped:
-            self._call("prepare", self.context, txn, txn.final_lsn, txn=txn)
+            self.call("prepare", self.context, txn, txn.final_lsn, txn=txn)
 
     def _end_prepared(self, message: CommitPrepared | RollbackPrepared) -> None:
         if not self.context.twophase:
@@ -469,11 +352,11 @@ class PluginFeed:
             txn.final_lsn = message.rollback_end_lsn
             if held is None:
                 prepared = message.prepare_end_lsn, message.prepare_time
-                self._call("rollback_prepared", self.context, txn, *prepared, txn=txn)
+                self.call("rollback_prepared", self.context, txn, *prepared, txn=txn)
             return
         txn.final_lsn, txn.end_lsn, txn.xact_time = message.commit_lsn, message.end_lsn, message.commit_time
         if held is None:
-            self._call("commit_prepared", self.context, txn, message.commit_lsn, txn=txn)
+            self.call("commit_prepared", self.context, txn, message.commit_lsn, txn=txn)
             return
         txn.origin = held.txn.origin
         current = self._open = _Open(txn)
@@ -491,31 +374,3 @@ class PluginFeed:
         else:
             txn.final_lsn, txn.end_lsn, txn.xact_time = message.commit_lsn, message.end_lsn, message.commit_time
             self._call_stream(stream, "stream_commit", message.commit_lsn)
-
-    def _call(self, callback: str, *arguments: Any, txn: ReorderBufferTXN | None = None, lsn: Lsn | None = None) -> Any:
-        method = self.callbacks.get(callback)
-        if method is None:
-            return None
-        context = self.context
-        context.accept_writes = callback not in _SILENT
-        context.write_txn = txn
-        context.write_location = lsn or (INVALID_LSN if txn is None else txn.final_lsn)
-        try:
-            return method(*arguments)
-        except SubscriberError as error:
-            error.add_note(f'in the {callback} callback of output plugin "{context.name}", associated LSN {context.write_location}')
-            raise
-        except Exception as error:
-            raise _failed(context, callback, error) from error
-        finally:
-            context.accept_writes = False
-
-
-def _failed(context: LogicalDecodingContext, callback: str, error: Exception) -> TargetError:
-    """The error of a plugin. Its text may hold a row's value, so only its class and place are shown."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return TargetError(
-        f'output plugin "{context.name}" raised {type(error).__name__} in its {callback} callback, at {Path(frame.filename).name}:'
-        f"{frame.lineno}, associated LSN {context.write_location}",
-        hint="fix the plugin; the transaction is not acknowledged, and comes again",
-    )

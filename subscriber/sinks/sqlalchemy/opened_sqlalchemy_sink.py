@@ -42,9 +42,10 @@ from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
 from subscriber.sinks.sqlalchemy.repair import repair_rows
 from subscriber.sinks.sqlalchemy.schema.names import target_name
 from subscriber.sinks.sqlalchemy.schema.table_creation import create_table, unusable, usable
-from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.locks import Locks
+from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.sinks.sqlalchemy.session.settings import short_waits, usual_waits
 from subscriber.transaction.model import PreparedTransaction, Transaction
 

@@ -25,7 +25,8 @@ from subscriber.sinks.sqlalchemy.schema.names import identifier, target_name
 from subscriber.sinks.sqlalchemy.schema.table_creation import Reference, TableDetails, check, create_table, foreign_key
 from subscriber.sinks.sqlalchemy.schema.target_table import source_types
 from subscriber.sinks.sqlalchemy.schema.trial_creation import not_created
-from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.database import Database
+from subscriber.sinks.sqlalchemy.session.session import Session
 
 __all__ = ["compare_schema", "copy_schema"]
 

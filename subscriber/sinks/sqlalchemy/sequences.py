@@ -21,7 +21,8 @@ from subscriber.interfaces import TableName
 from subscriber.interfaces.sequences import PublishedSequence, SequenceResult, SequenceState
 from subscriber.sinks.sqlalchemy.schema.names import folded_column, target_name
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
-from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.database import Database
+from subscriber.sinks.sqlalchemy.session.session import Session
 
 __all__ = ["set_sequences"]
 

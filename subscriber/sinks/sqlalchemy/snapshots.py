@@ -19,8 +19,9 @@ from subscriber.errors import RelationError
 from subscriber.interfaces import PublishedTable
 from subscriber.sinks.sqlalchemy.schema.converters import Family, family_of
 from subscriber.sinks.sqlalchemy.schema.target_table import AsIs, TargetTable, load_target_table
-from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.database_errors import translated
+from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.types.codec import READ_ERRORS
 
 __all__ = ["SnapshotSessions", "SnapshotTable"]

@@ -45,8 +45,8 @@ from subscriber.sinks.sqlalchemy.apply.transaction_runner import TransactionRunn
 from subscriber.sinks.sqlalchemy.catalog.rows import move_position
 from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
 from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
-from subscriber.sinks.sqlalchemy.session.database import Session
 from subscriber.sinks.sqlalchemy.session.fence import Fence
+from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.transaction.model import Transaction
 
 __all__ = ["Applier", "Finish", "Owner"]

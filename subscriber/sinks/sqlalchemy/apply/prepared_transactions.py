@@ -54,8 +54,8 @@ from subscriber.sinks.runs import CHANGES
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Finish
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
-from subscriber.sinks.sqlalchemy.session.database import Session
 from subscriber.sinks.sqlalchemy.session.fence import Fence
+from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.sinks.sqlalchemy.session.statement_size import limit_of
 from subscriber.transaction.model import PreparedTransaction, Transaction
 

@@ -59,9 +59,10 @@ from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
-from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
+from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions
 from subscriber.types import copy_decoder

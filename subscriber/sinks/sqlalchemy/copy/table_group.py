@@ -23,9 +23,10 @@ from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable, reflect_all
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, plan_target_table
-from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
+from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.sinks.sqlalchemy.session.settings import short_waits
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.types import copy_decoder

@@ -17,8 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.errors import TargetError
 from subscriber.interfaces import TargetActivity
-from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.database_errors import translated
+from subscriber.sinks.sqlalchemy.session.session import Session
 
 __all__ = ["activity"]
 

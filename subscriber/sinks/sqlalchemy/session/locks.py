@@ -23,8 +23,9 @@ from typing import Final, Protocol
 from sqlalchemy import text
 
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.file_locks import FileLocks
+from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.waits import take_lock
 
 __all__ = ["Locks"]
