@@ -20,13 +20,13 @@ from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.ports import LOOPBACK
 from subscriber.testing.server import EmbeddedServer
 from tests.chaos.forgeries import FORGED_XID
-from tests.chaos.framing import MariaDBFraming, PostgresFraming
 from tests.chaos.process import SETTINGS, ChaosProcess
-from tests.chaos.proxy import Proxy
 from tests.crash import other_targets, scenario
 from tests.crash.other_targets import MariaDBReader, SqliteReader, TargetReader, make_specimens_of_text
 from tests.support.database import Database, ServerAddress, fresh_database
+from tests.support.framing import MariaDBFraming, PostgresFraming
 from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
+from tests.support.proxy import Proxy
 
 KINDS = ("postgres15", "postgres18", "sqlite", "mariadb")
 _ROWS = 4_000

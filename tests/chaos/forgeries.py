@@ -26,10 +26,10 @@ from subscriber.protocol.messages import (
     StreamCommit,
     StreamPrepare,
 )
-from tests.chaos.framing import HEADER
 from tests.chaos.network import error_response
-from tests.chaos.proxy import Fault, Make, Strike, Then
-from tests.chaos.stream import StreamState, payload_tag
+from tests.support.framing import HEADER
+from tests.support.proxy import Fault, Make, Strike, Then
+from tests.support.stream_state import StreamState, payload_tag
 
 _GIGABYTE = 1 << 30
 FORGED_XID = 4_294_967_290

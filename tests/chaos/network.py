@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.chaos.framing import HEADER
-from tests.chaos.proxy import Direction, Fault, Strike, Then
-from tests.chaos.stream import StreamState
+from tests.support.framing import HEADER
+from tests.support.proxy import Direction, Fault, Strike, Then
+from tests.support.stream_state import StreamState
 
 _SHORT = (0.05, 1.5)
 _LONG = (5.0, 14.0)

@@ -19,10 +19,10 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.testing.load.mixed_load import Kind
 from tests.chaos import forgeries, network, other_refusals, refusals
 from tests.chaos.environments import Environment, Servers, in_thread, make_environment
-from tests.chaos.proxy import Fault, Proxy
 from tests.chaos.refusals import CannotNow, Refusal
 from tests.crash.scenario import under_load
 from tests.support.database import let_slots_be_created, let_small_transactions_stream
+from tests.support.proxy import Fault, Proxy
 
 _PREPARED = {Kind.PREPARED, Kind.HUGE_PREPARED}
 _STORM_SECONDS = (15.0, 45.0)

@@ -11,10 +11,10 @@ from psycopg.conninfo import conninfo_to_dict
 from subscriber.errors import TargetUnavailable
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.testing.ports import LOOPBACK
-from tests.chaos.framing import PostgresFraming
-from tests.chaos.proxy import Fault, Proxy, Strike, Then
-from tests.chaos.stream import StreamState
 from tests.support.database import Database
+from tests.support.framing import PostgresFraming
+from tests.support.proxy import Fault, Proxy, Strike, Then
+from tests.support.stream_state import StreamState
 
 
 def _damage(tag: bytes, damaged: bytes) -> Fault:
@@ -44,7 +44,7 @@ def _damage(tag: bytes, damaged: bytes) -> Fault:
 )
 async def test_a_damaged_message_is_a_lost_session(target_db: Database, tag: bytes, damaged: bytes) -> None:
     address = conninfo_to_dict(target_db.conninfo())
-    async with Proxy(LOOPBACK, int(str(address["port"])), PostgresFraming, random.Random(0), lambda _: None) as proxy:
+    async with Proxy(LOOPBACK, int(str(address["port"])), PostgresFraming) as proxy:
         connection = await asyncpg.connect(
             host=LOOPBACK, port=proxy.port, user=str(address["user"]), password=str(address["password"]), database=target_db.name, ssl=False
         )

@@ -21,21 +21,21 @@ from subscriber.sinks.postgres.session.target import Target
 from tests.integration.postgres.test_check import published
 from tests.integration.postgres.test_tablesync import AT, T
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.frozen_proxy import FrozenProxy, frozen_proxy
+from tests.support.proxy import ThreadedProxy, proxy_of
 from tests.support.sink_postgres import Feed
 
 
 @contextlib.contextmanager
-def _by_proxy(target: Database) -> Iterator[tuple[FrozenProxy, str]]:
+def _by_proxy(target: Database) -> Iterator[tuple[ThreadedProxy, str]]:
     """A proxy before the target, and the target's URL that leads through it."""
     found = re.search(r"@([^:/]+):(\d+)/", target.dsn)
     assert found is not None
-    with frozen_proxy(found[1], int(found[2])) as proxy:
+    with proxy_of(found[1], int(found[2])) as proxy:
         yield proxy, target.dsn.replace(f":{found[2]}/", f":{proxy.port}/")
 
 
 @contextlib.asynccontextmanager
-async def _opened(target: Database) -> AsyncIterator[tuple[Feed, FrozenProxy]]:
+async def _opened(target: Database) -> AsyncIterator[tuple[Feed, ThreadedProxy]]:
     """A sink behind a proxy, with table t."""
     target.execute("CREATE TABLE t (id int PRIMARY KEY)")
     feed = Feed(target)
@@ -51,7 +51,7 @@ async def _opened(target: Database) -> AsyncIterator[tuple[Feed, FrozenProxy]]:
             await feed.opened.close()
 
 
-async def _lose(table: PostgresTableSink, proxy: FrozenProxy) -> None:
+async def _lose(table: PostgresTableSink, proxy: ThreadedProxy) -> None:
     """Its backends see no end; without the seconds that the end of a session waits for an answer."""
     proxy.freeze()
     assert table._reader is not None

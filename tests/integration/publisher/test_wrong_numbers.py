@@ -14,14 +14,47 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, XLogData, encode_frame
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Begin, Commit
+from subscriber.testing.ports import LOOPBACK
 from tests.support.database import Database
-from tests.support.injection import Injector, injector
+from tests.support.framing import PostgresFraming
 from tests.support.observation import acknowledged, all_ready, confirmed, eventually, until
+from tests.support.proxy import Proxy
 from tests.support.replica import Replica, replica, subscription_of
 
 ROWS = "SELECT id FROM t ORDER BY id"
 POSITION = 'SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0'
 MAX = Lsn(0xFFFF_FFFF_FFFF_FFFF)
+
+
+class Injector:
+    """Sends a client that streams from the publisher what no server sends.
+
+    Attributes:
+        conninfo: of the publisher, through the proxy.
+    """
+
+    def __init__(self, proxy: Proxy, publisher: Database) -> None:
+        self._proxy = proxy
+        address = {"host": proxy.host, "hostaddr": proxy.host, "port": str(proxy.port)}
+        self.conninfo = publisher.conninfo(**address, sslmode="disable", gssencmode="disable")
+
+    @property
+    def sessions(self) -> int:
+        return self._proxy.accepted
+
+    def inject(self, frame: bytes) -> None:
+        self._proxy.inject(b"d" + (len(frame) + 4).to_bytes(4) + frame)
+
+    def keepalive(self, lsn: Lsn) -> None:
+        self.inject(encode_frame(PrimaryKeepalive(lsn, 0, False)))
+
+
+@contextlib.asynccontextmanager
+async def injector(publisher: Database) -> AsyncIterator[Injector]:
+    with contextlib.closing(publisher.connect()) as session:
+        port = session.info.port
+    async with Proxy(LOOPBACK, port, PostgresFraming) as proxy:
+        yield Injector(proxy, publisher)
 
 
 async def ends(found: Replica, text: str) -> None:

@@ -19,9 +19,9 @@ from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.walreceiver.fences.foreign_sessions import ForeignSessions
 from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, writes
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.frozen_proxy import frozen_proxy
 from tests.support.managed import catch_up, launched
 from tests.support.program import subscriber
+from tests.support.proxy import proxy_of
 
 
 class Killed(BaseException):
@@ -204,7 +204,7 @@ async def test_target_that_does_not_answer(
     with psycopg.connect(target_db.dsn) as session:
         address = session.info.hostaddr or session.info.host, session.info.port
     async with moving(publisher18_db, target_db) as name:
-        with frozen_proxy(*address) as proxy:
+        with proxy_of(*address) as proxy:
             switch = f"touch {tmp_path}/begun; sleep 60"
             options = CutoverOptions(verify="none", switch=switch, max_downtime=5.0, way_back=False)
             target = psycopg.conninfo.make_conninfo(target_db.dsn, host="127.0.0.1", hostaddr="127.0.0.1", port=proxy.port)

@@ -22,8 +22,8 @@ from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
 from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, own_fence, writes
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.frozen_proxy import frozen_proxy
 from tests.support.managed import QUICK, catch_up
+from tests.support.proxy import proxy_of
 from tests.support.roles import role
 
 
@@ -295,7 +295,7 @@ async def test_server_behind_a_pooler(publisher18_db: Database, target_db: Datab
     async with moving(publisher18_db, target_db) as name:
         with psycopg.connect(target_db.dsn) as session:
             address = session.info.hostaddr or session.info.host, session.info.port
-        with frozen_proxy(*address, pools=True) as proxy:
+        with proxy_of(*address, pools=True) as proxy:
             target = psycopg.conninfo.make_conninfo(target_db.dsn, host="127.0.0.1", hostaddr="127.0.0.1", port=proxy.port)
             with pytest.raises(ConfigurationError, match="the new database is reached through a connection pooler"):
                 await cutover(name, target=target, options=QUICKLY)

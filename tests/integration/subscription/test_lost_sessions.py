@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from subscriber.subscription.targets import open_catalog
-from tests.support.frozen_proxy import FrozenProxy, frozen_proxy
 from tests.support.program import Program, running
+from tests.support.proxy import ThreadedProxy, proxy_of
 from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica
 
 KINDS = ["native", "mariadb"]
@@ -18,11 +18,11 @@ LOST = "WARNING subscriber.subscription.run.slot_follower"
 
 
 @contextlib.contextmanager
-def behind_proxy(target: OtherTarget, pause: float = 0.0, *, pools: bool = False) -> Iterator[tuple[str, FrozenProxy]]:
+def behind_proxy(target: OtherTarget, pause: float = 0.0, *, pools: bool = False) -> Iterator[tuple[str, ThreadedProxy]]:
     """The target's URL through a proxy."""
     match = re.search(r"@([^:/]+):(\d+)/", target.url)
     assert match is not None
-    with frozen_proxy(match[1], int(match[2]), pause, pools=pools) as proxy:
+    with proxy_of(match[1], int(match[2]), large_pause=pause, pools=pools) as proxy:
         yield target.url.replace(f":{match[2]}/", f":{proxy.port}/"), proxy
 
 

@@ -28,8 +28,8 @@ from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import Session
 from tests.integration.subscription.test_lost_sessions import behind_proxy
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.frozen_proxy import frozen_proxy
 from tests.support.program import running
+from tests.support.proxy import proxy_of
 from tests.support.replica import QUICK
 from tests.support.row_gates import open_transaction
 from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
@@ -192,7 +192,7 @@ async def test_publisher_that_is_mute(other_replica: Replica, caplog: pytest.Log
         await start_copy(self)
 
     monkeypatch.setattr(PostgresTableSink, "start_copy", waits)
-    with frozen_proxy(found[1], int(found[2])) as proxy:
+    with proxy_of(found[1], int(found[2])) as proxy:
         dsn = publisher.dsn.replace(f":{found[2]}/", f":{proxy.port}/")
         follows = asyncio.create_task(_follows(pair, dsn, SETTINGS))
         try:

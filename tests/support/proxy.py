@@ -1,8 +1,11 @@
-"""A TCP proxy that does one fault after another to what passes through it.
+"""A TCP proxy that does faults to what passes through it.
 
 It passes on whole messages of the server, and what the client sends as it comes. A fault is *armed*; the next message that it fits, or one
 soon after that, is struck. Bytes are never lost or changed silently: what a fault damages is either found by any reader of the protocol, or
 the connection ends with it. (PostgreSQL's protocol has no checksums, because TCP has: a flipped bit inside a value cannot be detected.)
+
+Connections can also be frozen, as behind a firewall that has dropped them: both ends see neither data nor an end. And messages that no
+server sends can be put into a stream.
 """
 
 from __future__ import annotations
@@ -10,17 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from subscriber.testing.ports import LOOPBACK
-from tests.chaos.framing import Framing
-from tests.chaos.stream import StreamState
+from tests.support.framing import Framing, NoFraming
+from tests.support.stream_state import StreamState
 
 _CHUNK = 65536
+_LARGE = 32 * 1024
 _ORPHAN_SECONDS = 12.0
+_BACKEND_KEY = b"K\x00\x00\x00\x0c"
 
 
 class Then(Enum):
@@ -72,24 +78,31 @@ class Fault:
 
 @dataclass
 class Proxy:
-    """Between the subscriber and one server. Used as a context manager.
+    """Between the subscriber and one server. Used as a context manager; :func:`proxy_of` is one for blocking tests.
 
     Attributes:
+        large_pause: seconds after each large chunk.
+        pools: clients are told PIDs that are no session's, as by a pooler.
         struck: faults that happened, by name.
         links: connections now.
+        accepted: how many connections there were.
     """
 
     host: str
     server_port: int
-    framing: Callable[[], Framing]
-    rng: random.Random
-    log: Callable[[str], None]
+    framing: Callable[[], Framing] = NoFraming
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    log: Callable[[str], None] = print
+    large_pause: float = 0.0
+    pools: bool = False
+    accepted: int = 0
     port: int = 0
     struck: Counter[str] = field(default_factory=Counter)
     armed: Fault | None = None
     outage: bool = False
     links: set[Link] = field(default_factory=set)
     calm: asyncio.Event = field(default_factory=asyncio.Event)
+    _freezes: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
 
@@ -141,6 +154,19 @@ class Proxy:
             async with asyncio.timeout(seconds):
                 await self.calm.wait()
 
+    def freeze(self, *, all_later: bool = False) -> None:
+        """The connections of now forward nothing any more; new ones do, unless ``all_later``."""
+        self._freezes |= all_later
+        for link in list(self.links):
+            link.frozen = True
+
+    def inject(self, message: bytes) -> None:
+        """Send a message to each client that streams, between two of the server's."""
+        streams = [link for link in self.links if link.state.streaming]
+        assert streams
+        for link in streams:
+            link.inject(message)
+
     def strike(self, link: Link, direction: Direction, data: bytes) -> Strike | None:
         """What is to be done with these bytes."""
         fault = self.armed
@@ -161,6 +187,7 @@ class Proxy:
         if self.outage:
             writer.transport.abort()
             return
+        self.accepted += 1
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -188,6 +215,7 @@ class Link:
     def __init__(self, proxy: Proxy, client: Ends, server: Ends) -> None:
         self.state = StreamState()
         self.damaged = False
+        self.frozen = proxy._freezes
         self._proxy = proxy
         self._client_reader, self._client_writer = client
         self._server_reader, self._server_writer = server
@@ -205,6 +233,9 @@ class Link:
         up = asyncio.create_task(self._to_server())
         try:
             await asyncio.wait({down, up}, return_when=asyncio.FIRST_COMPLETED)
+            if self.frozen:
+                # the other side does not see the end either
+                await asyncio.Event().wait()
         finally:
             for task in (down, up):
                 task.cancel()
@@ -214,11 +245,23 @@ class Link:
             self._client_writer.close()
             await self._client_writer.wait_closed()
 
+    def inject(self, message: bytes) -> None:
+        """Send a message of no server to the client. Only whole messages were written before."""
+        self._client_writer.write(message)
+
+    async def _may_pass(self, size: int) -> None:
+        """Wait after a large chunk; without end, if the connection is frozen."""
+        if self.frozen:
+            await asyncio.Event().wait()
+        if self._proxy.large_pause and size > _LARGE:
+            await asyncio.sleep(self._proxy.large_pause)
+
     async def _to_client(self) -> None:
         framing, buffer = self._proxy.framing(), bytearray()
         writer = self._client_writer
         while data := await self._server_reader.read(_CHUNK):
-            buffer += data
+            await self._may_pass(len(data))
+            buffer += self._without_pid(data) if self._proxy.pools else data
             passed = bytearray()
             for message in framing.take(buffer):
                 found = self._proxy.strike(self, Direction.TO_CLIENT, message)
@@ -237,6 +280,7 @@ class Link:
 
     async def _to_server(self) -> None:
         while data := await self._client_reader.read(_CHUNK):
+            await self._may_pass(len(data))
             await self._open.wait()
             found = self._proxy.strike(self, Direction.TO_SERVER, data)
             if found is None:
@@ -244,6 +288,14 @@ class Link:
             elif not await self._carry_out(found, self._server_writer):
                 return
             await self._server_writer.drain()
+
+    @staticmethod
+    def _without_pid(data: bytes) -> bytes:
+        place = data.find(_BACKEND_KEY)
+        if place < 0:
+            return data
+        place += len(_BACKEND_KEY)
+        return data[:place] + b"\x7f\xff\xff\xff" + data[place + 4 :]
 
     async def _carry_out(self, found: Strike, writer: asyncio.StreamWriter) -> bool:
         """Whether the connection continues."""
@@ -266,3 +318,41 @@ class Link:
                 self._client_writer.transport.abort()
                 await self._proxy.pause(_ORPHAN_SECONDS)
                 return False
+
+
+class ThreadedProxy:
+    """A proxy on an event loop of its own thread: the test's may be blocked."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(proxy.__aenter__(), self._loop).result()
+        self.port = proxy.port
+
+    def freeze(self, *, all_later: bool = False) -> None:
+        """See :meth:`Proxy.freeze`."""
+
+        async def freeze() -> None:
+            self._proxy.freeze(all_later=all_later)
+
+        asyncio.run_coroutine_threadsafe(freeze(), self._loop).result()
+
+    def close(self) -> None:
+        """End all connections. Idempotent."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._proxy.__aexit__(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+@contextlib.contextmanager
+def proxy_of(host: str, port: int, *, large_pause: float = 0.0, pools: bool = False) -> Iterator[ThreadedProxy]:
+    """One while the block lasts."""
+    proxy = ThreadedProxy(Proxy(host, port, large_pause=large_pause, pools=pools))
+    try:
+        yield proxy
+    finally:
+        proxy.close()

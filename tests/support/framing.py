@@ -18,6 +18,15 @@ class Framing(Protocol):
         ...
 
 
+class NoFraming:
+    """Any protocol, also TLS: bytes as they come."""
+
+    def take(self, buffer: bytearray) -> Iterator[bytes]:
+        data = bytes(buffer)
+        buffer.clear()
+        yield data
+
+
 class PostgresFraming:
     """Tag and length. The sessions ask for no TLS: the answer to that has no length."""
 

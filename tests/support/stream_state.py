@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from subscriber.protocol.frames import PAYLOAD
-from tests.chaos.framing import HEADER
+from tests.support.framing import HEADER
 
 _COPY_DATA = ord("d")
 _COPY_BOTH = ord("W")
