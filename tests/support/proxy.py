@@ -192,7 +192,8 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         try:
-            with contextlib.suppress(OSError):
+            # cancelled by the end of the proxy alone: the loop would log a task that is cancelled
+            with contextlib.suppress(OSError, asyncio.CancelledError):
                 server_reader, server_writer = await asyncio.open_connection(self.host, self.server_port)
                 link = Link(self, (reader, writer), (server_reader, server_writer))
                 self.links.add(link)
