@@ -64,7 +64,6 @@ class SlotInfo:
 
     slot_name: str
     plugin: str | None
-    slot_type: str
     database: str | None
     temporary: bool
     active: bool
@@ -93,7 +92,6 @@ class SlotInfo:
         return cls(
             slot_name=row["slot_name"],
             plugin=row["plugin"],
-            slot_type=row["slot_type"],
             database=row["database"],
             temporary=row["temporary"],
             active=row["active"],
