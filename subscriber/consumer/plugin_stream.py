@@ -23,7 +23,7 @@ from typing import Final
 from subscriber.config import SubscriptionOptions
 from subscriber.consumer.received import ReceivedMessage, ReceivedPart, ReceivedTransaction
 from subscriber.errors import ConfigurationError, PublisherError
-from subscriber.plugins.context import Record
+from subscriber.plugins.context import LogicalDecodingContext, Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.registry import find_plugin
 from subscriber.protocol.lsn import Lsn
@@ -106,13 +106,15 @@ class PluginStream:
             types = TypeRegistry()
             feed = PluginFeed(
                 plugin,
-                name,
-                plugin_options,
-                capabilities=connection.capabilities,
-                writer=written.append,
-                types=types,
-                streaming=options.streaming != "off" and connection.capabilities.streaming,
-                two_phase=options.two_phase,
+                LogicalDecodingContext(
+                    name,
+                    plugin_options,
+                    capabilities=connection.capabilities,
+                    writer=written.append,
+                    types=types,
+                    streaming=options.streaming != "off" and connection.capabilities.streaming,
+                    two_phase=options.two_phase,
+                ),
             )
             feed.start()
             if feed.options.only_local and connection.capabilities.origin:

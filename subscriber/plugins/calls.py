@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.plugins.callbacks import TARGET_METHODS, OutputPluginCallbacks
 from subscriber.plugins.context import LogicalDecodingContext, OutputPluginOptions, Record, ReorderBufferTXN
-from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.types import TypeRegistry
 
 __all__ = ["PluginCalls"]
 
@@ -25,15 +22,7 @@ class PluginCalls:
 
     Args:
         plugin: an object with callbacks as methods (:mod:`subscriber.plugins.callbacks`).
-        name: its name, for messages.
-        options: for the plugin.
-        capabilities: of the publisher.
-        writer: is given each record that the plugin writes.
-        types: the types of the publisher. Type messages are added.
-        streaming: whether transactions in progress come.
-        two_phase: whether prepared transactions come.
-        encoding: the server encoding.
-        progress: called when the plugin reports progress.
+        context: of the plugin. Transactions in progress and prepared ones are given only to a plugin that has callbacks for them.
 
     Attributes:
         callbacks: of the plugin.
@@ -43,32 +32,11 @@ class PluginCalls:
         ConfigurationError: a required callback is missing.
     """
 
-    def __init__(
-        self,
-        plugin: object,
-        name: str,
-        options: Mapping[str, str | None],
-        *,
-        capabilities: Capabilities,
-        writer: Callable[[Record], None],
-        types: TypeRegistry | None = None,
-        streaming: bool = False,
-        two_phase: bool = False,
-        encoding: str = "UTF8",
-        progress: Callable[[], None] | None = None,
-    ) -> None:
-        self.callbacks = OutputPluginCallbacks(plugin, name)
-        self.context = LogicalDecodingContext(
-            name,
-            options,
-            capabilities=capabilities,
-            writer=writer,
-            types=types,
-            streaming=streaming and self.callbacks.streaming,
-            two_phase=two_phase and self.callbacks.two_phase,
-            encoding=encoding,
-            progress=progress,
-        )
+    def __init__(self, plugin: object, context: LogicalDecodingContext) -> None:
+        self.callbacks = OutputPluginCallbacks(plugin, context.name)
+        self.context = context
+        context.streaming &= self.callbacks.streaming
+        context.twophase &= self.callbacks.two_phase
 
     @property
     def options(self) -> OutputPluginOptions:

@@ -100,8 +100,6 @@ class LogicalDecodingContext:
         types: the types of the publisher.
         streaming: whether transactions in progress are given.
         two_phase: whether prepared transactions are given.
-        encoding: the server encoding. Text that pgoutput sends is always UTF-8, except from a database in SQL_ASCII.
-        progress: called by :meth:`update_progress`.
 
     Attributes:
         output_plugin_options: the options.
@@ -123,8 +121,6 @@ class LogicalDecodingContext:
         types: TypeRegistry | None = None,
         streaming: bool = False,
         two_phase: bool = False,
-        encoding: str = "UTF8",
-        progress: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.output_plugin_options = dict(options)
@@ -133,7 +129,6 @@ class LogicalDecodingContext:
         self.types = types or TypeRegistry()
         self.streaming = streaming
         self.twophase = two_phase
-        self.encoding = encoding
         self.options = OutputPluginOptions()
         self.out: list[str | bytes] = []
         self.change_xid: int | None = None
@@ -143,7 +138,6 @@ class LogicalDecodingContext:
         self.write_location = INVALID_LSN
         self._prepared = False
         self._writer = writer
-        self._progress = progress
 
     @property
     def sends_empty_transactions(self) -> bool:
@@ -185,24 +179,16 @@ class LogicalDecodingContext:
         self.write(last_write)
 
     def update_progress(self, skipped_xact: bool = False) -> None:
-        """``OutputPluginUpdateProgress``: a long callback tells that it works. The publisher needs no such call: its feedback goes on.
-
-        Args:
-            skipped_xact: whether a transaction was skipped because it is empty. It changes nothing here.
-        """
-        if self._progress is not None:
-            self._progress()
+        """``OutputPluginUpdateProgress``. It changes nothing: the publisher gets its feedback also during a long callback."""
 
     def _verify(self, data: bytes) -> None:
-        valid = b"\0" not in data
-        if valid and self.encoding != "SQL_ASCII":
-            try:
-                data.decode()
-            except UnicodeDecodeError:
-                valid = False
+        try:
+            valid = "\0" not in data.decode()
+        except UnicodeDecodeError:
+            valid = False
         if not valid:
             raise TargetError(
-                f'output plugin "{self.name}" wrote text that is not valid in encoding "{self.encoding}"',
+                f'output plugin "{self.name}" wrote text that is not valid in encoding "UTF8"',
                 hint="set output_type to binary in startup, or write valid text",
             )
 

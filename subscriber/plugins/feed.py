@@ -14,13 +14,11 @@ The order of the callbacks is that of the server (reorderbuffer.c, logical.c), w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from subscriber.errors import ConfigurationError, ProtocolError
 from subscriber.plugins.calls import PluginCalls
-from subscriber.plugins.context import ReorderBufferTXN
+from subscriber.plugins.context import LogicalDecodingContext, ReorderBufferTXN
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import (
     Begin,
@@ -75,8 +73,8 @@ class _Open:
 class PluginFeed(PluginCalls):
     """One plugin that is fed from one stream. It is made as :class:`PluginCalls`."""
 
-    def __init__(self, plugin: object, name: str, options: Mapping[str, str | None], **arguments: Any) -> None:
-        super().__init__(plugin, name, options, **arguments)
+    def __init__(self, plugin: object, context: LogicalDecodingContext) -> None:
+        super().__init__(plugin, context)
         self._relations: dict[int, Relation] = {}
         self._open: _Open | None = None
         self._streams: dict[int, _Open] = {}

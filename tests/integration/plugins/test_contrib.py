@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from subscriber.errors import ConfigurationError
-from subscriber.plugins.context import Record
+from subscriber.plugins.context import LogicalDecodingContext, Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.test_decoding import TestDecoding
 from subscriber.protocol.capabilities import capabilities
@@ -72,13 +72,15 @@ class Both:
         written: list[Record] = []
         feed = PluginFeed(
             TestDecoding(),
-            "test_decoding",
-            options,
-            capabilities=self.capabilities,
-            writer=written.append,
-            types=types,
-            streaming=True,
-            two_phase=self.two_phase,
+            LogicalDecodingContext(
+                "test_decoding",
+                options,
+                capabilities=self.capabilities,
+                writer=written.append,
+                types=types,
+                streaming=True,
+                two_phase=self.two_phase,
+            ),
         )
         feed.start()
         for message in messages:

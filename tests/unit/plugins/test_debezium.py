@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from subscriber.errors import ConfigurationError
-from subscriber.plugins.context import Record
+from subscriber.plugins.context import LogicalDecodingContext, Record
 from subscriber.plugins.debezium import UNAVAILABLE, Debezium
 from subscriber.plugins.feed import PluginFeed
 from subscriber.protocol.capabilities import capabilities
@@ -23,7 +23,7 @@ T = Remote("t", "*id", "v", relation_id=1)
 def events(*messages: Message, **options: str) -> list[dict[str, Any]]:
     written: list[Record] = []
     given = {name.replace("_", "."): value for name, value in options.items()}
-    feed = PluginFeed(Debezium(), "debezium", given, capabilities=capabilities(180000), writer=written.append)
+    feed = PluginFeed(Debezium(), LogicalDecodingContext("debezium", given, capabilities=capabilities(180000), writer=written.append))
     feed.start()
     for message in (Begin(Lsn(0x100), 1_000_000, 5), T.relation, *messages, Commit(0, Lsn(0x100), Lsn(0x108), 1_000_000)):
         feed.message(message)

@@ -67,7 +67,10 @@ def fed(plugin: object, *messages: Message, version: int = 18, options: Mapping[
     written: list[Record] = []
     given = options or {}
     feed = PluginFeed(
-        plugin, "mine", given, capabilities=capabilities(version * 10000), writer=written.append, streaming=True, two_phase=True
+        plugin,
+        LogicalDecodingContext(
+            "mine", given, capabilities=capabilities(version * 10000), writer=written.append, streaming=True, two_phase=True
+        ),
     )
     feed.start()
     for message in messages:
@@ -174,7 +177,7 @@ def test_streamed_transactions() -> None:
 def test_a_filtered_prepare_waits_for_its_end() -> None:
     plugin = Recorder(*CALLBACKS, filter_prepare=True)
     written: list[Record] = []
-    feed = PluginFeed(plugin, "mine", {}, capabilities=capabilities(180000), writer=written.append, two_phase=True)
+    feed = PluginFeed(plugin, LogicalDecodingContext("mine", {}, capabilities=capabilities(180000), writer=written.append, two_phase=True))
     feed.start()
     for xid in (5, 6):
         for message in (BeginPrepare(Lsn(1), Lsn(2), 0, xid, "g"), T.relation, T.insert(1, "a"), Prepare(0, Lsn(1), Lsn(2), 0, xid, "g")):
@@ -191,7 +194,9 @@ def test_a_filtered_prepare_waits_for_its_end() -> None:
 def test_a_filtered_prepare_of_a_streamed_transaction() -> None:
     plugin = Recorder(*CALLBACKS, filter_prepare=True)
     written: list[Record] = []
-    feed = PluginFeed(plugin, "mine", {}, capabilities=capabilities(180000), writer=written.append, streaming=True, two_phase=True)
+    feed = PluginFeed(
+        plugin, LogicalDecodingContext("mine", {}, capabilities=capabilities(180000), writer=written.append, streaming=True, two_phase=True)
+    )
     feed.start()
     for xid in (5, 6):
         for message in (StreamStart(xid, True), T.relation, T.insert(1, "a"), StreamStop(), StreamPrepare(0, Lsn(1), Lsn(2), 0, xid, "g")):
@@ -299,7 +304,7 @@ def test_options_of_test_decoding(options: dict[str, str | None], message: str) 
 
 def test_stream_changes_needs_a_stream() -> None:
     options = {"skip-empty-xacts": "on", "stream-changes": "on"}
-    feed = PluginFeed(TestDecoding(), "mine", options, capabilities=capabilities(180000), writer=print)
+    feed = PluginFeed(TestDecoding(), LogicalDecodingContext("mine", options, capabilities=capabilities(180000), writer=print))
     with pytest.raises(ConfigurationError, match="transactions in progress"):
         feed.start()
 

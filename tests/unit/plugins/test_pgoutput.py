@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from subscriber.errors import ConfigurationError
-from subscriber.plugins.context import Record
+from subscriber.plugins.context import LogicalDecodingContext, Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.pgoutput import PgOutput
 from subscriber.protocol.capabilities import capabilities
@@ -18,12 +18,14 @@ def test_the_same_bytes(version: int, name: str, options: Options) -> None:
     given = {option: value for option, value in options.items() if option not in {"binary", "origin", "publication_names"}}
     feed = PluginFeed(
         PgOutput(),
-        "pgoutput",
-        given,
-        capabilities=capabilities(version * 10000),
-        writer=written.append,
-        streaming="streaming" in options,
-        two_phase="two_phase" in options,
+        LogicalDecodingContext(
+            "pgoutput",
+            given,
+            capabilities=capabilities(version * 10000),
+            writer=written.append,
+            streaming="streaming" in options,
+            two_phase="two_phase" in options,
+        ),
     )
     feed.start()
     for message in decoded(version, name):
@@ -46,6 +48,6 @@ def test_the_same_bytes(version: int, name: str, options: Options) -> None:
     ],
 )
 def test_wrong_options(options: dict[str, str | None], message: str) -> None:
-    feed = PluginFeed(PgOutput(), "pgoutput", options, capabilities=capabilities(180000), writer=print)
+    feed = PluginFeed(PgOutput(), LogicalDecodingContext("pgoutput", options, capabilities=capabilities(180000), writer=print))
     with pytest.raises(ConfigurationError, match=message):
         feed.start()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from subscriber.errors import ConfigurationError
-from subscriber.plugins.context import Record
+from subscriber.plugins.context import LogicalDecodingContext, Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.wal2json import Wal2Json
 from subscriber.protocol.capabilities import capabilities
@@ -45,7 +45,9 @@ def written_with(types: Sequence[TypeFact], /, *messages: Message, **options: st
     registry = TypeRegistry()
     registry.add(types)
     given = {name.replace("_", "-"): value for name, value in options.items()}
-    feed = PluginFeed(Wal2Json(), "wal2json", given, capabilities=capabilities(180000), writer=records.append, types=registry)
+    feed = PluginFeed(
+        Wal2Json(), LogicalDecodingContext("wal2json", given, capabilities=capabilities(180000), writer=records.append, types=registry)
+    )
     feed.start()
     for message in (Begin(Lsn(0x100), 1_500_000, 5), T, *messages, Commit(0, Lsn(0x100), Lsn(0x108), 1_500_000)):
         feed.message(message)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.errors import SubscriberError
-from subscriber.plugins.context import Record
+from subscriber.plugins.context import LogicalDecodingContext, Record
 from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.registry import BUILTIN, find_plugin
 from subscriber.protocol.capabilities import Capabilities
@@ -80,13 +80,15 @@ class _FedPlugin(Plugin):
         self._lsn = Lsn(0)
         self._feed = PluginFeed(
             find_plugin(name),
-            name,
-            options,
-            capabilities=caps,
-            writer=self._record,
-            types=publisher.types.registry,
-            streaming=caps.streaming,
-            two_phase=caps.two_phase,
+            LogicalDecodingContext(
+                name,
+                options,
+                capabilities=caps,
+                writer=self._record,
+                types=publisher.types.registry,
+                streaming=caps.streaming,
+                two_phase=caps.two_phase,
+            ),
         )
         try:
             self._feed.start()
