@@ -66,6 +66,7 @@ _TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
 )
 
 
+_FIRST_SECONDS: Final = 0.1
 _SOON_SECONDS: Final = 1.0
 
 
@@ -114,10 +115,10 @@ def is_coming_up(error: SubscriberError) -> bool:
 class Backoff:
     """The pause before the next attempt. :meth:`reset` restarts it from the shortest one."""
 
-    def __init__(self, settings: Settings, first: float = 0.1) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._interval = settings.wal_retrieve_retry_interval
         self._ceiling = min(self._interval, _SOON_SECONDS)
-        self._first = min(first, self._ceiling)
+        self._first = min(_FIRST_SECONDS, self._ceiling)
         self._next = self._first
 
     def reset(self) -> None:

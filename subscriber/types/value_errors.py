@@ -13,7 +13,7 @@ class ValueRefused(ValueError):
         hint: what to do about it, one sentence, or None.
     """
 
-    def __init__(self, message: str, *, column: str | None = None, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        self.column = column
+        self.column: str | None = None
         self.hint = hint
