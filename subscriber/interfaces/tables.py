@@ -128,7 +128,7 @@ class ReplacedRange:
     Attributes:
         key: the columns that identify a row; empty: the table has no key.
         column: its values are from ``low`` to before ``high``; None: all rows.
-        low, high: texts of values; None: no bound.
+        low, high: texts of values; None: no bound. NULL lies above all values.
         rows: opens the publisher's rows of the range, as COPY data. It may be called again.
     """
 

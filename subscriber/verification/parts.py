@@ -24,7 +24,7 @@ class Part:
 
     Attributes:
         column: its values are from ``low`` to before ``high``; None: there is no such range.
-        low, high: texts of values; None: no bound.
+        low, high: texts of values; None: no bound. NULL lies above all values, as ORDER BY sorts it.
         type: of the values: a type of pg_catalog.
         blocks: instead of a range of values, SQL of a range of blocks; empty: all rows.
     """
@@ -46,6 +46,9 @@ class Part:
                 pieces[-1] += f"{' AND ' if values else ''}{quote_identifier(self.column)} {sign} "
                 pieces.append(f"::pg_catalog.{self.type}")
                 values.append(value)
+        if self.low is not None and self.high is None:
+            pieces[0] = f"({pieces[0]}"
+            pieces[-1] += f" OR {quote_identifier(self.column)} IS NULL)"
         return Condition(tuple(pieces), tuple(values))
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.types import NullType
 from subscriber.errors import RelationError
 from subscriber.interfaces import PublishedTable
 from subscriber.sinks.sqlalchemy.schema.converters import Family, family_of
-from subscriber.sinks.sqlalchemy.schema.target_table import AsIs, TargetTable, load_target_table
+from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, in_range, load_target_table
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.database_errors import translated
 from subscriber.sinks.sqlalchemy.session.session import Session
@@ -144,9 +144,7 @@ class SnapshotTable:
     async def rows(self, column: str | None, low: int | None, high: int | None) -> AsyncIterator[Sequence[Sequence[object]]]:
         query = self._query()
         if column is not None:
-            found = self._target.table.c[column]
-            query = query.where(*([found >= type_coerce(low, AsIs())] if low is not None else []))
-            query = query.where(*([found < type_coerce(high, AsIs())] if high is not None else []))
+            query = query.where(in_range(self._target.table.c[column], low, high))
         async with self._sessions.connection() as connection:
             result = await connection.stream(query)
             async for part in result.partitions(_FETCH_ROWS):

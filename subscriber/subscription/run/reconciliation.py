@@ -159,9 +159,6 @@ class _Comparisons:
 
     async def ranges(self, parts: Sequence[Part]) -> None:
         """Compare ranges of the key, several at once."""
-        if self._mode is not SyncMode.COPY and len(parts) > 1:
-            # no range has them
-            await self._replacements.replace_keys([(None,) * len(self._planned.key)])
         waiting = iter(parts)
         await together([self._take(waiting) for _ in range(self._publisher.sessions)])
 

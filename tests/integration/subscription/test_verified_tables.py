@@ -117,6 +117,13 @@ async def test_finds_one_row_in_ranges_of_keys_and_of_blocks(publisher18_db: Dat
         assert in_order.differing_ranges == 1
         assert named(in_order) == named(shuffled) == [("different", ("77777",), ("v",))]
         assert in_order.publisher_rows == in_order.target_rows == shuffled.publisher_rows == shuffled.target_rows == 120000
+        # NULL is in one of the ranges, too
+        for table in ("in_order", "shuffled"):
+            target_db.execute(f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ALTER id DROP NOT NULL")
+            target_db.execute(f"INSERT INTO {table} VALUES (NULL, 'x')")
+        report = await verified(found)
+        for each in report.tables:
+            assert [(kind, key) for kind, key, _ in named(each)] == [("different", ("77777",)), ("extra", (None,))]
 
 
 async def test_compares_partition_roots_and_column_lists(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:

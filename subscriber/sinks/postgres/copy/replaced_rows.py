@@ -109,11 +109,13 @@ class ReplacedRows:
         if replaced.column is not None:
             # a bound may be a value that only the publisher's type can hold
             typed = "pg_catalog.int8" if self._known[replaced.column].type_oid in _INTEGERS else types[replaced.column]
+            column = f"x.{quote_identifier(replaced.column)}"
             for sign, value in ((">=", replaced.low), ("<", replaced.high)):
                 if value is not None:
                     parameters.append(value)
-                    number = len(parameters)
-                    conditions.append(f"x.{quote_identifier(replaced.column)} OPERATOR(pg_catalog.{sign}) ${number}::text::{typed}")
+                    conditions.append(f"{column} OPERATOR(pg_catalog.{sign}) ${len(parameters)}::text::{typed}")
+            if replaced.low is not None and replaced.high is None:
+                conditions = [f"({conditions[0]} OR {column} IS NULL)"]
         yield _Chosen("", " AND ".join(conditions) or "true", parameters)
 
     def _is_equal(self, name: str, value: str, text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from sqlalchemy import Column, Delete, delete, or_, type_coerce
+from sqlalchemy import Column, Delete, delete, or_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.interfaces import CopyFormat, PublishedTable, ReplacedKeys, ReplacedRange, Replacement
@@ -17,7 +17,7 @@ from subscriber.sinks.sqlalchemy.apply.binding import bind_columns, copy_binds, 
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.statements import insert_row
 from subscriber.sinks.sqlalchemy.repair import repair_rows
-from subscriber.sinks.sqlalchemy.schema.target_table import AsIs, TargetTable
+from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, in_range
 from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.types import copy_decoder
@@ -72,10 +72,9 @@ def _of_range(target: TargetTable, replaced: ReplacedRange) -> Delete:
     found = delete(target.table)
     if replaced.column is None:
         return found
-    column = _column(target, replaced.column)
     # ranges are those of integers here
-    found = found.where(*([column >= type_coerce(int(replaced.low), AsIs())] if replaced.low is not None else []))
-    return found.where(*([column < type_coerce(int(replaced.high), AsIs())] if replaced.high is not None else []))
+    low, high = (None if bound is None else int(bound) for bound in (replaced.low, replaced.high))
+    return found.where(in_range(_column(target, replaced.column), low, high))
 
 
 async def _store(

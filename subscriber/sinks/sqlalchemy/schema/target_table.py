@@ -10,7 +10,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import Column, ColumnElement, LargeBinary, Table, and_, bindparam, cast, collate, func, literal_column
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    LargeBinary,
+    Table,
+    and_,
+    bindparam,
+    cast,
+    collate,
+    func,
+    literal_column,
+    or_,
+    true,
+    type_coerce,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import UserDefinedType
 
@@ -22,7 +36,7 @@ from subscriber.sinks.sqlalchemy.schema.names import folded_column
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable, reflect
 from subscriber.types import PgType, TypeRegistry, codec
 
-__all__ = ["ColumnPlan", "Comparison", "TargetTable", "load_target_table", "plan_target_table", "source_types"]
+__all__ = ["ColumnPlan", "Comparison", "TargetTable", "in_range", "load_target_table", "plan_target_table", "source_types"]
 
 _CREATE_HINT: Final = "create the table in the target, or run with --create-tables"
 _STREAM_HINT: Final = (
@@ -159,6 +173,14 @@ class TargetTable:
                 hint="rename it on the publisher, and set schema_change = ignore meanwhile (its values until then are not applied);"
                 " if it was renamed, rename the target's column",
             )
+
+
+def in_range(column: Column[Any], low: int | None, high: int | None) -> ColumnElement[bool]:
+    """The condition that a column's value is from ``low`` to before ``high``. NULL lies above all values."""
+    above = [column >= type_coerce(low, AsIs())] if low is not None else []
+    if high is None:
+        return or_(*above, column.is_(None)) if above else true()
+    return and_(*above, column < type_coerce(high, AsIs()))
 
 
 def source_types(table: Relation | PublishedTable, published: PublishedTable | None = None) -> list[tuple[str, PgType]]:
