@@ -260,7 +260,7 @@ class TableSynchronization:
         """Copy or reconcile the table. Return the LSN up to which its rows are complete; None: it is not published any more."""
         described = await self._source.describe(self._table)
         if described is None:
-            if entry.state is TableState.DATASYNC and isinstance(self._sink, ReconcilingTableSink):
+            if entry.state is TableState.DATASYNC and entry.mode is SyncMode.COPY and isinstance(self._sink, ReconcilingTableSink):
                 await self._sink.undo_copy()
             _log.warning('table "%s" is no longer published; it is not copied', self._table)
             self._states.remove(self._table)

@@ -176,14 +176,18 @@ class ReconcilingTableSink(Protocol):
 
         Returns:
             None: there are none that can be compared.
+
+        Raises:
+            RelationError: a trigger of the target would fire for rows that are only deleted and stored again. An unfinished copy is undone
+                then.
         """
         ...
 
     async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:
         """Delete rows, and then store those of the publisher, in one transaction. Calls may overlap.
 
-        Columns that only the target has keep their values where the row has a key. Triggers and foreign keys do not fire, as when changes
-        are applied.
+        Columns that only the target has keep their values where the row has a key. A row is deleted only if the text of its key is the
+        one that was read from it. Foreign keys do not fire, as when changes are applied.
 
         Args:
             replacements: what to delete and to store.

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from subscriber import SubscriptionOptions, TableName, alter_subscription
-from subscriber.errors import ConfigurationError, RelationError
+from subscriber import SubscriptionOptions, TableName, alter_subscription, crash_points
+from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError
 from tests.support.database import Database
 from tests.support.managed import create, launched, same
+from tests.support.observation import until
 from tests.support.program import subscriber
 
 T = TableName("public", "t")
@@ -93,3 +94,37 @@ async def test_a_launcher_continues_after_recover(publisher18_db: Database, targ
         await same(publisher18_db, target_db, name, QUERIES[0])
         publisher18_db.execute("UPDATE t SET v = 'later' WHERE id < 100")
         await same(publisher18_db, target_db, name, QUERIES[0])
+
+
+async def test_a_table_that_is_unpublished_meanwhile(
+    publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    for database in (publisher18_db, target_db):
+        database.execute("""
+            CREATE TABLE bag (v int); INSERT INTO bag SELECT i FROM generate_series(1, 10) AS i; CREATE TABLE other (id int PRIMARY KEY)
+        """)
+    publisher18_db.execute("ALTER TABLE bag REPLICA IDENTITY FULL; CREATE PUBLICATION pub FOR TABLE bag, other")
+    name = await create(publisher18_db, target_db, options=SubscriptionOptions(copy_data=False))
+    async with launched(target_db):
+        await same(publisher18_db, target_db, name, QUERIES[1])
+    target_db.execute("UPDATE bag SET v = 0 WHERE v = 1")
+    async with alter_subscription(name, target=target_db.dsn) as alteration:
+        await alteration.resync([TableName("public", "bag")])
+    failed = False
+
+    def fail(point: str) -> None:
+        nonlocal failed
+        if point == "reconcile.planned":
+            failed = True
+            raise PublisherUnavailable("by the test")
+
+    with crash_points.watched(fail):
+        async with launched(target_db):
+            await until(lambda: failed, "the interruption")
+    publisher18_db.execute("ALTER PUBLICATION pub DROP TABLE bag")
+    async with launched(target_db):
+        await until(lambda: "is no longer published" in caplog.text, "the table is left out")
+    publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE bag")
+    async with launched(target_db):
+        await asyncio.to_thread(target_db.wait, "SELECT bool_and(srsubstate::text IN ('s', 'r')) FROM subscriber.pg_subscription_rel", True)
+        await same(publisher18_db, target_db, name, QUERIES[1])

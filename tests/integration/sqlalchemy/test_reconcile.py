@@ -162,3 +162,27 @@ async def test_a_copy_that_was_interrupted_is_resumed(
         await ran(subscription_of(publisher18_db, other_target, settings, copy_data=True), publisher18_db)
     assert_same(publisher18_db, other_target)
     assert [table for table, _, _ in RESUMED.findall(caplog.text)] == ["t"]
+
+
+async def test_triggers_that_would_fire(publisher18_db: Database, other_target: OtherTarget, caplog: pytest.LogCaptureFixture) -> None:
+    publisher18_db.execute(TABLES)
+    subscription = subscription_of(publisher18_db, other_target, SETTINGS, copy_data=True)
+    await ran(subscription, publisher18_db)
+    body = "DELETE FROM words WHERE v = old.id"
+    other_target.execute(
+        f"CREATE TRIGGER my_trigger AFTER DELETE ON t {f'BEGIN {body}; END' if other_target.kind == 'sqlite' else f'FOR EACH ROW {body}'}"
+    )
+    name = f"other_{publisher18_db.name}"
+    async with alter_subscription(name, target=other_target.url) as alteration:
+        await alteration.resync([TableName("public", "t")], copy=True)
+    task = asyncio.create_task(subscription_of(publisher18_db, other_target, SETTINGS, copy_data=True).run())
+    while 'trigger "my_trigger" fires for the rows' not in caplog.text and not task.done():
+        await asyncio.sleep(0.05)
+    task.cancel()
+    (error,) = await asyncio.gather(task, return_exceptions=True)
+    assert 'trigger "my_trigger" fires for the rows' in f"{caplog.text}{error}"
+    assert "DROP TRIGGER" in f"{caplog.text}{getattr(error, 'hint', '')}"
+    assert_same(publisher18_db, other_target)
+    other_target.execute("DROP TRIGGER my_trigger")
+    await ran(subscription_of(publisher18_db, other_target, SETTINGS, copy_data=True), publisher18_db)
+    assert_same(publisher18_db, other_target)

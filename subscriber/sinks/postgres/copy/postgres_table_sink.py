@@ -68,6 +68,7 @@ from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.tables.firing_triggers import firing_trigger
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
 from subscriber.sinks.postgres.tables.table_reader import read_table
@@ -245,17 +246,18 @@ class PostgresTableSink:
 
     async def undo_copy(self) -> None:
         """Delete the rows of an unfinished copy. See :meth:`subscriber.interfaces.ReconcilingTableSink.undo_copy`."""
-        await self._undo_copy(TableEntry(TableState.DATASYNC))
+        await self._undo_copy(TableEntry(TableState.DATASYNC, mode=self._mode))
         self._kept = ""
 
     async def compared(self, sessions: int) -> TargetRows | None:
         """Open sessions that read the table. See :meth:`subscriber.interfaces.ReconcilingTableSink.compared`.
 
         Raises:
-            RelationError: rows of the table belong to another subscription, too.
+            RelationError: rows of the table belong to another subscription, too, or a trigger fires for them.
             TargetError: or another subclass.
         """
         table = self._replaced = await self._read_table()
+        fires = await firing_trigger(self._control.fetch, table)
         async with self._closed_if_in_use(), self._control.transaction():
             # also if there are none: an earlier process can store nothing any more
             found = await self._parts()
@@ -273,6 +275,8 @@ class PostgresTableSink:
             with translated():
                 await connection.execute(set_role(table.role).sql)
             queries.append(partial(run_query, connection))
+        if fires is not None and await queries[0](f"SELECT 1 FROM {table.scanned} LIMIT 1"):
+            raise fires
         return TargetRows(queries, self._kept)
 
     async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:

@@ -37,7 +37,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from sqlalchemy import delete, literal, select
+from sqlalchemy import Table, delete, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber import crash_points
@@ -59,6 +59,7 @@ from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
+from subscriber.sinks.sqlalchemy.schema.triggers import firing_trigger
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
@@ -166,12 +167,16 @@ class SqlAlchemyTableSink:
         """See :meth:`subscriber.interfaces.ReconcilingTableSink.compared`.
 
         Raises:
-            RelationError: rows of the table belong to another subscription, too.
+            RelationError: rows of the table belong to another subscription, too, or a trigger fires for them.
             TargetUnavailable, TargetError
         """
-        async with self._locked(TableState.DATASYNC) as (_, rows, _):
+        async with self._locked(TableState.DATASYNC) as (connection, rows, _):
+            found = await reflect(connection, self._table)
+            fires = None if found is None else await firing_trigger(connection, self._table, found.table)
             if self._mode is not SyncMode.COPY:
                 await rows.require_alone([self._table])
+            if found is not None and fires is not None and await _has_rows(connection, found.table):
+                raise fires
         for _ in range(sessions):
             self._comparing.append(await self._database.connect())
         return SnapshotSessions(self._database, list(self._comparing), contextlib.AsyncExitStack())
@@ -233,10 +238,7 @@ class SqlAlchemyTableSink:
                     sqlstate="55000",
                     hint="create the table in the target, or run with --create-tables",
                 )
-            occupied = (
-                self._mode is SyncMode.COPY
-                and (await connection.execute(select(literal(1)).select_from(found.table).limit(1))).first() is not None
-            )
+            occupied = self._mode is SyncMode.COPY and await _has_rows(connection, found.table)
             if occupied:
                 # some databases commit here implicitly and release the lock on the row: the state is checked again below
                 await self._staging.make(connection, found)
@@ -403,6 +405,10 @@ class SqlAlchemyTableSink:
             await self._comparing.pop().close()
         if session is not None:
             await session.close()
+
+
+async def _has_rows(connection: AsyncConnection, table: Table) -> bool:
+    return (await connection.execute(select(literal(1)).select_from(table).limit(1))).first() is not None
 
 
 def _durable_already(_lsn: Lsn) -> None:
