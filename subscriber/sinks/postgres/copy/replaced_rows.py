@@ -2,6 +2,9 @@
 
 All rows are deleted first, and then stored by COPY. So rows that exchange unique values need no order. A row keeps the values of columns
 that the publisher does not have: they are set aside before the deletion, and the new rows are joined with them.
+
+A row is deleted only if the text of its key is the one that the comparison read. The operator of the column's type stands beside it, so
+that an index is used. Alone it would find too many rows, if different texts are equal (``citext``, nondeterministic collations).
 """
 
 # names are quoted or ours, values are parameters
@@ -15,8 +18,10 @@ from typing import Final
 
 import asyncpg
 
+from subscriber.errors import RelationError
 from subscriber.interfaces import CopyFormat, ReplacedKeys, ReplacedRange, Replacement, TableName
 from subscriber.protocol.quoting import quote_identifier
+from subscriber.protocol.session_settings import READING
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, qualified_name
 
@@ -27,6 +32,13 @@ _ASIDE: Final = TableName("pg_temp", "subscriber_aside")
 _INTEGERS: Final = frozenset({20, 21, 23})
 # with -1, the name is never that of a shorter type
 _TYPES: Final = "SELECT pg_catalog.format_type(t, -1) FROM pg_catalog.unnest($1::oid[]) WITH ORDINALITY AS given(t, place) ORDER BY place"
+
+
+_SET_ZONE: Final = "SELECT pg_catalog.set_config('timezone', $1, true)"
+_LACKS_TEMP: Final = """
+SELECT current_user::text, pg_catalog.current_database()::text
+ WHERE NOT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY')
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,9 @@ class ReplacedRows:
         joins = bool(self._own and key)
         if joins:
             await self._prepare(key)
+        # the texts of keys were read in this zone; times without zone are stored in that of the database
+        ((zone,),) = await self._connection.fetch("SELECT pg_catalog.current_setting('timezone')")
+        await self._connection.execute(_SET_ZONE, READING["timezone"])
         for each in replacements:
             for chosen in self._of_keys(each, types) if isinstance(each, ReplacedKeys) else self._of_range(each, types):
                 if joins:
@@ -76,6 +91,7 @@ class ReplacedRows:
                     await self._execute(f"INSERT INTO {qualified_name(_ASIDE)} SELECT {names} FROM {source}", chosen)
                 using = f" USING {chosen.source}" if chosen.source else ""
                 await self._execute(f"DELETE FROM {self._table.scanned} AS x{using}", chosen)
+        await self._connection.execute(_SET_ZONE, zone)
         into = _NEW if joins else None
         for each in replacements:
             if isinstance(each, ReplacedKeys):
@@ -119,15 +135,21 @@ class ReplacedRows:
         yield _Chosen("", " AND ".join(conditions) or "true", parameters)
 
     def _is_equal(self, name: str, value: str, text: str) -> str:
-        column = self._known[name]
-        operator = dict(self._table.key).get(name) or column.equals
-        if operator is None:
-            return f"x.{quote_identifier(name)}::pg_catalog.text OPERATOR(pg_catalog.=) {text}"
-        return f"x.{quote_identifier(name)} {operator} {value}"
+        column = f"x.{quote_identifier(name)}"
+        same = f"""{column}::pg_catalog.text COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) {text}"""
+        operator = dict(self._table.key).get(name) or self._known[name].equals
+        return f"{column} {operator} {value} AND {same}" if operator is not None else same
 
     # --- the columns that only the target has
 
     async def _prepare(self, key: Sequence[str]) -> None:
+        for role, database in await self._connection.fetch(_LACKS_TEMP):
+            raise RelationError(
+                f'role "{role}" may not create temporary tables, which keep the values of columns of table "{self._table.name}" that'
+                " only the target has",
+                sqlstate="42501",
+                hint=f"GRANT TEMPORARY ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)}",
+            )
         for table, columns in ((_ASIDE, (*key, *self._own)), (_NEW, self._columns)):
             await self._connection.execute(
                 f"CREATE TEMP TABLE {quote_identifier(table.name)} ON COMMIT DROP AS"
@@ -137,13 +159,11 @@ class ReplacedRows:
     async def _join(self, key: Sequence[str]) -> None:
         new, aside = qualified_name(_NEW), qualified_name(_ASIDE)
         same = " AND ".join(
-            f"n.{quote_identifier(name)} {self._known[name].equals} x.{quote_identifier(name)}"
-            if self._known[name].equals
-            else f"n.{quote_identifier(name)}::text OPERATOR(pg_catalog.=) x.{quote_identifier(name)}::text"
+            f"""n.{quote_identifier(name)}::text COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) x.{quote_identifier(name)}::text"""
             for name in key
         )
         # a target without the key may have had several rows
-        texts = ", ".join(f"{quote_identifier(name)}::text" for name in key)
+        texts = ", ".join(f'{quote_identifier(name)}::text COLLATE pg_catalog."C"' for name in key)
         once = f"(SELECT DISTINCT ON ({texts}) * FROM {aside}) AS x"
         own, columns = _names(self._own), _names(self._columns)
         insert = f"INSERT INTO {qualified_name(self._table.name)} ({columns}"
