@@ -19,6 +19,8 @@ __all__ = ["TableComparison", "named_rows", "read_cells"]
 
 _PART_ROWS: Final = 16
 """A range that differs is divided by some bits of the hash into parts of about so many rows."""
+_MOST_PARTS: Final = 2**16
+"""So many of these parts are in memory."""
 _READ_ROWS: Final = 20_000
 """About so many rows are read at once to find those that differ."""
 _EXPECTED_ROWS: Final = 50_000
@@ -211,7 +213,7 @@ class TableComparison:
 
 
 def _mask(rows: int) -> int:
-    return (1 << max(rows // _PART_ROWS, 1).bit_length()) - 1
+    return min(_MOST_PARTS, 1 << max(rows // _PART_ROWS, 1).bit_length()) - 1
 
 
 async def _uncounted(_: int) -> None:

@@ -1,7 +1,8 @@
 """How a table is compared: the columns of both sides, and the ranges into which it is divided.
 
 A table with a key is divided into ranges of the key's first column, if its rows lie in about that order (``pg_stats.correlation``): then
-each range reads its own blocks only. The bounds are those of ``pg_stats.histogram_bounds``, so that no row is read to find them.
+each range reads its own blocks only. The bounds are those of ``pg_stats.histogram_bounds``, so that no row is read to find them. A table
+without statistics is divided between the least and the greatest key, if that is an integer.
 
 Other tables are read once, in ranges of blocks. The blocks of both sides hold different rows. So each range gives a checksum for each
 value of some bits of the rows' hashes, and the sums over all ranges are compared.
@@ -16,7 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from subscriber.interfaces import PublishedTable, Query, TableName
-from subscriber.protocol.quoting import quote_literal
+from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.verification.parts import WHOLE, Part
 from subscriber.verification.row_sql import ColumnSql, TableSql, column_sql, stored_sql
 
@@ -29,6 +30,7 @@ __all__ = [
     "bucket_mask",
     "describe",
     "divide",
+    "expected_rows",
     "key_ranges",
     "may_have_ranges",
     "pair",
@@ -77,9 +79,13 @@ SELECT EXISTS (
 """
 _ORDERED: Final = frozenset({"int2", "int4", "int8", "numeric", "date", "timestamp", "timestamptz", "uuid"})
 _INTEGERS: Final = frozenset({"int2", "int4", "int8"})
+_TEXTS: Final = frozenset({"text", "varchar"})
 _CORRELATED: Final = 0.9
 _RANGE_ROWS: Final = 50_000
 """A range of the key has at least about so many rows."""
+_ROW_BYTES: Final = 64
+"""A row of a table without statistics."""
+_MOST_RANGES: Final = 10_000
 _LEAST_BLOCKS: Final = 32 * 1024**2
 _MOST_BLOCKS: Final = 512 * 1024**2
 _BUCKETS: Final = 4096
@@ -148,6 +154,7 @@ class Pair:
         publisher, target: their SQL.
         rows: the estimated number of rows.
         here, there: the descriptions of both sides.
+        same_keys: the target stores each key of the publisher with the same text, so that the text names the row on both sides.
     """
 
     publisher: TableSql
@@ -155,6 +162,7 @@ class Pair:
     rows: int
     here: SideTable
     there: SideTable
+    same_keys: bool
 
     @property
     def ordered(self) -> str | None:
@@ -174,7 +182,12 @@ class Pair:
 
 def may_have_ranges(published: PublishedTable) -> bool:
     """Whether :func:`divide` may divide a table into several ranges of its key, as far as its description tells."""
-    return bool(row_key(published)) and (published.estimated_rows or 0) > _RANGE_ROWS
+    return bool(row_key(published)) and expected_rows(published) > _RANGE_ROWS
+
+
+def expected_rows(published: PublishedTable) -> int:
+    """The estimated number of rows; without statistics, from the table's size."""
+    return published.size // _ROW_BYTES if published.estimated_rows is None else published.estimated_rows
 
 
 def row_key(published: PublishedTable) -> tuple[str, ...]:
@@ -214,10 +227,20 @@ def pair(published: PublishedTable, here: SideTable, there: SideTable) -> Pair |
     return Pair(
         TableSql(published.name, here.kind == "r", tuple(own), key, published.row_filters, fast),
         TableSql(published.name, there.kind == "r", tuple(other), key, (), fast),
-        published.estimated_rows or 0,
+        expected_rows(published),
         here,
         there,
+        all(_stores_text(here.columns[name], there.columns[name]) for name in key),
     )
+
+
+def _stores_text(own: tuple[str, int, bool], other: tuple[str, int, bool]) -> bool:
+    """Whether the text of a value is the same after it was stored in the other column."""
+    (base, modifier, _), (its_base, its_modifier, _) = own, other
+    if base == its_base:
+        # a smaller precision would round it
+        return modifier == its_modifier or base in _TEXTS
+    return (base in _INTEGERS and its_base in _INTEGERS) or (base in _INTEGERS | _TEXTS | {"uuid"} and its_base in _TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +298,13 @@ async def key_ranges(
     if rows <= _RANGE_ROWS:
         return KeyRanges((WHOLE,))
     bounds = await _bounds(query, table, column, rows, 0.0 if any_order else _CORRELATED) if column is not None else ()
+    if bounds is None and column is not None and type_name == "int8":
+        bounds = await _even_bounds(query, table, column, rows)
     return KeyRanges(tuple(Part(column, low, high, type_name) for low, high in pairwise([None, *bounds, None]))) if bounds else None
 
 
-async def _bounds(query: Query, name: TableName, column: str, estimated: int, correlated: float) -> Sequence[str]:
+async def _bounds(query: Query, name: TableName, column: str, estimated: int, correlated: float) -> Sequence[str] | None:
+    """The bounds of ranges from the statistics; None: there are none."""
     rows = await query(
         _STATISTICS.format(namespace=quote_literal(name.namespace), name=quote_literal(name.name), column=quote_literal(column))
     )
@@ -288,7 +314,18 @@ async def _bounds(query: Query, name: TableName, column: str, estimated: int, co
         bounds = list(dict.fromkeys(json.loads(histogram)))
         step = max(-(-_RANGE_ROWS * len(bounds) // max(estimated, 1)), 1)
         return bounds[step::step] if len(bounds) > step else ()
-    return ()
+    return None
+
+
+async def _even_bounds(query: Query, name: TableName, column: str, estimated: int) -> Sequence[str]:
+    """Without statistics: ranges of the same width, between the ends of the index."""
+    quoted = quote_identifier(column)
+    relation = f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
+    ((low, high),) = await query(f"SELECT min({quoted})::text, max({quoted})::text FROM {relation}")  # noqa: S608
+    if low is None or high is None:
+        return ()
+    width = max((int(high) - int(low)) // min(-(-estimated // _RANGE_ROWS), _MOST_RANGES), 1)
+    return [str(bound) for bound in range(int(low) + width, int(high), width)]
 
 
 def block_ranges(table: SideTable, jobs: int) -> tuple[Part, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from subscriber.interfaces import ComparedTables, PublishedTable, TableName
 from subscriber.verification.changed import ChangedRows
@@ -21,6 +21,7 @@ from subscriber.verification.tables import (
     bucket_mask,
     describe,
     divide,
+    expected_rows,
     key_ranges,
     pair,
     row_key,
@@ -28,6 +29,9 @@ from subscriber.verification.tables import (
 )
 
 __all__ = ["OtherTarget", "PlannedTable", "PostgresTarget", "TargetSnapshot"]
+
+_SAME_TEXTS: Final = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid", "date"})
+"""Types whose values every database gives back with the same text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class PlannedTable:
         ordered: the first column of the key, if both sides sort it in the same way.
         bound_type: the type of the bounds of its ranges, in pg_catalog.
         rows: the estimated number of rows.
+        same_keys: see :attr:`subscriber.verification.tables.Pair.same_keys`.
         changed: looks only at rows that changed since an earlier verification; None: this kind of target does not know them.
     """
 
@@ -56,6 +61,7 @@ class PlannedTable:
     ordered: str | None
     bound_type: str
     rows: int
+    same_keys: bool
     changed: ChangedRows | None = None
 
 
@@ -106,6 +112,7 @@ class PostgresTarget:
             ordered=planned.ordered,
             bound_type=planned.bound_type,
             rows=planned.rows,
+            same_keys=planned.same_keys,
             changed=newer,
         )
 
@@ -138,7 +145,7 @@ class OtherTarget:
         source = await self._snapshot.table(table, key)
         columns = tuple(client_column_sql(name, base) for name, base in bases.items())
         sql = TableSql(table.name, here.kind == "r", columns, key, table.row_filters, fast=False)
-        rows = table.estimated_rows or 0
+        rows = expected_rows(table)
         ordered = bool(key) and source.is_integer(table.columns.index(key[0])) and bases[key[0]] in {"int2", "int4", "int8"}
         column = key[0] if ordered else None
         plan = await key_ranges(publisher.run, table.name, column, "int8", rows)
@@ -152,6 +159,7 @@ class OtherTarget:
             ordered=column,
             bound_type="int8",
             rows=rows,
+            same_keys=all(bases[name] in _SAME_TEXTS for name in key),
         )
 
     async def is_intact(self, table: PublishedTable) -> bool:

@@ -9,12 +9,12 @@ part of them.
 all ranges with its own snapshot. What was written before is equal then, and costs a checksum only.
 
 *Unique values.* A row may have a unique value that another row of the target still has, which is replaced later. Such a replacement is put
-off. At the end, those that were put off are made again, one by one as long as one of them succeeds, and then all in one transaction.
+off. At the end, those that were put off are made again, one by one as long as most of them succeed, and then all in one transaction.
 
 *Tables that have no such ranges.* A table with a key that only this program can order, or whose rows do not lie in the key's order, is read
 once and compared by bits of the rows' hashes. If many rows differ, it is divided into ranges of its key anyway, which are read through an
 index; without such ranges, all its rows are replaced in one transaction. A table without a key is compared as a multiset, and replaced as a
-whole if it differs.
+whole if it differs. So is a table whose key the target stores as another value or text, because its keys name no rows on both sides.
 
 *An interrupted copy* is resumed in the same way: only rows that it has stored are compared and deleted. This needs ranges of a key in the
 order of the rows: otherwise half of a copy leaves half of each range, and it is faster to copy again.
@@ -25,6 +25,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from functools import partial
 from typing import Final
 
@@ -66,6 +68,9 @@ _TABLE_KEYS: Final = 100_000
 _READS: Final = 4
 _ROWS: Final = 500
 """Rows in one transaction, if they are named by their keys."""
+_FIRST_ROWS: Final = 16
+"""Rows in the first one, until their size is known."""
+_GROWTH: Final = 4
 _BYTES: Final = 8 * 1024**2
 """Rows that are larger are replaced by fewer at a time."""
 _IN_THE_WAY: Final = "23"
@@ -116,7 +121,11 @@ async def reconcile(
         turn = asyncio.Lock()
         publisher = Side([*(reader.execute for reader in readers[1:]), partial(_in_turn, turn, readers[0])])
         target = PostgresTarget(Side(rows.queries), rows.condition) if isinstance(rows, TargetRows) else OtherTarget(rows)
-        planned = await target.plan(table, publisher, VerificationLimits(jobs=workers))
+        limits = VerificationLimits(jobs=workers)
+        planned = await target.plan(table, publisher, limits)
+        if isinstance(planned, PlannedTable) and planned.key and not planned.same_keys:
+            # the target stores other keys than the publisher has: they name no row on both sides
+            planned = await target.plan(changed(table, primary_key=(), key_columns=()), publisher, limits)
         if isinstance(planned, str):
             raise RelationError(f'table "{table.name}" cannot be reconciled: {planned}', hint="correct the target's table")
         plan = planned.plan
@@ -255,68 +264,92 @@ class _Replacements:
         self._read = read
         self._named = named
         self._turn = turn
-        self._batch = _ROWS
-        self._delayed: list[Replacement] = []
+        self._batch = min(_FIRST_ROWS, _ROWS)
+        self._delayed: list[_Counted] = []
         self.advanced = advanced
         self.written = self.copied = 0
 
     async def replace_range(self, part: Part, *, compared: bool = False) -> None:
         """Replace all rows of a range."""
+        counted = _Counted(compared=compared)
 
         def count(rows: int) -> None:
-            self.written += rows
-            if not compared:
-                self.copied += rows
-                self.advanced(rows)
+            counted.rows += rows
+            if not compared and counted.rows > counted.shown:
+                self.advanced(counted.rows - counted.shown)
+                counted.shown = counted.rows
 
-        await self._replace(ReplacedRange(self._key, part.column, part.low, part.high, self._read(part.condition, count)))
+        counted.replacement = ReplacedRange(self._key, part.column, part.low, part.high, self._read(part.condition, count))
+        await self._replace(counted)
 
     async def replace_keys(self, keys: Sequence[Key]) -> None:
         """Replace the rows with these keys."""
         begin = 0
         while begin < len(keys):
             some = keys[begin : begin + self._batch]
-            await self._replace(ReplacedKeys(self._key, some, partial(self._rows, some)))
+            counted = _Counted(compared=True)
+            counted.replacement = ReplacedKeys(self._key, some, partial(self._rows, some, counted))
+            await self._replace(counted)
             begin += len(some)
 
-    async def _rows(self, keys: Sequence[Key]) -> Rows:
+    async def _rows(self, keys: Sequence[Key], counted: _Counted) -> Rows:
         whole = [tuple(value for value in key if value is not None) for key in keys if None not in key]
         if not whole:
             return ()
         async with self._turn:
-            rows = await rows_by_key(self._named, self._table, self._key, whole)
-        self.written += len(rows)
+            rows = await rows_by_key(self._named, self._table, self._key, whole, by_text=True)
+        counted.rows = len(rows)
         size = sum(len(value or "") for row in rows for value in row)
-        if size > _BYTES:
-            self._batch = max(self._batch * _BYTES // size, 1)
+        fit = len(whole) * _BYTES // max(size, 1)
+        self._batch = max(min(fit, len(whole) * _GROWTH, _ROWS), 1)
         return rows
 
-    async def _replace(self, replacement: Replacement) -> None:
-        if not await self._make([replacement]):
-            self._delayed.append(replacement)
+    async def _replace(self, counted: _Counted) -> None:
+        if not await self._make([counted]):
+            self._delayed.append(counted)
         moved()
 
-    async def _make(self, replacements: Sequence[Replacement], *, last: bool = False) -> bool:
+    async def _make(self, some: Sequence[_Counted], *, last: bool = False) -> bool:
         """Make replacements in one transaction. False: a row that another replacement may remove is in the way."""
-        before = self.written
+        for each in some:
+            each.rows = 0
         try:
-            await self._sink.replace(replacements, self._table.columns, self._format)
+            await self._sink.replace([each.replacement for each in some if each.replacement], self._table.columns, self._format)
         except TargetError as error:
             state = error.sqlstate or ""
             if last or not (state.startswith(_IN_THE_WAY) or state == _DEADLOCK):
                 raise
-            self.written = before
             return False
+        for each in some:
+            self.written += each.rows
+            self.copied += 0 if each.compared else each.rows
         crash_points.reached("reconcile.replaced")
         return True
 
     async def finish(self) -> None:
-        """Make the replacements that were put off."""
+        """Make the replacements that were put off: one by one, as long as most of them succeed, and then all in one transaction."""
         waiting = self._delayed
         while waiting:
             left = [each for each in waiting if not await self._make([each])]
             moved()
-            if len(left) == len(waiting):
+            if len(left) > len(waiting) // 2:
                 await self._make(left, last=True)
                 return
             waiting = left
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A replacement, and what its latest attempt has done.
+
+    Attributes:
+        compared: its rows were compared before.
+        replacement: it.
+        rows: how many rows were read for it.
+        shown: how many of them the progress has.
+    """
+
+    compared: bool
+    replacement: Replacement | None = None
+    rows: int = 0
+    shown: int = 0

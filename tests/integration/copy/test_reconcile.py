@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace as changed
+from typing import Any
 
 import pytest
 
 from subscriber import crash_points
 from subscriber.errors import PublisherUnavailable
+from subscriber.interfaces import PublishedTable
 from subscriber.subscription.run import reconciliation
 from subscriber.verification import compare, tables
+from subscriber.walreceiver.copying.rows_by_key import rows_by_key
 from tests.support.database import Database
 from tests.support.observation import until
 from tests.support.replica import QUICK, replica
@@ -200,3 +203,152 @@ async def test_rows_that_change_meanwhile(publisher_db: Database, target_db: Dat
             await running.same("SELECT id, v FROM t WHERE id > 0 ORDER BY id")
             await running.same("SELECT id FROM other ORDER BY id")
     assert points >= 4
+
+
+IGNORES_CASE = (
+    """
+CREATE TYPE ci;
+CREATE FUNCTION ci_in(cstring) RETURNS ci AS 'textin' LANGUAGE internal IMMUTABLE STRICT;
+CREATE FUNCTION ci_out(ci) RETURNS cstring AS 'textout' LANGUAGE internal IMMUTABLE STRICT;
+CREATE TYPE ci (INPUT = ci_in, OUTPUT = ci_out, LIKE = text, CATEGORY = 'S');
+CREATE CAST (ci AS text) WITHOUT FUNCTION AS IMPLICIT; CREATE CAST (text AS ci) WITHOUT FUNCTION AS ASSIGNMENT;
+CREATE FUNCTION ci_cmp(ci, ci) RETURNS int LANGUAGE sql IMMUTABLE STRICT AS
+  $$SELECT pg_catalog.bttextcmp(pg_catalog.lower($1::text COLLATE "C"), pg_catalog.lower($2::text COLLATE "C"))$$;
+"""
+    + "".join(
+        f"CREATE FUNCTION ci_{name}(ci, ci) RETURNS bool LANGUAGE sql IMMUTABLE STRICT AS"
+        f" $$SELECT public.ci_cmp($1, $2) OPERATOR(pg_catalog.{sign}) 0$$;"
+        f"CREATE OPERATOR {sign} (LEFTARG = ci, RIGHTARG = ci, PROCEDURE = ci_{name});"
+        for name, sign in (("lt", "<"), ("le", "<="), ("eq", "="), ("ge", ">="), ("gt", ">"))
+    )
+    + """
+CREATE OPERATOR CLASS ci_ops DEFAULT FOR TYPE ci USING btree AS
+  OPERATOR 1 <, OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 ci_cmp(ci, ci);
+"""
+)
+
+
+async def test_keys_that_are_equal_on_one_side_only(publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """A row is deleted only under the key that named it: letters of another case, other types and other texts are other keys."""
+    target_db.execute(f"ALTER DATABASE {target_db.name} SET timezone = 'Europe/Berlin'")
+    target_db.reconnect()
+    both(publisher_db, target_db, IGNORES_CASE, "CREATE TABLE words (id ci PRIMARY KEY, v int)")
+    some = "generate_series(1, 1500) AS i"
+    publisher_db.execute(f"""
+        INSERT INTO words SELECT ('user' || i)::ci, i FROM {some};
+        CREATE TABLE times (id timestamp PRIMARY KEY, v int); CREATE TABLE rounded (id timestamp PRIMARY KEY, v int);
+        INSERT INTO times SELECT timestamp '2024-01-01' + i * interval '1 hour', i FROM generate_series(1, 100) AS i;
+        INSERT INTO rounded SELECT timestamp '2024-01-01' + i * interval '1.4 s', i FROM generate_series(1, 100) AS i;
+        CREATE TABLE uuids (id uuid PRIMARY KEY, v int); INSERT INTO uuids SELECT md5(i::text)::uuid, i FROM {some};
+        CREATE TABLE bag (id uuid PRIMARY KEY, v int); INSERT INTO bag SELECT * FROM uuids;
+        CREATE TABLE chars (id char(6) PRIMARY KEY, v int); INSERT INTO chars SELECT 'u' || i, i FROM generate_series(1, 100) AS i;
+        CREATE TABLE ints (id int PRIMARY KEY, v int); INSERT INTO ints SELECT i, i FROM generate_series(1, 10) AS i;
+        CREATE TABLE numbers (id numeric PRIMARY KEY, v int); INSERT INTO numbers VALUES (1.50, 1), (2, 2);
+        ANALYZE; CREATE PUBLICATION pub FOR ALL TABLES
+    """)
+    target_db.execute(f"""
+        INSERT INTO words SELECT ('USER' || i)::ci, i FROM {some};
+        CREATE TABLE times (id timestamptz PRIMARY KEY, v int); CREATE TABLE rounded (id timestamp(0) PRIMARY KEY, v int);
+        INSERT INTO times SELECT timestamp '2024-01-01' + i * interval '1 hour', i FROM generate_series(1, 100) AS i WHERE i <> 60;
+        UPDATE times SET v = -1 WHERE v = 50;
+        INSERT INTO rounded SELECT timestamp '2024-01-01' + i * interval '1.4 s', i FROM generate_series(1, 90) AS i;
+        CREATE TABLE uuids (id text PRIMARY KEY, v int); INSERT INTO uuids SELECT upper(md5(i::text)::uuid::text), i FROM {some};
+        CREATE TABLE bag (id text, v int); INSERT INTO bag SELECT * FROM uuids; ALTER TABLE bag REPLICA IDENTITY FULL;
+        CREATE TABLE chars (id text PRIMARY KEY, v int);
+        INSERT INTO chars SELECT rpad('u' || i, 6), i FROM generate_series(1, 100) AS i;
+        INSERT INTO chars VALUES ('zz    ', 1); UPDATE chars SET v = 0 WHERE v = 5;
+        CREATE TABLE ints (id text, v int); INSERT INTO ints SELECT i, i FROM generate_series(1, 9) AS i;
+        INSERT INTO ints VALUES ('007', 1);
+        CREATE TABLE numbers (id numeric(9, 1) PRIMARY KEY, v int); INSERT INTO numbers VALUES (1.5, 1), (3, 3)
+    """)
+    async with replica(publisher_db, target_db, settings=SETTINGS, copy_data="reconcile") as running:
+        await running.same('SELECT id::text COLLATE "C", v FROM words ORDER BY 1')
+        for name in ("uuids", "ints"):
+            await running.same(f"SELECT id::text, v FROM {name} ORDER BY v")
+        await running.same("SELECT id::text, v FROM bag ORDER BY v")
+        await running.same("SELECT v, id::timestamp FROM times ORDER BY v")
+        await running.same("SELECT id::timestamp(0), v FROM rounded ORDER BY v")
+        await running.same("SELECT id::numeric(9, 1), v FROM numbers ORDER BY v")
+        await running.same("SELECT rtrim(id), v FROM chars ORDER BY v")
+
+
+async def test_triggers_that_would_fire(publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    both(
+        publisher_db,
+        target_db,
+        "CREATE TABLE parent (id int, v int, PRIMARY KEY (id)) PARTITION BY RANGE (id); CREATE TABLE child (id int PRIMARY KEY, p int)",
+        "CREATE TABLE part PARTITION OF parent DEFAULT; CREATE TABLE empty (id int PRIMARY KEY)",
+        "INSERT INTO parent SELECT i, i FROM generate_series(1, 20) AS i; INSERT INTO child SELECT i, i FROM generate_series(1, 20) AS i",
+    )
+    publisher_db.execute("INSERT INTO empty VALUES (1); CREATE PUBLICATION pub FOR TABLE parent, empty WITH (publish_via_partition_root)")
+    target_db.execute("""
+        CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN DELETE FROM public.child WHERE p = old.id; RETURN NULL; END$$;
+        CREATE TRIGGER "My trigger" AFTER DELETE ON part FOR EACH ROW EXECUTE FUNCTION f();
+        ALTER TABLE part ENABLE REPLICA TRIGGER "My trigger"; UPDATE parent SET v = 0 WHERE id = 3;
+        CREATE TRIGGER t AFTER DELETE ON empty FOR EACH ROW EXECUTE FUNCTION f(); ALTER TABLE empty ENABLE ALWAYS TRIGGER t
+    """)
+    async with replica(publisher_db, target_db, settings=SETTINGS, copy_data="reconcile") as running:
+        await until(lambda: "fires for the rows" in caplog.text, "the error")
+        assert 'trigger "My trigger" of table "public.part" fires for the rows' in caplog.text
+        assert 'ALTER TABLE public.part DISABLE TRIGGER "My trigger"' in caplog.text
+        assert target_db.value("SELECT count(*) FROM child") == 20
+        target_db.execute("""ALTER TABLE "public"."part" DISABLE TRIGGER "My trigger" """)
+        await running.same("SELECT id, v FROM parent ORDER BY id")
+        await running.same("SELECT id FROM empty")
+    assert target_db.value("SELECT count(*) FROM child") == 20
+
+
+async def test_large_rows_and_tables_without_statistics(
+    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module, name, value in ((tables, "_RANGE_ROWS", 300), (reconciliation, "_RANGE_KEYS", 100), (reconciliation, "_BYTES", 300_000)):
+        monkeypatch.setattr(module, name, value)
+    read: list[tuple[str, int]] = []
+
+    async def recorded(session: Any, table: PublishedTable, *arguments: Any, **options: Any) -> Any:
+        rows = await rows_by_key(session, table, *arguments, **options)
+        read.append((table.name.name, len(rows)))
+        return rows
+
+    monkeypatch.setattr(reconciliation, "rows_by_key", recorded)
+    both(
+        publisher_db,
+        target_db,
+        "CREATE TABLE large (id int PRIMARY KEY, v text); INSERT INTO large SELECT i, 'v' FROM generate_series(1, 60) AS i",
+        "CREATE TABLE small (id text PRIMARY KEY, v int); INSERT INTO small SELECT i, i FROM generate_series(1, 1500) AS i",
+        "CREATE TABLE loaded (id int PRIMARY KEY, v int) WITH (autovacuum_enabled = off)",
+        f"INSERT INTO loaded SELECT i, i FROM generate_series(1, {ROWS}) AS i",
+        # to be replaced as ranges, which are put off once: the counts must be right
+        "CREATE TABLE chain (id int PRIMARY KEY, u int UNIQUE) WITH (autovacuum_enabled = off)",
+        f"INSERT INTO chain SELECT i, i FROM generate_series(1, {ROWS}) AS i",
+    )
+    publisher_db.execute("UPDATE large SET v = repeat('x', 100000); CREATE PUBLICATION pub FOR ALL TABLES; ANALYZE small")
+    target_db.execute(f"""
+        UPDATE small SET v = -v; UPDATE loaded SET v = -v WHERE id BETWEEN 1000 AND 1150;
+        ALTER TABLE chain DROP CONSTRAINT chain_u_key; UPDATE chain SET u = {ROWS} - u + 1; ALTER TABLE chain ADD UNIQUE (u);
+        CREATE ROLE owner_{target_db.name}; GRANT USAGE ON SCHEMA public TO owner_{target_db.name};
+        ALTER TABLE large ADD own int DEFAULT 7; ALTER TABLE large OWNER TO owner_{target_db.name};
+        REVOKE TEMPORARY ON DATABASE {target_db.name} FROM public
+    """)
+    try:
+        with caplog.at_level("INFO"):
+            async with replica(publisher_db, target_db, settings=SETTINGS, copy_data="reconcile") as running:
+                await until(lambda: "may not create temporary tables" in caplog.text, "the error")
+                grant = f'GRANT TEMPORARY ON DATABASE "{target_db.name}" TO "owner_{target_db.name}"'
+                assert grant in caplog.text
+                target_db.execute(grant)
+                for name in ("large", "small", "loaded", "chain"):
+                    await running.same(f"SELECT {'id, v' if name != 'chain' else 'id, u'} FROM {name} ORDER BY id")
+        assert target_db.value("SELECT count(*) FROM large WHERE own = 7") == 60
+    finally:
+        target_db.execute(f"DROP OWNED BY owner_{target_db.name} CASCADE; DROP ROLE owner_{target_db.name}")
+    print(read)
+    large = [rows for name, rows in read if name == "large"]
+    assert large[0] <= 16
+    assert max(large[2:]) <= 3
+    assert max(rows for name, rows in read if name == "small") > 200
+    found = reconciled(caplog.text)
+    print(found)
+    assert found["loaded"][1] < ROWS // 2
+    assert found["large"] == (0, 60)
+    assert found["chain"] == (0, ROWS)
