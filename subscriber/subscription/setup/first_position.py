@@ -13,7 +13,7 @@ from dataclasses import replace
 from subscriber import crash_points
 from subscriber.config import PARAMETERS
 from subscriber.errors import PublisherError
-from subscriber.interfaces import OpenedSink, Position, SubscriptionState, TwoPhaseState
+from subscriber.interfaces import OpenedSink, Position, SubscriptionState, TableState, TwoPhaseState
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.spec import RunSpec
@@ -46,7 +46,9 @@ class FirstPosition:
             PublisherError: the slot does not exist, or cannot be created.
             TargetError: the target rejected a write.
         """
-        two_phase = self._first_two_phase(connection.capabilities)
+        # a transaction that is prepared before a table's snapshot and committed after its handover would be in neither
+        waiting = any(entry.state in {TableState.INIT, TableState.DATASYNC} for entry in (await self._sink.tables()).values())
+        two_phase = self._first_two_phase(connection.capabilities, waiting=waiting)
         identity = await connection.identify_system()
         if self._spec.options.create_slot:
             lsn = await self._create_slot(connection, two_phase)
@@ -58,6 +60,11 @@ class FirstPosition:
                 )
             lsn = found.confirmed_flush_lsn
             if found.two_phase:
+                if waiting:
+                    raise PublisherError(
+                        f'replication slot "{self._spec.slot_name}" sends prepared transactions: tables cannot be synchronized under it',
+                        hint="create the slot without two_phase; it is enabled when all tables are ready",
+                    )
                 two_phase = TwoPhaseState.ENABLED
             await self._sink.begin_slot(self._spec.slot_name, self._spec.publications, two_phase)
         position = Position(self._spec.slot_name, identity.system_identifier, identity.timeline, lsn)
@@ -68,7 +75,7 @@ class FirstPosition:
         state = replace(self._state, slot_name=self._spec.slot_name, publications=self._spec.publications)
         return replace(state, two_phase=two_phase, position=position)
 
-    def _first_two_phase(self, capabilities: Capabilities) -> TwoPhaseState:
+    def _first_two_phase(self, capabilities: Capabilities, *, waiting: bool) -> TwoPhaseState:
         if not self._spec.options.two_phase:
             return TwoPhaseState.DISABLED
         if not capabilities.two_phase:
@@ -76,7 +83,7 @@ class FirstPosition:
                 "two_phase needs a publisher with PostgreSQL %d or later: prepared transactions are received at COMMIT PREPARED",
                 PARAMETERS["two_phase"].since,
             )
-        elif not self._spec.options.copy_data and self._spec.options.create_slot:
+        elif not self._spec.options.copy_data and self._spec.options.create_slot and not waiting:
             return TwoPhaseState.ENABLED
         return TwoPhaseState.PENDING
 
