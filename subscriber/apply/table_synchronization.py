@@ -32,6 +32,7 @@ from functools import partial
 from typing import Protocol
 
 from subscriber import crash_points
+from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.batch import collect
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.receiver import Receiver
@@ -310,6 +311,8 @@ class TableSynchronization:
         sink, copies = self._sink, entry.mode is SyncMode.COPY
         if not isinstance(sink, ReconcilingTableSink) or (copies and entry.state is not TableState.DATASYNC):
             return False
+        if not copies:
+            require_all_changes([table])
         advanced = partial(self._run.progress.advanced, self._table)
         reason = "it has no ranges of a key"
         try:

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from subscriber.catalog.definition import Definition
-from subscriber.interfaces import TableName
+from subscriber.interfaces import SubscriptionState, TableEntry, TableName
 
 __all__ = ["Catalog", "MovableCatalog", "OwnedCatalog", "RestartingCatalog", "ResyncingCatalog"]
 
@@ -143,10 +143,22 @@ class ResyncingCatalog(Protocol):
 class RestartingCatalog(Protocol):
     """A :class:`Catalog` that can let a subscription begin again at a new slot, with the rows that the target has."""
 
-    async def restart(self, oid: int) -> None:
+    async def restart(
+        self, oid: int, *, accept_target: bool = False, dry_run: bool = False
+    ) -> tuple[SubscriptionState, Mapping[TableName, TableEntry]]:
         """Forget the position, and let all tables be reconciled. The next start creates the slot. Call it under a claim.
 
+        Args:
+            oid: the subscription's.
+            accept_target: make this target the one of a subscription whose rows were restored or copied here.
+            dry_run: make all checks, but change nothing. No claim is needed.
+
+        Returns:
+            The subscription and its tables, as they were before.
+
         Raises:
+            ConfigurationError: the subscription's rows are a copy of another target's, or it has prepared transactions in the target.
+            RelationError: rows of a table belong to another subscription, too.
             TargetError: the target rejects it.
         """
         ...
@@ -171,6 +183,10 @@ class OwnedCatalog(Protocol):
 @runtime_checkable
 class MovableCatalog(Protocol):
     """A :class:`Catalog` that knows for which target its rows were written. It refuses those that were copied from another target."""
+
+    def claim_copied(self, name: str) -> AbstractAsyncContextManager[Definition]:
+        """As :meth:`Catalog.claim`, for a subscription whose rows may be copies."""
+        ...
 
     async def accept_target(self, name: str) -> None:
         """Make this target the one of a subscription whose rows were restored or copied here.

@@ -15,7 +15,7 @@ from subscriber.catalog.model import Table
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
 
-__all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Plus", "Row", "Rows", "Store", "verb_key", "writer_key"]
+__all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Plus", "Row", "Rows", "SharedTable", "Store", "verb_key", "writer_key"]
 
 CATALOG_KEY: Final = "catalog"
 """Key of the lock that is held while the catalog is created, and while a subscription is added or renamed."""
@@ -38,6 +38,23 @@ class Plus:
     """A value for :meth:`Rows.update` that increases the column by ``number``."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTable:
+    """A table that has rows of another one: the same, or its ancestor or descendant in a tree of partitions or of inheritance.
+
+    Attributes:
+        name: the table's.
+        relid: its number in the target; None: its name tells it from all others.
+        of: the table that was asked for.
+        native: a subscription of PostgreSQL itself that writes the table.
+    """
+
+    name: TableName
+    relid: int | None
+    of: TableName
+    native: str | None = None
 
 
 Row = Mapping[str, Any]
@@ -89,6 +106,10 @@ class Rows(Protocol):
         """Return the number of each table that is to be added to a subscription, or why it cannot be added, in PostgreSQL's words."""
         ...
 
+    async def sharing(self, tables: Sequence[TableName]) -> Sequence[SharedTable]:
+        """Return the tables that have rows of these tables, including themselves."""
+        ...
+
     async def target_identifier(self) -> str:
         """Return a text that identifies this target among all others."""
         ...
@@ -100,6 +121,11 @@ class Store(Protocol):
     @property
     def tables(self) -> Sequence[Table]:
         """All tables that hold rows of subscriptions; ``pg_subscription`` is the last."""
+        ...
+
+    @property
+    def prepared_tables(self) -> Sequence[Table]:
+        """Those of :attr:`tables` that hold prepared transactions; empty: they are the database's own."""
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[Rows]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, known_values
-from subscriber.catalog.store import Row, Rows
+from subscriber.catalog.store import Row, Rows, SharedTable
 from subscriber.config import COPY_DATA_WORDS, CopyData
 from subscriber.errors import RelationError, SubscriptionChanged
 from subscriber.interfaces import Position, SubscriptionState, SyncMode, TableEntry, TableName, TableState, TwoPhaseState
@@ -213,21 +213,25 @@ class SubscriptionRows:
         await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": list(relids)}, _stored(entry))
 
     async def require_alone(self, tables: Sequence[TableName]) -> None:
-        """Check that no other subscription writes these tables. Its rows would be deleted when they are reconciled.
+        """Check that no other subscription writes these tables, or parts of them. Its rows would be deleted when they are reconciled.
 
         Raises:
             RelationError: another one does.
         """
-        wanted = set(tables)
-        where = {"srrelname": [table.name for table in tables]}
-        for row in await self.rows.select(PG_SUBSCRIPTION_REL, where) if wanted else ():
-            if row["srsubid"] != self.oid and _name(row) in wanted:
+        shared = await self.rows.sharing(tables) if tables else ()
+        for table in shared:
+            if table.native is not None:
+                raise _written_elsewhere(table, f'subscription "{table.native}" of PostgreSQL itself')
+        relids = {table.relid: table for table in shared if table.relid is not None}
+        names = {table.name: table for table in shared}
+        # both: names may be outdated after a rename, numbers after a restore
+        found = list(await self.rows.select(PG_SUBSCRIPTION_REL, {"srrelname": sorted({name.name for name in names})})) if names else []
+        found += await self.rows.select(PG_SUBSCRIPTION_REL, {"srrelid": list(relids)}) if relids else ()
+        for row in found:
+            same = names.get(_name(row)) or relids.get(row["srrelid"])
+            if row["srsubid"] != self.oid and same is not None:
                 other = await self.rows.select(PG_SUBSCRIPTION, {"oid": row["srsubid"]})
-                raise RelationError(
-                    f'table "{_name(row)}" also belongs to subscription "{other[0]["subname"] if other else row["srsubid"]}":'
-                    " its rows would be deleted",
-                    hint="a table of several subscriptions can only be copied",
-                )
+                raise _written_elsewhere(same, f'subscription "{other[0]["subname"] if other else row["srsubid"]}"')
 
     async def remove_table(self, relid: int) -> None:
         await self.forget_position(relid)
@@ -275,6 +279,13 @@ class CatalogStateStore(ABC):
     async def _change(self, **values: object) -> None:
         async with self.changing() as rows:
             await rows.change(**values)
+
+
+def _written_elsewhere(table: SharedTable, subscription: str) -> RelationError:
+    also = f'table "{table.of}"' if table.name == table.of else f'table "{table.name}", which has rows of table "{table.of}",'
+    return RelationError(
+        f"{also} also belongs to {subscription}: its rows would be deleted", hint="a table of several subscriptions can only be copied"
+    )
 
 
 def _name(row: Row) -> TableName:

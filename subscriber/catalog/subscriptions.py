@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from subscriber.catalog.definition import Definition, claimed_elsewhere, columns_of, definition_of, require_name
-from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, SUBSCRIPTION_STATS, Table
+from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, SUBSCRIPTION_STATS, VERIFICATION, Table
 from subscriber.catalog.statistics import note_error, reset_statistics
 from subscriber.catalog.store import CATALOG_KEY, LAUNCHER_KEY, Plus, Row, Rows, Store, verb_key, writer_key
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.config import STORED, SubscriptionOptions
-from subscriber.errors import RelationError, SubscriptionChanged, SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.interfaces import SyncMode, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.errors import ConfigurationError, RelationError, SubscriptionChanged, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.interfaces import SubscriptionState, SyncMode, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["StoredCatalog", "ensure_subscription", "find_subscription", "no_such_subscription", "remove_rows", "require_unclaimed"]
@@ -30,6 +30,10 @@ _LAUNCHER_SECONDS: Final = 10.0
 """How long a new launcher waits for the lock: the session of a killed launcher keeps it for a while."""
 
 _Store = TypeVar("_Store", bound=Store)
+
+
+class _RolledBackError(Exception):
+    """Ends a transaction that only checked whether it could be made."""
 
 
 class StoredCatalog(Generic[_Store]):
@@ -166,18 +170,42 @@ class StoredCatalog(Generic[_Store]):
                     raise RelationError(
                         f'table "{table}" is not part of the subscription', hint="`subscriber status` lists the tables of a subscription"
                     )
+            for table in tables:
+                await rows.delete(VERIFICATION, {"subid": oid, "nspname": table.namespace, "relname": table.name})
             await self._begin_again(rows, oid, tables, SyncMode.REPLACE if copy else SyncMode.RECONCILE)
         await self.store.notify()
 
-    async def restart(self, oid: int) -> None:
+    async def restart(
+        self, oid: int, *, accept_target: bool = False, dry_run: bool = False
+    ) -> tuple[SubscriptionState, Mapping[TableName, TableEntry]]:
         """See :meth:`subscriber.catalog.RestartingCatalog.restart`."""
-        async with self.store.transaction() as rows:
-            own = SubscriptionRows(rows, oid)
-            await self._begin_again(rows, oid, [name for name, _ in await own.tables(lock=True)], SyncMode.RECONCILE)
-            # the slot's name stays: if there is such a slot, the next start drops it, as one that was never read
-            await own.forget_position(0)
-            await own.clear_skip()
-        await self.store.notify()
+        if not self.store.prepared_tables and await self.store.prepared_transactions(oid):
+            raise ConfigurationError(
+                "the subscription has prepared transactions in the target", hint="end them with ROLLBACK PREPARED, and try again"
+            )
+        with contextlib.suppress(_RolledBackError):
+            async with self.store.transaction() as rows:
+                await self._look_again(rows, oid, accept_target=accept_target)
+                own = SubscriptionRows(rows, oid)
+                state, tables = await own.subscription(), await own.tables(lock=not dry_run)
+                await self._begin_again(rows, oid, [name for name, _ in tables], SyncMode.RECONCILE)
+                # the slot's name stays: if there is such a slot, the next start drops it, as one that was never read
+                await own.forget_position(0)
+                await own.clear_skip()
+                # what is still prepared on the publisher is sent again
+                for table in (VERIFICATION, *self.store.prepared_tables):
+                    assert table.subscription is not None
+                    await rows.delete(table, {table.subscription: oid})
+                if dry_run:
+                    raise _RolledBackError
+        if not dry_run:
+            await self.store.notify()
+        return state, {name: row.entry for name, row in tables}
+
+    async def _look_again(self, rows: Rows, oid: int, *, accept_target: bool) -> None:
+        """Make the subscription's rows those of this target, before :meth:`restart` reads them."""
+        if accept_target:
+            raise ConfigurationError("this kind of target can be moved without a command", hint="omit --accept-target")
 
     async def _begin_again(self, rows: Rows, oid: int, names: Sequence[TableName], mode: SyncMode) -> None:
         own = SubscriptionRows(rows, oid)

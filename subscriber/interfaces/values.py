@@ -168,6 +168,7 @@ class PublishedTable:
         primary_key: columns of its primary key in the key's order, if all of them are published; else empty.
         types: the catalog entries of all column types that are not built in, and of their parts.
         changes: whether its UPDATEs or DELETEs are published (``publish``).
+        all_changes: whether both are.
     """
 
     name: TableName
@@ -186,6 +187,7 @@ class PublishedTable:
     primary_key: tuple[str, ...] = ()
     types: tuple[TypeFact, ...] = ()
     changes: bool = True
+    all_changes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,8 @@ class _Table:
     column_lists: set[frozenset[int] | None] = field(default_factory=set)
     filters: dict[str, None] = field(default_factory=dict)
     whole: bool = False
-    changes: bool = False
+    updates: bool = False
+    deletes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +179,13 @@ def _tables_query(session: Session, publications: Sequence[str], only: Sequence[
     named = f"AND (n.nspname, c.relname) IN ({names})" if only else ""
     return f"""
         WITH published AS MATERIALIZED (
-            SELECT gpt.relid, p.pubviaroot, p.pubupdate OR p.pubdelete AS changes{details}
+            SELECT gpt.relid, p.pubviaroot, p.pubupdate, p.pubdelete{details}
               FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
              WHERE p.pubname IN ({_literals(publications)})),
         roots AS MATERIALIZED (SELECT relid FROM published WHERE pubviaroot),
         -- materialized: of these tables alone the size is asked for
         chosen AS MATERIALIZED (
-            SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.changes,
+            SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.pubupdate, published.pubdelete,
                    {attributes} AS attributes, {row_filter} AS row_filter
               FROM published
               JOIN pg_catalog.pg_class AS c ON c.oid = published.relid
@@ -196,7 +197,7 @@ def _tables_query(session: Session, publications: Sequence[str], only: Sequence[
                         WHERE root.relid <> c.oid))
                {named})
         SELECT chosen.oid, chosen.nspname, chosen.relname, chosen.relkind, chosen.relreplident, heap.size, heap.reltuples,
-               chosen.changes, chosen.attributes, chosen.row_filter
+               chosen.pubupdate, chosen.pubdelete, chosen.attributes, chosen.row_filter
           FROM chosen
          CROSS JOIN LATERAL (
             SELECT COALESCE(pg_catalog.sum(pg_catalog.pg_relation_size(leaf.oid)), 0) AS size,
@@ -213,7 +214,7 @@ def _tables_query(session: Session, publications: Sequence[str], only: Sequence[
 
 def _gather(rows: Iterable[Row]) -> dict[int, _Table]:
     tables: dict[int, _Table] = {}
-    for oid, namespace, name, kind, identity, size, reltuples, changes, attributes, row_filter in rows:
+    for oid, namespace, name, kind, identity, size, reltuples, updates, deletes, attributes, row_filter in rows:
         table = tables.setdefault(
             int(oid or 0),
             _Table(
@@ -224,7 +225,8 @@ def _gather(rows: Iterable[Row]) -> dict[int, _Table]:
                 None if reltuples is None else int(reltuples),
             ),
         )
-        table.changes |= changes == "t"
+        table.updates |= updates == "t"
+        table.deletes |= deletes == "t"
         table.column_lists.add(None if attributes is None else frozenset(int(number) for number in attributes.split()))
         if row_filter is None:
             table.whole = True
@@ -298,7 +300,8 @@ def _published(relation_id: int, table: _Table, columns: Sequence[_Column]) -> P
         column_modifiers=tuple(column.modifier for column in sent),
         not_null=frozenset(column.name for column in sent if column.not_null),
         primary_key=tuple(column.name for column in primary) if all(column in sent for column in primary) else (),
-        changes=table.changes,
+        changes=table.updates or table.deletes,
+        all_changes=table.updates and table.deletes,
     )
 
 

@@ -25,11 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connection", metavar="CONNINFO", help="connection string of the publisher, for a subscription that is run with --connection"
     )
     parser.add_argument("--dry-run", action="store_true", help="show what happened and what would be compared, and change nothing")
-    parser.add_argument("--force", action="store_true", help="also if nothing seems to be lost")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also if nothing seems to be lost, if the slot may be another target's, or with origin = none",
+    )
     parser.add_argument(
         "--accept-target",
         action="store_true",
         help="the target was restored or copied from another database, whose place it takes (PostgreSQL targets)",
+    )
+    parser.add_argument(
+        "--accept-publisher",
+        action="store_true",
+        help="the publisher is another server than before, and takes its place (an upgrade, a dump that was restored)",
     )
     add_settings_argument(parser)
     parser.set_defaults(execute=_execute)
@@ -44,6 +53,7 @@ async def _execute(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         force=args.force,
         accept_target=args.accept_target,
+        accept_publisher=args.accept_publisher,
     )
     lines = [f"what happened: {found.reason}"]
     if args.dry_run:

@@ -64,6 +64,7 @@ __all__ = [
     "FIRST_OID",
     "OF_SUBSCRIPTION",
     "PREFIX",
+    "PREPARED_TABLES",
     "PREPARED_TRANSACTION",
     "VERSION",
     "CatalogTables",
@@ -118,12 +119,12 @@ _RECEIVED_PREPARE: Final = model.Table(
     "received_prepare", model.Column("srsubid", Kind.OID), model.Column("xid", Kind.INTEGER), key=("srsubid", "xid"), subscription="srsubid"
 )
 
+PREPARED_TABLES: Final = (_PREPARED_TRANSACTION_CHUNK, PREPARED_TRANSACTION, _RECEIVED_PREPARE)
+
 OF_SUBSCRIPTION: Final = (
     model.PG_SUBSCRIPTION_REL.extended(model.Column("srcopy", Kind.CODE, null=True)),
     model.POSITION,
-    _PREPARED_TRANSACTION_CHUNK,
-    PREPARED_TRANSACTION,
-    _RECEIVED_PREPARE,
+    *PREPARED_TABLES,
     model.WORKER.extended(
         model.Column("pid", Kind.INTEGER, null=True),
         model.Column("host", Kind.TEXT, null=True),

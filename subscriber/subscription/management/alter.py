@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
+from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, ResyncingCatalog
 from subscriber.catalog.subscriptions import no_such_subscription
@@ -29,7 +30,7 @@ from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.subscription.targets import open_catalog
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.publication import published_names
+from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session, check_conninfo
 
 __all__ = ["SubscriptionAlteration", "accept_target", "alter_subscription", "limit_copies"]
@@ -267,7 +268,9 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             )
         if self.definition.conninfo is not None:
             async with await Session.connect(self.definition.conninfo, application_name=session_name(self._name, "alter")) as session:
-                published = await published_names(session, self.definition.publications)
+                found = await published_tables(session, self.definition.publications, *tables)
+            require_all_changes(found)
+            published = {table.name for table in found}
             for table in tables:
                 if table not in published:
                     raise RelationError(

@@ -8,22 +8,24 @@ and synchronizes each table at a snapshot of its own. After an interruption, ``r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 
-from subscriber.catalog import Definition, RestartingCatalog
+from subscriber.apply.all_changes import require_all_changes
+from subscriber.catalog import Catalog, Definition, RestartingCatalog
 from subscriber.catalog.interface import MovableCatalog
+from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SlotInUse
-from subscriber.interfaces import OpenedSink, Position, PublishedTable, TableEntry, TableName
-from subscriber.protocol.lsn import Lsn
+from subscriber.interfaces import Position, PublishedTable, SubscriptionState, TableEntry, TableName
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.setup.setup import Setup
-from subscriber.subscription.setup.table_refresh import drop_leftover_slots, require_reconciling
+from subscriber.subscription.setup.table_refresh import drop_leftover_slots
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
-from subscriber.subscription.targets import open_catalog, open_target, target_kind
-from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.subscription.targets import open_catalog, target_kind
+from subscriber.walreceiver.connection import SlotInfo, WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
 
@@ -54,6 +56,7 @@ async def recover(
     dry_run: bool = False,
     force: bool = False,
     accept_target: bool = False,
+    accept_publisher: bool = False,
 ) -> Recovery:
     """Let a subscription that has lost changes begin again. Its next run makes all tables equal to the publisher's.
 
@@ -62,16 +65,17 @@ async def recover(
         target: URL or conninfo of the target.
         connection: connection string of the publisher, for a subscription that its command line defines.
         settings: of the process.
-        dry_run: change nothing.
-        force: also if nothing seems to be lost.
+        dry_run: make all checks, but change nothing.
+        force: also if nothing seems to be lost, if the slot may be another target's, or with ``origin = none``.
         accept_target: the target was restored or copied from another database, whose place it takes.
+        accept_publisher: the publisher is another server than the one that filled the target, and takes its place.
 
     Returns:
         What happened, and what is compared.
 
     Raises:
         ConfigurationError: nothing is lost; or the subscription cannot be recovered.
-        RelationError: a table also belongs to another subscription.
+        RelationError: a table also belongs to another subscription, or not all of its changes are published.
         TargetError: the subscription does not exist.
         SubscriptionInUse: the process that runs the subscription does not stop.
         PublisherError: the publisher cannot be reached, or is the wrong one.
@@ -83,32 +87,48 @@ async def recover(
             raise ConfigurationError(
                 f"a subscription of {target_kind(target).noun} cannot be recovered", hint="start over with another name and new tables"
             )
-        if accept_target and not dry_run:
-            movable: object = catalog
-            if not isinstance(movable, MovableCatalog):
-                raise ConfigurationError("this kind of target can be moved without a command", hint="omit --accept-target")
-            await movable.accept_target(name)
-        async with catalog.claim(name) as found:
-            if await catalog.prepared_transactions(found.oid):
+        async with _found(catalog, name, dry_run=dry_run, accept_target=accept_target) as found:
+            if connection is not None and found.conninfo is not None:
                 raise ConfigurationError(
-                    f'subscription "{name}" has prepared transactions in the target', hint="end them with ROLLBACK PREPARED, and try again"
+                    f'subscription "{name}" has its connection string in the target\'s catalog',
+                    hint="omit --connection; if the publisher has moved, `subscriber alter NAME --connection …` first",
                 )
             conninfo = connection or found.conninfo
             if conninfo is None:
                 raise ConfigurationError(f'the publisher of subscription "{name}" is not known', hint="give --connection")
-            sink = await open_target(target, found.options, settings or Settings(), defined=True).open(name, _nothing)
-            try:
-                recovery = await _examine(sink, found, conninfo, dry_run=dry_run, force=force)
-            finally:
-                await sink.close()
-            if not dry_run:
-                await restarting.restart(found.oid)
-            if not dry_run and found.conninfo is not None:
+            # first all checks, of both sides: nothing is changed if one of them fails
+            state, entries = await restarting.restart(found.oid, accept_target=accept_target, dry_run=True)
+            examined = _Examination(found, state, entries, force=force, accept_publisher=accept_publisher)
+            application_name = session_name(found.name, "recover")
+            async with await WalReceiverConnection.connect(conninfo, application_name=application_name) as session:
+                recovery = await examined.recovery(session)
+                slot = await examined.slot(session, dry_run=dry_run)
+                if dry_run:
+                    return recovery
+                await drop_leftover_slots(session, None, state)
+                if slot is not None:
+                    await session.drop_slot(slot.slot_name, wait=True, missing_ok=True)
+            await restarting.restart(found.oid, accept_target=accept_target)
+            if found.conninfo is not None:
                 # a launcher creates no slots
-                await _begin(replace(found, conninfo=conninfo), target, settings or Settings())
+                await _begin(found, target, settings or Settings())
             return recovery
     finally:
         await catalog.close()
+
+
+@contextlib.asynccontextmanager
+async def _found(catalog: Catalog, name: str, *, dry_run: bool, accept_target: bool) -> AsyncIterator[Definition]:
+    if dry_run:
+        # a claim would stop the process that runs it
+        defined = [each for each in await catalog.subscriptions() if each.name == name]
+        if not defined:
+            raise no_such_subscription(name)
+        yield defined[0]
+        return
+    movable: object = catalog
+    async with movable.claim_copied(name) if accept_target and isinstance(movable, MovableCatalog) else catalog.claim(name) as found:
+        yield found
 
 
 async def _begin(found: Definition, target: str, settings: Settings) -> None:
@@ -120,17 +140,36 @@ async def _begin(found: Definition, target: str, settings: Settings) -> None:
         await session.close()
 
 
-async def _examine(sink: OpenedSink, found: Definition, conninfo: str, *, dry_run: bool, force: bool) -> Recovery:
-    """Find out what happened, and whether the target can be recovered from this publisher."""
-    state, entries = sink.state, await sink.tables()
-    publications = state.publications or found.publications
-    application_name = session_name(found.name, "recover")
-    async with await WalReceiverConnection.connect(conninfo, application_name=application_name) as connection:
-        reason = await _loss(connection, state.position, entries)
-        if reason is None and not force:
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    """The checks on the publisher's side: what happened, and whether the target can be recovered from this publisher."""
+
+    found: Definition
+    state: SubscriptionState
+    entries: Mapping[TableName, TableEntry]
+    _: KW_ONLY
+    force: bool
+    accept_publisher: bool
+
+    async def recovery(self, connection: WalReceiverConnection) -> Recovery:
+        found, entries = self.found, self.entries
+        publications = self.state.publications or found.publications
+        reason = await _loss(connection, self.state.position, entries)
+        if reason is None and not self.force:
             raise ConfigurationError(
                 f'subscription "{found.name}" has lost nothing: the publisher can send everything after its position',
                 hint="start it; `subscriber alter NAME --resync SCHEMA.TABLE` compares one table, and --force all of them",
+            )
+        if await self._is_another(connection) and not self.accept_publisher:
+            raise ConfigurationError(
+                f"{reason}: rows that this publisher does not have would be deleted",
+                hint="correct the connection string; --accept-publisher if this server takes the other one's place",
+            )
+        if found.options.origin != "any" and not self.force:
+            raise ConfigurationError(
+                f'subscription "{found.name}" has origin = {found.options.origin}:'
+                " rows that were written here and are not on the publisher yet would be deleted",
+                hint="wait until the publisher has them, and give --force",
             )
         published = {table.name: table for table in await published_tables(connection, publications)}
         tables = [published[table] for table in sorted(entries) if table in published]
@@ -138,20 +177,37 @@ async def _examine(sink: OpenedSink, found: Definition, conninfo: str, *, dry_ru
             raise PublisherError(
                 f'the publisher publishes no table of subscription "{found.name}"', hint="check the connection string and the publications"
             )
-        for table in tables[:1]:
-            require_reconciling(sink, table.name)
-        slot_name = state.slot_name or found.slot_name
-        slot = await connection.slot(slot_name) if slot_name is not None else None
-        if slot is not None and slot.active:
+        require_all_changes(tables)
+        return Recovery(reason or "nothing seems to be lost", tables, sorted(entries.keys() - published.keys()))
+
+    async def slot(self, connection: WalReceiverConnection, *, dry_run: bool) -> SlotInfo | None:
+        """Return the slot that is to be dropped."""
+        name, position = self.state.slot_name or self.found.slot_name, self.state.position
+        slot = await connection.slot(name) if name is not None else None
+        if slot is not None and (slot.plugin != "pgoutput" or slot.database != (await connection.identify_system()).dbname):
+            raise PublisherError(
+                f'replication slot "{name}" is of plugin "{slot.plugin}" and database "{slot.database}"',
+                hint="set slot_name to another name here",
+            )
+        if slot is None or slot.lost:
+            return slot
+        if slot.active and not dry_run:
             raise SlotInUse(
-                f'replication slot "{slot_name}" is in use by another process',
+                f'replication slot "{name}" is in use by another process',
                 hint="if another subscription uses it, set slot_name to another name here; if not, end that process",
             )
-        if not dry_run:
-            await drop_leftover_slots(connection, None, state)
-            if slot is not None:
-                await connection.drop_slot(slot.slot_name, wait=True, missing_ok=True)
-        return Recovery(reason or "nothing seems to be lost", tables, sorted(entries.keys() - published.keys()))
+        ahead = position is not None and (slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn > position.lsn)
+        if not self.force and (ahead or await self._is_another(connection)):
+            raise ConfigurationError(
+                f'replication slot "{name}" is at {slot.confirmed_flush_lsn}, and was not moved there by this target:'
+                " it may be the slot of another target",
+                hint="if another subscription uses it, set slot_name to another name here; if none does, --force drops it",
+            )
+        return slot
+
+    async def _is_another(self, connection: WalReceiverConnection) -> bool:
+        position = self.state.position
+        return position is not None and (await connection.identify_system()).system_identifier != position.system_identifier
 
 
 async def _loss(connection: WalReceiverConnection, position: Position | None, entries: Mapping[TableName, TableEntry]) -> str | None:
@@ -166,7 +222,3 @@ async def _loss(connection: WalReceiverConnection, position: Position | None, en
     except DataLossError as error:
         return str(error)
     return None
-
-
-def _nothing(_: Lsn) -> None:
-    """Ignore what is durable."""

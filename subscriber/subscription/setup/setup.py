@@ -278,14 +278,14 @@ class Setup:
         Raises:
             DataLossError: a table was replicated before.
         """
-        # those that are reconciled lose nothing
-        waiting = {TableEntry(TableState.INIT), TableEntry(TableState.INIT, mode=SyncMode.RECONCILE)}
+        # those that are reconciled or replaced lose nothing
+        waiting = {TableEntry(TableState.INIT, mode=mode) for mode in SyncMode}
         waiting |= {TableEntry(TableState.READY)} if self._spec.managed else set()
         begun = sorted(name for name, entry in (await self._target.opened.tables()).items() if entry not in waiting)
         if begun:
             raise DataLossError(
                 f'subscription "{self._spec.name}" has lost its position in the target, and table "{begun[0]}" was replicated before',
-                hint="restore the target's catalog from a backup, or empty the tables and start with another name",
+                hint=f"restore the target's catalog from a backup, or `subscriber recover {self._spec.name}` compares all tables",
             )
 
     def _check_managed(self, state: SubscriptionState) -> None:

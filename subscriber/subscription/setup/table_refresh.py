@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.table_synchronization import sync_slot_prefix
 from subscriber.config import CopyData
 from subscriber.errors import ConfigurationError, SlotInUse, TargetError
@@ -95,6 +96,7 @@ class TableRefresh:
             await self._require(demanded, [published[name] for name in new])
         if self._copy_data == "reconcile" and new:
             require_reconciling(self._sink, new[0])
+            require_all_changes([published[name] for name in new])
         if isinstance(self._sink, DescribedSink):
             await self._sink.describe_tables(list(published.values()))
         changing()

@@ -89,6 +89,8 @@ async def test_a_launcher_continues_after_recover(publisher18_db: Database, targ
         SELECT pg_drop_replication_slot('{name}'); DELETE FROM t WHERE id % 10 = 3; UPDATE t SET v = 'x' WHERE id % 10 = 4;
         INSERT INTO t VALUES (5000, 'new')
     """)
+    done = await asyncio.to_thread(subscriber, "recover", name, f"--target={target_db.dsn}", f"--connection={publisher18_db.dsn}")
+    assert (done.status, f"alter {name} --connection" in done.errors.replace("NAME", name)) == (1, True)
     if two_phase:
         # not enabled before the tables are ready: a transaction that is prepared before a snapshot would be lost
         done = await asyncio.to_thread(subscriber, "recover", name, f"--target={target_db.dsn}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from subscriber import ConfigurationError, DataLossError
+from subscriber import ConfigurationError, DataLossError, SubscriberError
 from subscriber.subscription.management.recover import recover
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress
@@ -27,6 +27,11 @@ MakeServer = Callable[..., EmbeddedServer]
 LSN = re.compile(r"[0-9A-F]+/[0-9A-F]+")
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "SELECT id, v FROM t ORDER BY id"
+CATALOG = (
+    "SELECT s::text, r::text, s.xmin::text, r.xmin::text FROM subscriber.pg_subscription s, subscriber.pg_subscription_rel r ORDER BY 2"
+)
+SLOTS = "SELECT slot_name::text, active, confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
+AHEAD = "it may be the slot of another target"
 POSITION = 'SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0'
 
 
@@ -48,17 +53,39 @@ async def refused(publisher: Database, target: Database, **arguments: Any) -> st
     return line
 
 
-async def recovered(publisher: Database, target: Database, reason: str | None = None, **arguments: Any) -> None:
-    """One command, and the next run ends equal. ``reason`` is what a run has said; None: nothing that a check finds."""
+async def recovered(
+    publisher: Database,
+    target: Database,
+    reason: str | None = None,
+    *,
+    unforced: str | None = None,
+    other: str | None = None,
+    **arguments: Any,
+) -> None:
+    """One command, and the next run ends equal.
+
+    ``reason`` is what a run has said; None: nothing that a check finds. ``unforced``, ``other``: why the command is refused without
+    ``--force``, and without ``--accept-publisher``.
+    """
     name = f"replica_{publisher.name}"
     known: dict[str, Any] = {"target": target.dsn, "connection": arguments.get("conninfo") or publisher.conninfo()}
     before = target.fetch(ROWS), target.fetch(POSITION)
-    planned = await recover(name, dry_run=True, force=reason is None, **known)
+    slots = publisher.fetch(SLOTS)
+    force = reason is None or unforced is not None
+    for message, given in ((other, {"force": force}), (unforced, {"accept_publisher": other is not None})):
+        for dry_run in (True, False) if message else ():
+            with pytest.raises(ConfigurationError, match=message):
+                await recover(name, dry_run=dry_run, **given, **known)
+            assert publisher.fetch(SLOTS) == slots
+    known |= {"force": force, "accept_publisher": other is not None}
+    catalog = target.fetch(CATALOG)
+    planned = await recover(name, dry_run=True, **known)
+    assert (target.fetch(CATALOG), publisher.fetch(SLOTS)) == (catalog, slots)
     assert [table.name.name for table in planned.tables] == ["t"]
     # the WAL may have grown
     assert LSN.sub("", planned.reason) in LSN.sub("", reason or "nothing seems to be lost")
     assert (target.fetch(ROWS), target.fetch(POSITION)) == before
-    await recover(name, force=reason is None, **known)
+    await recover(name, **known)
     async with replica(publisher, target, **arguments) as found:
         if "conninfo" not in arguments:
             await found.same(ROWS)
@@ -73,6 +100,10 @@ class TestSlot:
         make_tables(publisher_db, target_db)
         async with replica(publisher_db, target_db) as found:
             await all_ready(found)
+            # it does not stop the process that runs it
+            known = {"target": target_db.dsn, "connection": publisher_db.conninfo()}
+            planned = await recover(f"replica_{publisher_db.name}", dry_run=True, force=True, **known)
+            assert planned.reason == "nothing seems to be lost"
             publisher_db.execute("INSERT INTO t VALUES (2, 'followed')")
             await found.same(ROWS)
         slot = slot_of(publisher_db)
@@ -86,7 +117,7 @@ class TestSlot:
         line = await refused(publisher_db, target_db)
         assert f'replication slot "{slot}" was advanced to ' in line
         assert "recreated" in line
-        await recovered(publisher_db, target_db, line)
+        await recovered(publisher_db, target_db, line, unforced=AHEAD)
         with pytest.raises(ConfigurationError, match="has lost nothing"):
             await recover(f"replica_{publisher_db.name}", target=target_db.dsn, connection=publisher_db.conninfo())
 
@@ -104,7 +135,7 @@ class TestSlot:
         )
         # rows that only the target has are deleted
         target_db.execute("INSERT INTO t VALUES (-1, 'extra')")
-        await recovered(publisher_db, target_db, line)
+        await recovered(publisher_db, target_db, line, unforced=AHEAD)
 
     @pytest.mark.parametrize("again", [False, True], ids=["dropped", "made again"])
     async def test_dropped_while_it_is_followed(self, publisher_db: Database, target_db: Database, again: bool) -> None:
@@ -160,7 +191,8 @@ class TestPublisher:
         assert f"the publisher's system identifier is {other}, but the target was filled from {mine}" in line
         # as after an upgrade by a dump
         publisher16_db.execute("INSERT INTO t VALUES (7, 'of the other')")
-        await recovered(publisher18_db, target_db, line, conninfo=publisher16_db.conninfo())
+        identifier = "system identifier is .* rows that this publisher does not have would be deleted"
+        await recovered(publisher18_db, target_db, line, unforced=AHEAD, other=identifier, conninfo=publisher16_db.conninfo())
         assert target_db.fetch(ROWS) == [(7, "of the other")]
 
     async def test_restored_to_an_earlier_time(self, make_server: MakeServer, target_db: Database) -> None:
@@ -271,3 +303,52 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, co
         line = await refused(publisher, target_db)
         assert "the publisher is on timeline 1, but the target's position" in line
         assert "connect to the server that was promoted" in line
+
+
+async def test_what_is_refused(publisher18_db: Database, target_db: Database) -> None:
+    """Before anything is changed: the slot and the catalog stay, and the dry run says the same."""
+    publisher, target = publisher18_db, target_db
+    tree = """
+        CREATE TABLE r (id int, shard text, PRIMARY KEY (id, shard)) PARTITION BY LIST (shard);
+        CREATE TABLE r_a PARTITION OF r FOR VALUES IN ('a'); CREATE TABLE r_b PARTITION OF r FOR VALUES IN ('b')
+    """
+    target.execute(f"{tree}; {TABLE}; CREATE TABLE log (id int PRIMARY KEY)")
+    publisher.execute(f"""
+        {TABLE}; CREATE TABLE r (id int, shard text, PRIMARY KEY (id, shard)); CREATE TABLE r_b (LIKE r INCLUDING ALL);
+        CREATE TABLE log (id int PRIMARY KEY); INSERT INTO r VALUES (1, 'a'); INSERT INTO r_b VALUES (1, 'b'); INSERT INTO log VALUES (1);
+        CREATE PUBLICATION one FOR TABLE r; CREATE PUBLICATION two FOR TABLE r_b; CREATE PUBLICATION pub FOR TABLE t;
+        CREATE PUBLICATION archive FOR TABLE log WITH (publish = 'insert, update')
+    """)
+
+    async def refused_without_change(name: str, message: str, **arguments: Any) -> None:
+        slots = publisher.fetch(SLOTS)
+        for dry_run in (True, False):
+            with pytest.raises(SubscriberError, match=message) as caught:
+                await recover(f"{name}_{publisher.name}", target=target.dsn, connection=publisher.conninfo(), dry_run=dry_run, **arguments)
+            assert caught.value.hint
+        assert publisher.fetch(SLOTS) == slots
+
+    for name, options in (("two", {}), ("one", {}), ("archive", {}), ("pub", {"origin": "none"})):
+        async with replica(publisher, target, name=name, publications=[name], **options) as found:
+            await found.caught_up()
+    other = r'table "public.{}", which has rows of table "public.{}", also belongs to subscription "{}_'
+    await refused_without_change("one", other.format("r_b", "r", "two"), force=True)
+    await refused_without_change("two", other.format("r", "r_b", "one"), force=True)
+    await refused_without_change("archive", 'table "public.log" cannot be reconciled', force=True)
+    publisher.execute(f"SELECT pg_drop_replication_slot('{slot_of(publisher, 'pub')}')")
+    await refused_without_change("pub", "has origin = none: rows that were written here")
+    publisher.execute("CREATE PUBLICATION again FOR TABLE log WITH (publish = 'insert')")
+    with pytest.raises(SubscriberError, match="cannot be reconciled: its publications"):
+        await subscription_of(publisher, target, name="new", publications=["again"], copy_data="reconcile").run()
+    assert publisher.value(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher, 'new')}'") == 0
+    # a subscription of PostgreSQL itself
+    native = f"native_{target.name}"
+    target.execute(f"CREATE SUBSCRIPTION {native} CONNECTION 'dbname=x' PUBLICATION p WITH (connect = false)")
+    try:
+        oids = f"SELECT oid, 't'::regclass, 'r', NULL FROM pg_subscription WHERE subname = '{native}'"
+        target.execute(f"SET allow_system_table_mods = on; INSERT INTO pg_subscription_rel {oids}")
+        message = f'table "public.t" also belongs to subscription "{native}" of PostgreSQL itself'
+        await refused_without_change("pub", message, force=True)
+    finally:
+        target.execute(f"ALTER SUBSCRIPTION {native} SET (slot_name = NONE)")
+        target.execute(f"DROP SUBSCRIPTION {native}")

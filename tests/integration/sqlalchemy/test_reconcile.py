@@ -127,15 +127,34 @@ async def test_only_what_differs_is_written(
         " DELETE FROM t WHERE id = 70; UPDATE t SET v = 'lost' WHERE id = 71"
     )
     name = f"other_{publisher18_db.name}"
+    verified = (
+        "INSERT INTO subscriber_verification SELECT srsubid, 'public', '{}', remote_lsn, 1, 1, '1', '1', 0, NULL FROM subscriber_position"
+    )
+    proofs = "SELECT relname FROM subscriber_verification"
+    other_target.execute(verified.format("t"))
+    # the rows of a prepared transaction: the publisher sends it again at the new slot
+    other_target.execute(
+        "INSERT INTO subscriber_prepared_transaction"
+        " SELECT srsubid, 7, 'gid', remote_lsn, remote_lsn, 0, NULL, NULL, 1, 1, 1, 1 FROM subscriber_position"
+    )
     planned = await recover(name, target=other_target.url, connection=publisher18_db.conninfo())
     assert "does not exist on the publisher any more" in planned.reason
+    assert other_target.fetch("SELECT xid FROM subscriber_prepared_transaction") == []
+    assert other_target.fetch(proofs) == []
+    # the next run finds no position, and one table that is to be replaced
+    async with alter_subscription(name, target=other_target.url) as alteration:
+        await alteration.resync([TableName("public", "t")], copy=True)
     await ran(subscription_of(publisher18_db, other_target, SETTINGS, copy_data=True), publisher18_db)
     assert_same(publisher18_db, other_target)
     # one table again, in both ways
     for copy in (False, True):
         other_target.execute("UPDATE t SET v = 'wrong' WHERE id = 80")
+        other_target.execute(verified.format("t"))
+        other_target.execute(verified.format("words"))
         async with alter_subscription(name, target=other_target.url) as alteration:
             await alteration.resync([TableName("public", "t")], copy=copy)
+        assert other_target.fetch(proofs) == [("words",)]
+        other_target.execute("DELETE FROM subscriber_verification")
         await ran(subscription_of(publisher18_db, other_target, SETTINGS, copy_data=True), publisher18_db)
         assert_same(publisher18_db, other_target)
 

@@ -7,12 +7,13 @@ SQL contains the names of the model; values are parameters.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from subscriber.catalog.model import PG_SUBSCRIPTION, WORKER, Column, Kind, Table, known_values
-from subscriber.catalog.store import Plus, Row
+from subscriber.catalog.store import Plus, Row, SharedTable
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
@@ -21,6 +22,8 @@ from subscriber.sinks.postgres.session.catalog_reader import Execute
 from subscriber.sinks.postgres.session.locks import table_key, writer_number
 
 __all__ = ["PostgresRows"]
+
+_log = logging.getLogger(__name__)
 
 _ROWS_PER_INSERT: Final = 1000
 
@@ -51,6 +54,33 @@ FROM ROWS FROM (pg_catalog.unnest({}::text[]::name[]), pg_catalog.unnest({}::tex
 JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
 JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
 """
+
+_SHARING: Final = """
+WITH RECURSIVE wanted AS (
+    SELECT c.oid AS root, n.nspname, c.relname
+    FROM ROWS FROM (pg_catalog.unnest({}::text[]::name[]), pg_catalog.unnest({}::text[]::name[])) AS named(nspname, relname)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = named.nspname
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = named.relname
+), ancestor AS (
+    SELECT root, root AS oid FROM wanted
+    UNION SELECT below.root, i.inhparent FROM ancestor AS below JOIN pg_catalog.pg_inherits i ON i.inhrelid = below.oid
+), descendant AS (
+    SELECT root, root AS oid FROM wanted
+    UNION SELECT above.root, i.inhrelid FROM descendant AS above JOIN pg_catalog.pg_inherits i ON i.inhparent = above.oid
+), related AS (
+    SELECT root, oid FROM ancestor UNION SELECT root, oid FROM descendant
+)
+SELECT n.nspname::text, c.relname::text, c.oid::int8, wanted.nspname::text, wanted.relname::text, {}
+FROM related JOIN wanted ON wanted.root = related.root
+JOIN pg_catalog.pg_class c ON c.oid = related.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+"""
+
+# the name is not in pg_subscription_rel, and pg_subscription is not readable by all
+_NATIVE: Final = """(
+    SELECT COALESCE((SELECT s.subname::text FROM pg_catalog.pg_stat_subscription s WHERE s.subid = r.srsubid LIMIT 1), r.srsubid::text)
+    FROM pg_catalog.pg_subscription_rel r WHERE r.srrelid = c.oid LIMIT 1
+)"""
+_NATIVE_IS_READABLE: Final = "SELECT pg_catalog.has_table_privilege('pg_catalog.pg_subscription_rel', 'SELECT')"
 
 
 class _Parameters:
@@ -175,6 +205,19 @@ class PostgresRows:
         rows = await self.execute(query, [table.namespace for table in tables], [table.name for table in tables])
         known = {TableName(namespace, name): (relid, kind) for namespace, name, relid, kind in rows}
         return {table: _usable(table, *known.get(table, (0, ""))) for table in tables}
+
+    async def sharing(self, tables: Sequence[TableName]) -> Sequence[SharedTable]:
+        ((readable,),) = await self.execute(_NATIVE_IS_READABLE)
+        if not readable:
+            _log.warning(
+                "pg_catalog.pg_subscription_rel cannot be read: not checked whether PostgreSQL's own subscriptions write the same tables"
+            )
+        query = _SHARING.format(self._placeholder(1), self._placeholder(2), _NATIVE if readable else "NULL")
+        rows = await self.execute(query, [table.namespace for table in tables], [table.name for table in tables])
+        return [
+            SharedTable(TableName(namespace, name), relid, TableName(of_namespace, of_name), native)
+            for namespace, name, relid, of_namespace, of_name, native in rows
+        ]
 
     async def target_identifier(self) -> str:
         """The server's system identifier."""

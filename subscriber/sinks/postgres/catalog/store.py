@@ -86,6 +86,10 @@ class PostgresStore:
     def tables(self) -> Sequence[Table]:
         return _TABLES
 
+    @property
+    def prepared_tables(self) -> Sequence[Table]:
+        return ()
+
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[PostgresRows]:
         async with self.reader.transaction() as execute:

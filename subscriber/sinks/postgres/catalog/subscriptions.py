@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from subscriber.catalog import Definition, Observation
+from subscriber.catalog.model import PG_SUBSCRIPTION
 from subscriber.catalog.observe import observe as observe_store
+from subscriber.catalog.store import Rows
 from subscriber.catalog.subscriptions import StoredCatalog, ensure_subscription
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import TargetError
+from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.catalog.schema import catalog_version, ensure_catalog
 from subscriber.sinks.postgres.catalog.store import PostgresStore
-from subscriber.sinks.postgres.catalog.target_identity import accept, require_own_target
+from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES, accept, require_own_target
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.origins import asyncpg_run, drop_origins
 from subscriber.sinks.postgres.session.postgres_errors import translated
@@ -80,6 +83,26 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
         async with super().claim(name) as found:
             await require_own_target(self._execute, found.oid, name)
             yield found
+
+    def claim_copied(self, name: str) -> contextlib.AbstractAsyncContextManager[Definition]:
+        """See :meth:`subscriber.catalog.MovableCatalog.claim_copied`."""
+        return super().claim(name)
+
+    async def _look_again(self, rows: Rows, oid: int, *, accept_target: bool) -> None:
+        """Find tables that were renamed, or restored.
+
+        Raises:
+            ConfigurationError: the rows are a copy of another target's.
+            RelationError: a table of the subscription is missing.
+            TargetError, TargetUnavailable
+        """
+        assert isinstance(rows, PostgresRows)
+        if accept_target:
+            await accept(rows, rows.execute, oid, reconciled=True)
+        else:
+            (row,) = await rows.select(PG_SUBSCRIPTION, {"oid": oid})
+            await require_own_target(rows.execute, oid, row["subname"])
+            await rows.execute(FOLLOW_TABLES, oid)
 
     async def accept_target(self, name: str) -> None:
         """See :meth:`subscriber.catalog.MovableCatalog.accept_target`.

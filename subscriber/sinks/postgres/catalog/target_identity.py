@@ -23,7 +23,7 @@ from subscriber.catalog.model import PG_SUBSCRIPTION_REL, POSITION
 from subscriber.catalog.store import Rows
 from subscriber.catalog.subscription_rows import entry_of
 from subscriber.errors import ConfigurationError, RelationError, TargetError
-from subscriber.interfaces import TableName, TableState
+from subscriber.interfaces import SyncMode, TableName, TableState
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.catalog_reader import Execute
 
@@ -72,8 +72,14 @@ async def require_own_target(execute: Execute, oid: int, name: str) -> None:
         )
 
 
-async def accept(rows: Rows, execute: Execute, oid: int) -> None:
+async def accept(rows: Rows, execute: Execute, oid: int, *, reconciled: bool = False) -> None:
     """Make this server and database the target of a subscription: find its tables again by their names. ``rows`` have ``execute``.
+
+    Args:
+        rows: the catalog's.
+        execute: runs queries in the same transaction.
+        oid: the subscription's.
+        reconciled: all tables are reconciled next, so rows of a copy that was not finished do no harm.
 
     Raises:
         RelationError: a table is missing.
@@ -92,7 +98,9 @@ async def accept(rows: Rows, execute: Execute, oid: int) -> None:
         relids[row["srrelid"]] = relid
     for row in tables:
         name = TableName(row["srnspname"], row["srrelname"])
-        if entry_of(row).state is TableState.DATASYNC and await _has_rows(execute, name):
+        entry = entry_of(row)
+        copied = entry.state is TableState.DATASYNC and entry.mode is SyncMode.COPY and not reconciled
+        if copied and await _has_rows(execute, name):
             raise TargetError(f'table "{name}" holds rows of a copy that was not finished', hint="TRUNCATE it, and try again")
     for table in (PG_SUBSCRIPTION_REL, POSITION):
         stored: list[Any] = [

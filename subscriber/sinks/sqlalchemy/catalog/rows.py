@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.catalog import model
 from subscriber.catalog.model import known_values
-from subscriber.catalog.store import Plus, Row
+from subscriber.catalog.store import Plus, Row, SharedTable
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.interfaces import TableName
@@ -86,6 +86,10 @@ class SqlAlchemyRows:
         first = await self._draw(len(there)) if there else 0
         drawn = dict(zip([table for table in tables if table in there], range(first, first + len(there)), strict=True))
         return {table: drawn.get(table) or _missing(table) for table in tables}
+
+    async def sharing(self, tables: Sequence[TableName]) -> Sequence[SharedTable]:
+        """The tables themselves."""
+        return [SharedTable(table, None, table) for table in tables]
 
     async def target_identifier(self) -> str:
         """Return the random number that was stored when the catalog was created."""

@@ -15,7 +15,7 @@ from subscriber.catalog.model import Table
 from subscriber.catalog.store import LAUNCHER_KEY, Plus, Row, writer_key
 from subscriber.errors import TargetUnavailable
 from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
-from subscriber.sinks.sqlalchemy.catalog_tables import FENCE, OF_SUBSCRIPTION, PREPARED_TRANSACTION
+from subscriber.sinks.sqlalchemy.catalog_tables import FENCE, OF_SUBSCRIPTION, PREPARED_TABLES, PREPARED_TRANSACTION
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 
@@ -40,6 +40,10 @@ class SqlAlchemyStore:
     @property
     def tables(self) -> Sequence[Table]:
         return OF_SUBSCRIPTION
+
+    @property
+    def prepared_tables(self) -> Sequence[Table]:
+        return PREPARED_TABLES
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[SqlAlchemyRows]:

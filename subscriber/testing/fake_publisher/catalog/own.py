@@ -50,14 +50,14 @@ def _published_tables(session: Session, values: Mapping[str, str]) -> Result:
             continue
         numbers = attribute_numbers(session, publication, covered, table) if values["attrs"] != "NULL" else None
         attributes = None if numbers is None else " ".join(map(str, numbers))
-        changes = bool(publication.publish & {"update", "delete"})
+        changes = ("update" in publication.publish, "delete" in publication.publish)
         stored = sum(len(value or b"") for row in table.rows.values() for value in row)
         size = 8192 * (stored // 8192 + 1) if table.rows else 0
         name = (shape.name.namespace, shape.name.name)
-        rows.append((shape.oid, *name, "r", shape.replica_identity, size, len(table.rows), changes, attributes, covered.where))
+        rows.append((shape.oid, *name, "r", shape.replica_identity, size, len(table.rows), *changes, attributes, covered.where))
     rows.sort(key=lambda row: (row[1], row[2]))
     fields = {"oid": OID, "nspname": NAME, "relname": NAME, "relkind": 18, "relreplident": 18, "size": INT8, "reltuples": INT8}
-    return result(fields | {"changes": BOOL, "attrs": TEXT, "pg_get_expr": TEXT}, rows)
+    return result(fields | {"pubupdate": BOOL, "pubdelete": BOOL, "attrs": TEXT, "pg_get_expr": TEXT}, rows)
 
 
 def _columns(session: Session, values: Mapping[str, str]) -> Result:
@@ -189,13 +189,15 @@ QUERIES: Final = (
     ),
     known(
         """WITH published AS MATERIALIZED (... WHERE p.pubname IN ({names})), roots AS ...(
-           SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.changes, {attrs} AS attributes, {filter} AS row_filter
+           SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.pubupdate, published.pubdelete,
+               {attrs} AS attributes, {filter} AS row_filter
            FROM published JOIN ... AND (n.nspname, c.relname) IN ({only})) SELECT chosen.oid, ... ORDER BY ...""",
         _published_tables,
     ),
     known(
         """WITH published AS MATERIALIZED (... WHERE p.pubname IN ({names})), roots AS ...(
-           SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.changes, {attrs} AS attributes, {filter} AS row_filter
+           SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, published.pubupdate, published.pubdelete,
+               {attrs} AS attributes, {filter} AS row_filter
            FROM published JOIN ... SELECT chosen.oid, ... ORDER BY ...""",
         _published_tables,
     ),

@@ -1,0 +1,37 @@
+"""A table can be made equal to the publisher's only if all its changes are published.
+
+If deletes are not, the target keeps rows that the publisher does not have any more, on purpose: an archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from subscriber.errors import RelationError
+from subscriber.interfaces import Finding, PublishedTable
+
+__all__ = ["find_archives", "require_all_changes"]
+
+
+def find_archives(tables: Iterable[PublishedTable]) -> list[Finding]:
+    """An error for each table whose updates or deletes are not published."""
+    return [
+        Finding(
+            "error",
+            f'table "{table.name}" cannot be reconciled: its publications do not publish updates and deletes,'
+            " so rows that only the target has may be there on purpose",
+            "publish them (ALTER PUBLICATION … SET (publish = …)), or remove the table from the publication first",
+        )
+        for table in tables
+        if not table.all_changes
+    ]
+
+
+def require_all_changes(tables: Iterable[PublishedTable]) -> None:
+    """Check that the updates and deletes of these tables are published.
+
+    Raises:
+        RelationError: they are not.
+    """
+    for finding in find_archives(tables):
+        raise RelationError(finding.message, hint=finding.hint)
