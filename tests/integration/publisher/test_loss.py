@@ -72,7 +72,8 @@ async def recovered(
     before = target.fetch(ROWS), target.fetch(POSITION)
     slots = publisher.fetch(SLOTS)
     force = reason is None or unforced is not None
-    for message, given in ((other, {"force": force}), (unforced, {"accept_publisher": other is not None})):
+    refusals: list[tuple[str | None, dict[str, Any]]] = [(other, {"force": force}), (unforced, {"accept_publisher": other is not None})]
+    for message, given in refusals:
         for dry_run in (True, False) if message else ():
             with pytest.raises(ConfigurationError, match=message):
                 await recover(name, dry_run=dry_run, **given, **known)
@@ -101,7 +102,7 @@ class TestSlot:
         async with replica(publisher_db, target_db) as found:
             await all_ready(found)
             # it does not stop the process that runs it
-            known = {"target": target_db.dsn, "connection": publisher_db.conninfo()}
+            known: dict[str, Any] = {"target": target_db.dsn, "connection": publisher_db.conninfo()}
             planned = await recover(f"replica_{publisher_db.name}", dry_run=True, force=True, **known)
             assert planned.reason == "nothing seems to be lost"
             publisher_db.execute("INSERT INTO t VALUES (2, 'followed')")
@@ -328,7 +329,8 @@ async def test_what_is_refused(publisher18_db: Database, target_db: Database) ->
             assert caught.value.hint
         assert publisher.fetch(SLOTS) == slots
 
-    for name, options in (("two", {}), ("one", {}), ("archive", {}), ("pub", {"origin": "none"})):
+    kinds: list[tuple[str, dict[str, Any]]] = [("two", {}), ("one", {}), ("archive", {}), ("pub", {"origin": "none"})]
+    for name, options in kinds:
         async with replica(publisher, target, name=name, publications=[name], **options) as found:
             await found.caught_up()
     other = r'table "public.{}", which has rows of table "public.{}", also belongs to subscription "{}_'

@@ -127,16 +127,13 @@ async def test_only_what_differs_is_written(
         " DELETE FROM t WHERE id = 70; UPDATE t SET v = 'lost' WHERE id = 71"
     )
     name = f"other_{publisher18_db.name}"
-    verified = (
-        "INSERT INTO subscriber_verification SELECT srsubid, 'public', '{}', remote_lsn, 1, 1, '1', '1', 0, NULL FROM subscriber_position"
-    )
+    own = "FROM subscriber_position WHERE srrelid = 0 AND srsubid IN (SELECT oid FROM subscriber_pg_subscription)"
+    verified = f"INSERT INTO subscriber_verification SELECT srsubid, 'public', '{{}}', remote_lsn, 1, 1, '1', '1', 0, NULL {own}"
     proofs = "SELECT relname FROM subscriber_verification"
     other_target.execute(verified.format("t"))
     # the rows of a prepared transaction: the publisher sends it again at the new slot
-    other_target.execute(
-        "INSERT INTO subscriber_prepared_transaction"
-        " SELECT srsubid, 7, 'gid', remote_lsn, remote_lsn, 0, NULL, NULL, 1, 1, 1, 1 FROM subscriber_position"
-    )
+    prepared = f"SELECT srsubid, 7, 'gid', remote_lsn, remote_lsn, 0, NULL, NULL, 1, 1, 1, 1 {own}"
+    other_target.execute(f"INSERT INTO subscriber_prepared_transaction {prepared}")
     planned = await recover(name, target=other_target.url, connection=publisher18_db.conninfo())
     assert "does not exist on the publisher any more" in planned.reason
     assert other_target.fetch("SELECT xid FROM subscriber_prepared_transaction") == []
