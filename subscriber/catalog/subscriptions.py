@@ -189,8 +189,10 @@ class StoredCatalog(Generic[_Store]):
                 own = SubscriptionRows(rows, oid)
                 state, tables = await own.subscription(), await own.tables(lock=not dry_run)
                 await self._begin_again(rows, oid, [name for name, _ in tables], SyncMode.RECONCILE)
-                # the slot's name stays: if there is such a slot, the next start drops it, as one that was never read
                 await own.forget_position(0)
+                if not state.managed:
+                    # as if it was never created: a slot of this name that is there at the next start is another one
+                    await own.change(subslotname=None)
                 await own.clear_skip()
                 # what is still prepared on the publisher is sent again
                 for table in (VERIFICATION, *self.store.prepared_tables):

@@ -68,6 +68,11 @@ async def test_what_is_refused(publisher18_db: Database, target_db: Database) ->
         await alteration.set({"two_phase": False})
         with pytest.raises(RelationError, match="is not published any more"):
             await alteration.resync([T, TableName("public", "u")])
+        publisher18_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update')")
+        for copy in (False, True):
+            with pytest.raises(RelationError, match="cannot be reconciled: its publications do not publish"):
+                await alteration.resync([T], copy=copy)
+        publisher18_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete')")
         await alteration.resync([T])
         await alteration.enable()
     async with launched(target_db):

@@ -354,3 +354,10 @@ async def test_what_is_refused(publisher18_db: Database, target_db: Database) ->
     finally:
         target.execute(f"ALTER SUBSCRIPTION {native} SET (slot_name = NONE)")
         target.execute(f"DROP SUBSCRIPTION {native}")
+    # a slot that another program makes after the command is not dropped by the next run
+    slot = slot_of(publisher, "pub")
+    await recover(slot, target=target.dsn, connection=publisher.conninfo(), force=True)
+    publisher.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    with pytest.raises(SubscriberError, match=f'replication slot "{slot}" already exists'):
+        await asyncio.wait_for(subscription_of(publisher, target, name="pub", publications=["pub"], origin="none").run(), 30)
+    assert publisher.value(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'") == 1
