@@ -66,13 +66,14 @@ from subscriber.recording.relay_segment import (
 )
 from subscriber.threads import run_in_thread
 
-__all__ = ["RelayLog", "discard_relay_log", "probe_relay_log", "remove_directory"]
+__all__ = ["RelayLog", "discard_relay_log", "probe_relay_log"]
 
 _log = logging.getLogger(__name__)
 
 _LOCK: Final = "lock"
 _WRONG: Final = "wrong"
 _LARGEST: Final = 64 * 1024**2
+_AT_ONCE: Final = 1024**2
 _HINT: Final = "make room there, or set relay_log to a directory that belongs to the user who runs this"
 
 
@@ -101,7 +102,7 @@ class RelayLog:
         self._segment_size = min(size // 8, _LARGEST)
         self._lock: int | None = None
         self._descriptor: int | None = None
-        self._written = 0
+        self._written = self._unsure = 0
         self._relations, self._group = Descriptions(), Descriptions()
         self._xid = 0
         self._turn = asyncio.Lock()
@@ -134,7 +135,7 @@ class RelayLog:
     # --- open
 
     async def open(self) -> None:
-        """Open the relay log that is there. A torn end is not read; :meth:`rewind` cuts it off.
+        """Open the relay log that is there. A torn end is not read. Before :attr:`end` is acknowledged, :meth:`rewind` must be called.
 
         Raises:
             ConfigurationError: another process uses it, or it is of another subscription.
@@ -180,6 +181,16 @@ class RelayLog:
         if self.segments:
             last = self.segments[-1]
             self._scan(last)
+            if self.end == last.base and len(self.segments) > 1:
+                # it is left over if its creation failed after it got its name: then the one before it has groups after its base
+                self._scan(self.segments[-2])
+                if self.end > last.base:
+                    self.segments.pop().path.unlink()
+                    last = self.segments[-1]
+                else:
+                    self._scan(last)
+            if self._written == last.first:
+                raise damaged(last.path, "it has no group")
             last.size = self._written
             self._descriptor = os.open(last.path, os.O_WRONLY | os.O_CLOEXEC)
             torn = os.fstat(self._descriptor).st_size - last.size
@@ -191,8 +202,9 @@ class RelayLog:
         return self.directory / f"{number:012d}{SUFFIX}"
 
     def _scan(self, last: Segment) -> None:
-        """Find the end of the last segment."""
+        """Find the end of the last segment. Its last group may not be on disk, if a process was killed, or its sync failed."""
         self._relations, group = Descriptions(), Descriptions()
+        self._written = last.first
         with last.path.open("rb") as file, contextlib.suppress(ProtocolError):
             file.seek(last.first)
             for record in read_records(file, last.first):
@@ -203,9 +215,7 @@ class RelayLog:
                 elif record.kind == END:
                     self._relations.update(group)
                     group = Descriptions()
-                    self.end, self._written = end_lsn(record), record.end
-        if not self._written:
-            raise damaged(last.path, "it has no group")
+                    self.end, self._unsure, self._written = end_lsn(record), self._written, record.end
 
     def _head(self, number: int) -> Segment:
         path = self._path(number)
@@ -284,7 +294,7 @@ class RelayLog:
             end: everything up to there is complete then. None: the transaction continues.
 
         Raises:
-            SpoolError: it cannot be written. Call :meth:`rewind` before the next one.
+            SpoolError: it cannot be written. What was written of the group is cut off.
         """
 
         def work() -> None:
@@ -309,26 +319,44 @@ class RelayLog:
         async with self._turn:
             self._starved = True
             with self._failing("write"):
-                await run_in_thread(work)
+                try:
+                    await run_in_thread(work)
+                except OSError:
+                    # after a failed sync it can be read, although it is not on disk
+                    with contextlib.suppress(OSError):
+                        await run_in_thread(self._cut)
+                    raise
             self._starved = False
         if end is not None:
             self.notify()
 
     async def rewind(self) -> None:
-        """Cut off what was written since the last complete group, after an error or a cancellation.
+        """Cut off what was written since the last complete group, and ensure that everything before it is durable.
 
         Raises:
             SpoolError: it cannot be done.
         """
 
         def work() -> None:
-            if self._descriptor is not None and self.segments:
-                self._written, self._group = self.segments[-1].size, Descriptions()
-                os.ftruncate(self._descriptor, self._written)
+            self._cut()
+            last = self.segments[-1]
+            assert self._descriptor is not None
+            if self._unsure < last.size:
+                # to sync it is not enough: if an earlier sync failed, its pages count as written
+                with last.path.open("rb") as file:
+                    file.seek(self._unsure)
+                    while self._unsure < last.size and (data := file.read(min(_AT_ONCE, last.size - self._unsure))):
+                        self._unsure = write_file(self._descriptor, data, self._unsure)
+                sync_file(self._descriptor, last.path)
 
         async with self._turn:
             with self._failing("write"):
                 await run_in_thread(work)
+
+    def _cut(self) -> None:
+        self._written, self._group = self.segments[-1].size, Descriptions()
+        assert self._descriptor is not None
+        os.ftruncate(self._descriptor, self._written)
 
     async def acknowledge(self, lsn: Lsn) -> None:
         """Note that the target has everything up to an LSN. Segments that are not needed any more are removed.
@@ -339,23 +367,29 @@ class RelayLog:
         self.known = max(self.known, lsn)
         async with self._turn:
             # the last segment can be larger than the limit, if a transaction is, or than the disk
-            stuck = (self.full or self._starved) and self.known >= self.end and self._written == self.segments[-1].size
+            last = self.segments[-1]
+            stuck = (self.full or self._starved) and self.known >= self.end > last.base and self._written == last.size
             if not self._unneeded() and not stuck:
                 return
 
-            def work() -> Sequence[Segment]:
+            def work() -> None:
+                # first, because a new segment may need their room
+                self._remove()
                 if stuck:
-                    self._rotate(self.session)
-                unneeded = self._unneeded()
-                for segment in unneeded:
-                    segment.path.unlink(missing_ok=True)
-                    crash_points.reached("relay.removed")
-                return unneeded
+                    self._rotate(last.session)
+                    self._starved = False
+                    self._remove()
 
             with self._failing("remove a segment of"):
-                unneeded = await run_in_thread(work)
-            self.segments = [segment for segment in self.segments if segment not in unneeded]
+                await run_in_thread(work)
         self.notify()
+
+    def _remove(self) -> None:
+        unneeded = self._unneeded()
+        for segment in unneeded:
+            segment.path.unlink(missing_ok=True)
+            crash_points.reached("relay.removed")
+        self.segments = [segment for segment in self.segments if segment not in unneeded]
 
     def _unneeded(self) -> Sequence[Segment]:
         return [one for one, following in pairwise(self.segments) if following.base <= self.known]
@@ -374,7 +408,7 @@ class RelayLog:
         segment, descriptor = Segment(number, path, session, len(content)), create_file(path, content)
         if self._descriptor is not None:
             os.close(self._descriptor)
-        self._descriptor, self._written = descriptor, segment.size
+        self._descriptor, self._written, self._unsure = descriptor, segment.size, segment.size
         self.segments.append(segment)
         crash_points.reached("relay.segment")
         return segment
@@ -414,15 +448,7 @@ def discard_relay_log(directory: str, key: str) -> None:
     Raises:
         SpoolError: it cannot be removed.
     """
-    remove_directory(Path(os.path.realpath(directory)) / _name(key))
-
-
-def remove_directory(path: Path) -> None:
-    """Remove the directory of a subscription's relay log. It blocks.
-
-    Raises:
-        SpoolError: it cannot be removed.
-    """
+    path = Path(os.path.realpath(directory)) / _name(key)
     try:
         shutil.rmtree(path)
     except FileNotFoundError:

@@ -130,7 +130,8 @@ def create_file(path: Path, content: bytes) -> int:
         sync_directory(path.parent)
     except OSError:
         os.close(descriptor)
-        unfinished.unlink(missing_ok=True)
+        for name in (unfinished, path):
+            name.unlink(missing_ok=True)
         raise
     return descriptor
 

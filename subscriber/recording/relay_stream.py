@@ -10,12 +10,14 @@ where they are, and reads them there.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Final
 
+from subscriber.errors import SpoolError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
@@ -28,6 +30,8 @@ from subscriber.threads import run_in_thread
 from subscriber.transaction.reassembly import ROW_TAGS
 
 __all__ = ["RelaySpool", "RelayStream", "is_applied"]
+
+_log = logging.getLogger(__name__)
 
 _ANY_LSN: Final = Lsn(2**63)
 _AT_ONCE: Final = 1024 * 1024
@@ -78,10 +82,13 @@ class RelayStream:
             await changed.wait()
 
     async def send(self, message: bytes) -> None:
-        """Take a status update: segments that the target does not need any more are removed."""
+        """Take a status update: segments that the target does not need any more are removed, with the next one if that fails."""
         status = decode_status_update(message)
         self._acknowledged(status)
-        await self._log.acknowledge(status.flush)
+        try:
+            await self._log.acknowledge(status.flush)
+        except SpoolError as error:
+            _log.warning("%s", error.one_line())
 
     async def wal_end(self, least: Lsn) -> Lsn:
         """Every LSN of a relay log was checked when it was received."""
@@ -123,7 +130,7 @@ class RelayStream:
             return True
         if following is None:
             return False
-        if following.number != self._segment.number + 1 or following.base != self._end:
+        if following.base != self._end:
             raise damaged(self._segment.path, f"it ends at {self._end}, and the next one begins at {following.base}")
         if (following.session.server_version, following.session.timeline) != (self.session.server_version, self.session.timeline):
             # not before the receiver has processed what was read

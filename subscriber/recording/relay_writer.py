@@ -17,6 +17,7 @@ from typing import Final
 
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.spool_file import blocks
+from subscriber.errors import ProtocolError
 from subscriber.interfaces import ApplyStatistics
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn
@@ -157,7 +158,7 @@ class RelayWriter:
         size = held = 0
         late = False
         while size < _AT_ONCE or late:
-            event = await self._next() if late else receiver.peek()
+            event = await self._end_of_late() if late else receiver.peek()
             if event is None:
                 break
             transaction = event.transaction if isinstance(event, PreparedTransaction) else event
@@ -196,7 +197,7 @@ class RelayWriter:
             payloads += last
             if self._is_late(event):
                 await log.append(payloads, moment, None)
-                event = await self._next()
+                event = await self._end_of_late()
                 held += self._receiver.pop()[1]
                 payloads = _around(event)[0]
             self._pass(event)
@@ -209,9 +210,11 @@ class RelayWriter:
         """Whether it was prepared before two-phase was enabled. It has an old LSN, and belongs to its COMMIT PREPARED, which is next."""
         return isinstance(event, PreparedTransaction) and event.transaction.end_lsn <= self._end
 
-    async def _next(self) -> Event:
+    async def _end_of_late(self) -> CommitPrepared:
         while (event := self._receiver.peek()) is None:
             await self._receiver.wait(_TICK)
+        if not isinstance(event, CommitPrepared):
+            raise ProtocolError("expected COMMIT PREPARED after a transaction that was prepared before two-phase was enabled")
         return event
 
     def _pass(self, event: Event) -> None:

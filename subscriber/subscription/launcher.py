@@ -90,7 +90,6 @@ class Launcher:
         self._noted = asyncio.Event()
         self._stop = asyncio.Event()
         self._said_idle = False
-        self._relayed: dict[int, Subscription] = {}
         self._session: int | None = None
 
     @property
@@ -195,9 +194,6 @@ class Launcher:
         defined = await catalog.subscriptions()
         wanted = {found.oid: found for found in defined if self._is_wanted(found)}
         self._tell_idle(defined)
-        known = {found.oid for found in defined}
-        for oid in [oid for oid in self._relayed if oid not in known and oid not in self._workers]:
-            await self._relayed.pop(oid).remove_relay_log()
         for oid, worker in list(self._workers.items()):
             if worker.done:
                 del self._workers[oid]
@@ -255,8 +251,6 @@ class Launcher:
             return
         _log.info('starting subscription "%s"', definition.name)
         worker = self._workers[definition.oid] = _Worker(definition, subscription)
-        if self._settings.relay_log is not None:
-            self._relayed[definition.oid] = subscription
         self._said_idle = True
         worker.task = group.create_task(self._keep(worker), name=f"subscription {definition.name}")
 

@@ -120,15 +120,6 @@ class Subscription:
         """Change ``max_copy_rate`` of a subscription that runs, until it ends. In bytes per second; 0: no limit."""
         self._state.copy_rate.limit = rate
 
-    async def remove_relay_log(self) -> None:
-        """Remove the relay log of the last run, after the subscription was dropped.
-
-        Raises:
-            SpoolError: it cannot be removed.
-        """
-        if self._state.relay is not None:
-            await self._state.relay.remove()
-
     async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
         """Wait until all tables are synchronized and everything up to ``lsn`` is durable in the target.
 

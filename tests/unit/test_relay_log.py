@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -13,7 +15,7 @@ import pytest
 from subscriber import Settings
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
-from subscriber.errors import ConfigurationError, DataLossError, SpoolError
+from subscriber.errors import ConfigurationError, DataLossError, ProtocolError, SpoolError
 from subscriber.interfaces import ApplyStatistics
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
@@ -36,6 +38,7 @@ from subscriber.protocol.messages import (
     StreamStop,
     TupleData,
 )
+from subscriber.recording import relay_log, relay_segment
 from subscriber.recording.file import RecordedSession, read_recording
 from subscriber.recording.relay_log import RelayLog, discard_relay_log, probe_relay_log
 from subscriber.recording.relay_stream import RelaySpool, RelayStream, is_applied
@@ -512,7 +515,7 @@ async def test_pauses_when_full_and_continues(tmp_path: Path, caplog: pytest.Log
     writing = asyncio.create_task(write(log, frames, Lsn(end + 8)))
     for _ in range(20):
         async with asyncio.timeout(20):
-            while not log.full and not writing.done():
+            while not (log.full and "receiving pauses" in caplog.text) and not writing.done():
                 await asyncio.sleep(0.001)
         if writing.done():
             break
@@ -523,3 +526,121 @@ async def test_pauses_when_full_and_continues(tmp_path: Path, caplog: pytest.Log
     text = [record.message for record in caplog.records]
     assert any("the relay log is full (relay_log_size): receiving pauses" in each for each in text)
     assert any("receiving continues" in each for each in text)
+
+
+def group(lsn: int, value: bytes = b"v") -> list[bytes]:
+    messages: list[Message] = [Begin(Lsn(lsn), 1, 9), relation(1, "t"), row(1, value), Commit(0, Lsn(lsn), Lsn(lsn + 8), 1)]
+    return [encode(message) for message in messages]
+
+
+def failing(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, "broken")
+
+
+async def test_what_was_not_synced_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed sync leaves pages that are not on disk, but can be read. So can a killed process."""
+    log = await made(tmp_path)
+    await log.append(group(1100), 0, Lsn(1108))
+    (path,) = segments(tmp_path)
+    before = path.stat().st_size
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        with pytest.raises(SpoolError, match="could not write the relay log"):
+            await log.append(group(1200), 0, Lsn(1208))
+        assert path.stat().st_size == before
+    # killed between the write and its sync
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: None)
+        await log.append(group(1200), 0, Lsn(1208))
+    await log.close()
+    whole = path.read_bytes()
+    log = await made(tmp_path)
+    assert log.end == 1208
+    written, synced = list[tuple[bytes, int]](), list[int]()
+    pwrite = os.pwrite
+
+    def write_noted(descriptor: int, data: bytes, offset: int) -> int:
+        written.append((bytes(data), offset))
+        return pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write_noted)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    # before receiving, which acknowledges the end
+    await log.rewind()
+    assert (written, len(synced)) == ([(whole[before:], before)], 1)
+    await log.rewind()
+    assert len(synced) == 1
+    assert path.read_bytes() == whole
+    await log.close()
+
+
+async def test_segment_that_failed_after_it_got_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is removed; if that fails too, the next start finds that the one before it continued."""
+    for broken in ("sync_directory", "unlink"):
+        directory = tmp_path / broken
+        directory.mkdir()
+        log = await made(directory)
+        await log.append(group(1100), 0, Lsn(1108))
+        log.limit = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(relay_segment, "sync_directory", failing)
+            if broken == "unlink":
+                patch.setattr(Path, "unlink", failing)
+            with pytest.raises(SpoolError):
+                await log.acknowledge(Lsn(1108))
+        assert len(segments(directory)) == (2 if broken == "unlink" else 1)
+        await log.rewind()
+        await log.append(group(1200), 0, Lsn(1208))
+        await log.close()
+        log = await made(directory)
+        assert (log.end, len(log.segments), len(segments(directory))) == (1208, 1, 1)
+        assert len(await read(log, START)) == 2
+        await log.close()
+
+
+async def test_rotation_of_empty_segments(tmp_path: Path) -> None:
+    """The reader stays where it is while segments after it come and go."""
+    log = await made(tmp_path)
+    await log.append(group(1100), 0, Lsn(1108))
+    stream = RelayStream(log, START, lambda _: None)
+    await stream.receive()
+    log.limit = 0
+    for _ in range(3):
+        await log.acknowledge(Lsn(1108))
+    assert [segment.number for segment in log.segments] == [2]
+    for timeline in (2, 1):
+        await log.follow(session(timeline=timeline))
+        await log.acknowledge(Lsn(1108))
+    assert [segment.number for segment in log.segments] == [4]
+    log.limit = 2**20
+    await log.append(group(1200), 0, Lsn(1208))
+    assert len(await stream.receive()) == 5
+    await log.close()
+
+
+async def test_disk_is_full_while_removing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not needed is removed first, which may be what gives a new segment its room. The apply side does not end."""
+    log = await several(tmp_path)
+    log.limit = 0
+    stream = RelayStream(log, START, lambda _: None)
+    status = encode_frame(StandbyStatusUpdate(log.end, log.end, log.end, 0, False))
+    with monkeypatch.context() as patch:
+        patch.setattr(relay_log, "create_file", failing)
+        await stream.send(status)
+        assert len(segments(tmp_path)) == len(log.segments) == 1
+    await stream.send(status)
+    assert log.segments[0].base == log.end
+    await log.close()
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_late_prepare_without_its_end(large: bool, tmp_path: Path) -> None:
+    """It would be stored with something that does not belong to it."""
+    log = await made(tmp_path)
+    rows: list[Message] = [relation(1, "t"), *(row(1, b"x" * 40_000) for _ in range(40 if large else 1))]
+    prepare = frame(BeginPrepare(Lsn(500), Lsn(508), 1, 9, "g"), *rows, Prepare(0, Lsn(500), Lsn(508), 1, 9, "g"))
+    other = frame(Begin(Lsn(2000), 1, 10), row(1, b"v"), Commit(0, Lsn(2000), Lsn(2008), 1))
+    with pytest.raises(ProtocolError, match="COMMIT PREPARED"):
+        await write(log, [*prepare, *other], Lsn(2008))
+    assert log.end == START
+    await log.close()

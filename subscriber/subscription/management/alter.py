@@ -348,12 +348,19 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             raise ConfigurationError(
                 'cannot disable "two_phase" when prepared transactions exist', hint="Resolve these transactions and try again."
             )
-        await self._alter_slot("two_phase", wanted=False)
+        await self._alter_slot("two_phase", wanted=False, relayed=False)
         return TwoPhaseState.DISABLED
 
-    async def _alter_slot(self, option: str, *, wanted: bool) -> None:
+    async def _alter_slot(self, option: str, *, wanted: bool, relayed: bool = True) -> None:
+        """``relayed``: whether a relay log may have changes that the target does not have."""
         found = self.definition
         assert found.slot_name is not None
         application_name = session_name(found.name, "alter")
         async with await WalReceiverConnection.connect(self._require_connection(), application_name=application_name) as connection:
+            slot = await connection.slot(found.slot_name)
+            if not relayed and slot is not None and (slot.confirmed_flush_lsn or INVALID_LSN) > (found.position or INVALID_LSN):
+                raise ConfigurationError(
+                    f'cannot disable "{option}" while the relay log has changes that are not applied',
+                    hint="enable the subscription, wait until it has caught up, disable it and try again",
+                )
             await connection.execute(alter_replication_slot(connection.capabilities, found.slot_name, **{option: wanted}))

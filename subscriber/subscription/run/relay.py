@@ -20,7 +20,7 @@ from subscriber.interfaces import OpenedSink, Position, RelayLogDetails, Retry
 from subscriber.protocol.frames import StandbyStatusUpdate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.recording.file import RecordedSession
-from subscriber.recording.relay_log import RelayLog, remove_directory
+from subscriber.recording.relay_log import RelayLog
 from subscriber.recording.relay_stream import RelayStream, is_applied
 from subscriber.recording.relay_writer import RelayTracker, RelayWriter
 from subscriber.stream_session import CAUTIOUSLY, FollowedSlot, StreamSession, undecodable
@@ -133,14 +133,6 @@ class Relay:
         log, position = self._relay_log, self._state.tracker.flushed
         if log.holds(position) and log.end > position and await run_in_thread(lambda: is_applied(log, position)):
             await sink.advance(log.end)
-
-    async def remove(self) -> None:
-        """Remove the relay log. It must not be in use.
-
-        Raises:
-            SpoolError: it cannot be removed.
-        """
-        await run_in_thread(lambda: remove_directory(self._relay_log.directory))
 
     # --- for the status
 

@@ -144,17 +144,18 @@ class Setup:
             opened = await self._target.open(on_durable)
             state = opened.state
             self._check_managed(state)
-            await self._relay.open(spool_key(state), fresh=state.position is None)
             first = state.position is None
             if state.position is None:
                 await self._require_nothing_begun()
                 if known and not self._spec.managed:
                     # an earlier start was interrupted before it stored a position
                     await self._check_everything(connection, own_slot=state.slot_name is not None)
+                await self._relay.open(spool_key(state), fresh=True)
                 state = await FirstPosition(self._spec, opened).create(connection)
                 assert state.position is not None
                 await self._relay.begin(connection, state.position)
             else:
+                await self._relay.open(spool_key(state))
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
             refresh = self._tables

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from subscriber import DataLossError, Settings
+from subscriber import ConfigurationError, DataLossError, Settings, SubscriptionOptions
 from subscriber.errors import SpoolError, SubscriptionInUse
 from subscriber.subscription.cutover.link import Link
 from subscriber.subscription.launcher import Launcher
+from subscriber.subscription.management.alter import alter_subscription
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.drop import drop_subscription
 from subscriber.testing.server import EmbeddedServer
@@ -145,6 +146,10 @@ async def test_start_compares_target_relay_log_and_slot(publisher18_db: Database
     assert "past position" in said
     assert "relay log" in said
     assert "the changes in between are lost" in said
+    # the relay log may be all that can tell what is missing, so it stays
+    target.execute("CREATE TABLE saved AS TABLE subscriber.position; DELETE FROM subscriber.position")
+    assert "has lost its position in the target" in await refused(publisher, target, settings=settings(tmp_path))
+    target.execute("INSERT INTO subscriber.position TABLE saved; DROP TABLE saved")
     # with its own
     async with replica(publisher, target, settings=settings(tmp_path)) as found:
         assert len(await found.same(ROWS)) == 110
@@ -251,7 +256,8 @@ async def test_cutover_waits_for_the_target(publisher18_db: Database, target_db:
     assert not list((tmp_path / "relay").iterdir())
 
 
-async def test_launcher_removes_what_was_dropped(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+async def test_launcher_keeps_the_relay_log_of_what_is_gone(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """The subscription may be gone from the catalog because that was restored."""
     tables(publisher18_db, target_db)
     name = f"managed_{publisher18_db.name}"
     await create_subscription(name, connection=publisher18_db.dsn, publications=["pub"], target=target_db.dsn)
@@ -260,6 +266,22 @@ async def test_launcher_removes_what_was_dropped(publisher18_db: Database, targe
     await eventually(target_db, "SELECT count(*) FROM t", 100)
     assert list((tmp_path / "relay").iterdir())
     await drop_subscription(name, target=target_db.dsn)
-    await until(lambda: not list((tmp_path / "relay").iterdir()), "the relay log removed")
+    await create_subscription(
+        name, connection=publisher18_db.dsn, publications=["pub"], target=target_db.dsn, options=SubscriptionOptions(copy_data=False)
+    )
+    await until(lambda: len(list((tmp_path / "relay").iterdir())) == 2, "another relay log")
     launcher.stop()
     await running
+
+
+async def test_two_phase_stays_while_the_relay_log_may_have_a_prepare(publisher18_db: Database, target_db: Database) -> None:
+    """The slot is ahead of the target then. The publisher would send the transaction again, with its COMMIT PREPARED."""
+    tables(publisher18_db, target_db)
+    name = f"managed_{publisher18_db.name}"
+    options = SubscriptionOptions(two_phase=True, enabled=False)
+    await create_subscription(name, connection=publisher18_db.dsn, publications=["pub"], target=target_db.dsn, options=options)
+    publisher18_db.execute("INSERT INTO t VALUES (1000, 'x')")
+    publisher18_db.execute("SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) FROM pg_replication_slots")
+    async with alter_subscription(name, target=target_db.dsn) as found:
+        with pytest.raises(ConfigurationError, match='cannot disable "two_phase" while the relay log has changes'):
+            await found.set({"two_phase": False})
