@@ -30,8 +30,9 @@ from subscriber.verification.tables import (
 
 __all__ = ["OtherTarget", "PlannedTable", "PostgresTarget", "TargetSnapshot"]
 
-_SAME_TEXTS: Final = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid", "date"})
-"""Types whose values every database gives back with the same text."""
+_INTEGERS: Final = frozenset({"int2", "int4", "int8"})
+_TEXTS: Final = frozenset({"text", "varchar", "uuid"})
+"""Types whose values are stored as their text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +147,8 @@ class OtherTarget:
         columns = tuple(client_column_sql(name, base) for name, base in bases.items())
         sql = TableSql(table.name, here.kind == "r", columns, key, table.row_filters, fast=False)
         rows = expected_rows(table)
-        ordered = bool(key) and source.is_integer(table.columns.index(key[0])) and bases[key[0]] in {"int2", "int4", "int8"}
-        column = key[0] if ordered else None
+        integers = {name for name in key if bases[name] in _INTEGERS and source.is_integer(table.columns.index(name))}
+        column = key[0] if key and key[0] in integers else None
         plan = await key_ranges(publisher.run, table.name, column, "int8", rows)
         return PlannedTable(
             name=table.name,
@@ -159,7 +160,7 @@ class OtherTarget:
             ordered=column,
             bound_type="int8",
             rows=rows,
-            same_keys=all(bases[name] in _SAME_TEXTS for name in key),
+            same_keys=all(name in integers or bases[name] in _TEXTS for name in key),
         )
 
     async def is_intact(self, table: PublishedTable) -> bool:

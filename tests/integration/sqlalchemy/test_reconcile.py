@@ -15,6 +15,7 @@ from subscriber.subscription.management.recover import recover
 from subscriber.subscription.run import reconciliation
 from subscriber.verification import tables
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.observation import until
 from tests.support.sqlalchemy_targets import OtherTarget
 
 ROWS = 2000
@@ -202,3 +203,43 @@ async def test_triggers_that_would_fire(publisher18_db: Database, other_target: 
     other_target.execute("DROP TRIGGER my_trigger")
     await ran(subscription_of(publisher18_db, other_target, SETTINGS, copy_data=True), publisher18_db)
     assert_same(publisher18_db, other_target)
+
+
+async def test_keys_that_the_target_may_store_as_other_texts(
+    publisher18_db: Database, other_target: OtherTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They name no rows: the table is compared as one without a key. Or the key stores bytes, which is refused."""
+    publisher18_db.execute("""
+        CREATE TABLE ints (id int PRIMARY KEY, v int); INSERT INTO ints SELECT i, i FROM generate_series(1, 10) AS i;
+        CREATE TABLE times (id timestamptz, v int, PRIMARY KEY (id));
+        INSERT INTO times SELECT timestamptz '2024-01-01 UTC' + i * interval '1.5 s', i FROM generate_series(1, 10) AS i;
+        CREATE TABLE words (id text PRIMARY KEY, v int); INSERT INTO words VALUES ('a', 1), ('b', 2);
+        CREATE TABLE bytes (id text PRIMARY KEY, v int); INSERT INTO bytes VALUES ('a', 1); CREATE PUBLICATION pub FOR ALL TABLES
+    """)
+    for statement in (
+        "CREATE TABLE ints (id varchar(20), v int)",
+        "INSERT INTO ints VALUES ('007', 1), ('1', 1), ('2', 5)",
+        "CREATE TABLE times (id varchar(60), v int)",
+        "INSERT INTO times VALUES ('2024-01-01T00:00:01.5Z', 1), ('2024-01-01 00:00:03+00', 2)",
+        "CREATE TABLE words (id varchar(20) COLLATE NOCASE PRIMARY KEY, v int)"
+        if other_target.kind == "sqlite"
+        else "CREATE TABLE words (id varchar(20) COLLATE utf8mb4_general_ci PRIMARY KEY, v int)",
+        "INSERT INTO words VALUES ('A', 1), ('B', 2)",
+        f"CREATE TABLE bytes (id {'blob' if other_target.kind == 'sqlite' else 'varbinary(20)'} PRIMARY KEY, v int)",
+        "INSERT INTO bytes VALUES ('x', 1)",
+    ):
+        other_target.execute(statement)
+    task = asyncio.create_task(subscription_of(publisher18_db, other_target, SETTINGS, copy_data="reconcile").run())
+    try:
+        # SQLite has no columns of bytes only
+        await until(lambda: other_target.kind == "sqlite" or "stores bytes" in caplog.text, "the error")
+        await until(other_target.has_catalog, "the catalog")
+        tables_of = {"ints": 10, "times": 10, "words": 2}
+        await until(lambda: all(other_target.states().get(name, "i") in "sr" for name in tables_of), "the tables")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    for name in tables_of:
+        here = publisher18_db.fetch(f"SELECT id::text, v FROM {name} ORDER BY v")
+        assert [(str(key), v) for key, v in other_target.fetch(f"SELECT id, v FROM {name} ORDER BY v")] == here
+    assert other_target.kind == "sqlite" or other_target.fetch("SELECT v FROM bytes") == [(1,)]

@@ -176,11 +176,13 @@ def _names(columns: Sequence[str], table: str | None = None) -> str:
     return ", ".join(f"{table}.{quote_identifier(name)}" if table else quote_identifier(name) for name in columns)
 
 
-_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-
-
 async def _copy_data(rows: Sequence[Sequence[str | None]]) -> AsyncIterator[bytes]:
     """The rows in the text format of COPY."""
     for row in rows:
-        line = "\t".join("\\N" if value is None else value.translate(_ESCAPES) for value in row)
+        line = "\t".join("\\N" if value is None else _escaped(value) for value in row)
         yield f"{line}\n".encode(errors="surrogateescape")
+
+
+def _escaped(value: str) -> str:
+    # much faster than str.translate for large values
+    return value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")

@@ -12,11 +12,13 @@ from typing import Any
 from sqlalchemy import Column, Delete, delete, or_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from subscriber.errors import RelationError
 from subscriber.interfaces import CopyFormat, PublishedTable, ReplacedKeys, ReplacedRange, Replacement
 from subscriber.sinks.sqlalchemy.apply.binding import bind_columns, copy_binds, picked
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.statements import insert_row
 from subscriber.sinks.sqlalchemy.repair import repair_rows
+from subscriber.sinks.sqlalchemy.schema.converters import Family, family_of
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, in_range
 from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
@@ -41,6 +43,14 @@ async def replace_rows(
         ApplyError: a value does not fit into its column, or a constraint rejects a row.
         RelationError: the target's table does not fit.
     """
+    for name in (name for each in replacements if isinstance(each, ReplacedKeys) for name in each.key):
+        if family_of(_column(target, name).type, connection.dialect.name) is Family.BYTES:
+            # its rows are named by the text of bytes, which is not the publisher's text
+            raise RelationError(
+                f'table "{table.name}" cannot be reconciled: column "{name}" of its key stores bytes',
+                sqlstate="55000",
+                hint="make it a text column, or use `subscriber alter NAME --resync SCHEMA.TABLE --by copy`",
+            )
     with translated():
         alone = len(replacements) == 1
         for each in replacements:
