@@ -20,7 +20,8 @@ def find_archives(tables: Iterable[PublishedTable]) -> list[Finding]:
             "error",
             f'table "{table.name}" cannot be reconciled: its publications do not publish updates and deletes,'
             " so rows that only the target has may be there on purpose",
-            "publish them (ALTER PUBLICATION … SET (publish = …)), or remove the table from the publication first",
+            "publish them (ALTER PUBLICATION … SET (publish = …)), remove the table from the publication,"
+            " or replace all its rows: `subscriber alter NAME --resync SCHEMA.TABLE --by copy`",
         )
         for table in tables
         if not table.all_changes

@@ -311,7 +311,7 @@ class TableSynchronization:
         sink, copies = self._sink, entry.mode is SyncMode.COPY
         if not isinstance(sink, ReconcilingTableSink) or (copies and entry.state is not TableState.DATASYNC):
             return False
-        if not copies:
+        if entry.mode is SyncMode.RECONCILE:
             require_all_changes([table])
         advanced = partial(self._run.progress.advanced, self._table)
         reason = "it has no ranges of a key"

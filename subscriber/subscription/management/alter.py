@@ -15,7 +15,7 @@ from typing import Any
 
 from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.row_filters import filter_expressions
-from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, ResyncingCatalog
+from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, RestartingCatalog, ResyncingCatalog
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import ALTERABLE, NO_SLOT, CopyData, Settings, parse_changes, with_filters
 from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError
@@ -269,7 +269,9 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         if self.definition.conninfo is not None:
             async with await Session.connect(self.definition.conninfo, application_name=session_name(self._name, "alter")) as session:
                 found = await published_tables(session, self.definition.publications, *tables)
-            require_all_changes(found)
+            # what cannot begin again, a lake, copies tables
+            if not copy and isinstance(catalog, RestartingCatalog):
+                require_all_changes(found)
             published = {table.name for table in found}
             for table in tables:
                 if table not in published:

@@ -69,11 +69,9 @@ async def test_what_is_refused(publisher18_db: Database, target_db: Database) ->
         with pytest.raises(RelationError, match="is not published any more"):
             await alteration.resync([T, TableName("public", "u")])
         publisher18_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update')")
-        for copy in (False, True):
-            with pytest.raises(RelationError, match="cannot be reconciled: its publications do not publish"):
-                await alteration.resync([T], copy=copy)
-        publisher18_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete')")
-        await alteration.resync([T])
+        with pytest.raises(RelationError, match="cannot be reconciled: its publications do not publish"):
+            await alteration.resync([T])
+        await alteration.resync([T], copy=True)
         await alteration.enable()
     async with launched(target_db):
         await same(publisher18_db, target_db, name, "SELECT id FROM t ORDER BY id")
