@@ -74,6 +74,8 @@ def _relay_log(log: RelayLogDetails) -> list[str]:
     lines = [f"  relay log     received {log.received}   flushed {log.flushed}, {size(log.size)} of {size(log.limit)}{full}"]
     if log.retry is not None:
         lines.append(f"    receiving   {retrying(log.retry)}")
+    if log.failure is not None:
+        lines.append(f"    receiving   has ended: {log.failure}")
     return lines
 
 

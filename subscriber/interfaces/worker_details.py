@@ -62,6 +62,7 @@ class RelayLogDetails:
         limit: receiving pauses at this size.
         paused: whether it pauses for that reason.
         retry: the failed attempt to receive; None: the latest one did not fail.
+        failure: the error that ended receiving. The run ends with it when everything in the relay log is applied.
     """
 
     received: Lsn
@@ -70,6 +71,7 @@ class RelayLogDetails:
     limit: int
     paused: bool = False
     retry: Retry | None = None
+    failure: str | None = None
 
     def values(self) -> dict[str, Any]:
         """The values as JSON has them."""
@@ -139,4 +141,5 @@ def _relay_log(values: Any) -> RelayLogDetails | None:
         limit=int(values["limit"]),
         paused=bool(values["paused"]),
         retry=_retry(values["retry"]),
+        failure=values.get("failure") and str(values["failure"]),
     )

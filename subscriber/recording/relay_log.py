@@ -23,11 +23,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -52,6 +49,7 @@ from subscriber.recording.file import (
     messages_content,
     read_records,
 )
+from subscriber.recording.relay_directory import directory_name
 from subscriber.recording.relay_segment import (
     SUFFIX,
     Descriptions,
@@ -66,7 +64,7 @@ from subscriber.recording.relay_segment import (
 )
 from subscriber.threads import run_in_thread
 
-__all__ = ["RelayLog", "discard_relay_log", "probe_relay_log"]
+__all__ = ["RelayLog"]
 
 _log = logging.getLogger(__name__)
 
@@ -90,13 +88,15 @@ class RelayLog:
         segments: oldest first; none: there is no relay log yet.
         end: everything up to there is durable here.
         known: the target has everything up to there.
+        damage: why what is there cannot be used; then there are no segments.
         failure: why nothing more is written; it is raised to the reader after the last group.
+        diverged: whether the failure is that groups which are not read yet must not be: the publisher does not have their changes any more.
         changed: set when one of these changed, and then replaced.
     """
 
     def __init__(self, directory: str, size: int, key: str) -> None:
         self._base = Path(os.path.realpath(directory))
-        self.directory = self._base / _name(key)
+        self.directory = self._base / directory_name(key)
         self.limit = size
         self._key = key
         self._segment_size = min(size // 8, _LARGEST)
@@ -109,7 +109,9 @@ class RelayLog:
         self._starved = False
         self.segments: list[Segment] = []
         self.end = self.known = INVALID_LSN
+        self.damage: DataLossError | None = None
         self.failure: SubscriberError | None = None
+        self.diverged = False
         self.changed = asyncio.Event()
 
     def notify(self) -> None:
@@ -139,7 +141,7 @@ class RelayLog:
 
         Raises:
             ConfigurationError: another process uses it, or it is of another subscription.
-            DataLossError: the publisher sent a wrong LSN, or a segment is damaged.
+            DataLossError: the publisher sent a wrong LSN.
             SpoolError: the directory cannot be read or written, or is not private to this user.
         """
         await run_in_thread(self._open)
@@ -168,12 +170,16 @@ class RelayLog:
         with self._failing("read"), contextlib.suppress(FileNotFoundError):
             raise DataLossError((self.directory / _WRONG).read_text(), hint="start over with a new copy; drop removes this relay log")
         with self._failing("read"):
-            self._load()
-            for path in (self._base, self.directory):
+            try:
+                self._load()
+            except DataLossError as error:
+                # it does not matter if the slot still has everything after the target's position
+                self.segments, self.damage = [], error
+            for path in (self._base.parent, self._base, self.directory):
                 sync_directory(path)
 
     def _load(self) -> None:
-        numbers = sorted(int(path.stem) for path in self.directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+        numbers = self._numbers()
         for path in self.directory.glob("*.new"):
             # a crash ended its creation
             path.unlink()
@@ -197,6 +203,9 @@ class RelayLog:
             if torn:
                 # they are cut off when receiving begins: only then is it known that the publisher has not forgotten them
                 _log.warning('the relay log ends at %s: the last %d bytes of "%s" are not complete', self.end, torn, last.path)
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:012d}{SUFFIX}"
@@ -233,8 +242,10 @@ class RelayLog:
         """Whether everything after this LSN, up to :attr:`end`, is here.
 
         Raises:
-            DataLossError: a segment after it is missing.
+            DataLossError: a segment after it is missing, or the relay log cannot be used.
         """
+        if self.damage is not None:
+            raise self.damage
         if not self.segments or not self.segments[0].base <= lsn <= self.end:
             return False
         needed = [one for one, following in pairwise(self.segments) if following.base > lsn] + self.segments[-1:]
@@ -251,13 +262,13 @@ class RelayLog:
         """
 
         def work() -> None:
-            for segment in reversed(self.segments):
-                segment.path.unlink(missing_ok=True)
-            number = self.segments[-1].number if self.segments else 0
-            self.segments.clear()
+            numbers = self._numbers()
+            for number in reversed(numbers):
+                self._path(number).unlink(missing_ok=True)
+            self.segments, self.damage = [], None
             self._relations = Descriptions()
             self.end = session.start_lsn
-            self._add(number + 1, replace(session, relay_of=self._key))
+            self._add(max(numbers, default=0) + 1, replace(session, relay_of=self._key))
 
         with self._failing("write"):
             await run_in_thread(work)
@@ -265,8 +276,10 @@ class RelayLog:
 
     async def condemn(self, error: SubscriberError) -> None:
         """Note that the publisher sent a wrong LSN, which may be stored here and in the target. Every later start fails."""
-        with contextlib.suppress(OSError):
-            await run_in_thread(lambda: (self.directory / _WRONG).write_text(str(error)))
+        try:
+            await run_in_thread(lambda: os.close(create_file(self.directory / _WRONG, str(error).encode())))
+        except OSError as failure:
+            _log.error('could not note in the relay log "%s" that it must not be used any more: %s', self.directory, failure.strerror)
 
     # --- write
 
@@ -318,17 +331,18 @@ class RelayLog:
 
         async with self._turn:
             self._starved = True
-            with self._failing("write"):
-                try:
+            try:
+                with self._failing("write"):
                     await run_in_thread(work)
-                except OSError:
-                    # after a failed sync it can be read, although it is not on disk
-                    with contextlib.suppress(OSError):
-                        await run_in_thread(self._cut)
-                    raise
-            self._starved = False
-        if end is not None:
-            self.notify()
+                self._starved = False
+            except SubscriberError:
+                # after a failed sync it can be read, although it is not on disk
+                with contextlib.suppress(OSError):
+                    await run_in_thread(self._cut)
+                raise
+            finally:
+                # it may be complete although this was cancelled
+                self.notify()
 
     async def rewind(self) -> None:
         """Cut off what was written since the last complete group, and ensure that everything before it is durable.
@@ -424,38 +438,3 @@ class RelayLog:
             ) from error
         except OSError as error:
             raise SpoolError(f'could not {action} the relay log "{self.directory}": {os.strerror(error.errno or 0)}', hint=_HINT) from error
-
-
-async def probe_relay_log(directory: str) -> None:
-    """Check that a relay log can be created there.
-
-    Raises:
-        SpoolError: it cannot.
-    """
-
-    def work() -> None:
-        base = Path(os.path.realpath(directory))
-        for path in (base, base / secrets.token_hex(16)):
-            private_directory(path, "relay log", "relay_log")
-        path.rmdir()
-
-    await run_in_thread(work)
-
-
-def discard_relay_log(directory: str, key: str) -> None:
-    """Remove the relay log of a subscription that is dropped, or that starts over. It must not be in use. It blocks.
-
-    Raises:
-        SpoolError: it cannot be removed.
-    """
-    path = Path(os.path.realpath(directory)) / _name(key)
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise SpoolError(f'could not remove the relay log "{path}": {error.strerror}', hint="remove it yourself") from error
-
-
-def _name(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]

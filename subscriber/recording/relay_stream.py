@@ -72,6 +72,8 @@ class RelayStream:
         while True:
             # before the look, so that no change is missed
             changed, failure = self._log.changed, self._log.failure
+            if failure is not None and self._log.diverged:
+                raise failure
             if not self._ready and not self.ended:
                 await run_in_thread(self._read)
             if self._ready:

@@ -16,9 +16,13 @@ from subscriber.interfaces import Position
 from subscriber.walreceiver.connection import SlotInfo, SystemIdentity, WalReceiverConnection
 from subscriber.walreceiver.publisher_errors import invalidation_remedy
 
-__all__ = ["check_position"]
+__all__ = ["Diverged", "check_position"]
 
 _START_OVER = "`subscriber recover NAME` compares all tables with the publisher at a new slot, and writes what differs"
+
+
+class Diverged(DataLossError):
+    """The publisher does not have the changes before the position any more: it was restored, or another server was promoted."""
 
 
 async def check_position(connection: WalReceiverConnection, position: Position, *, holder: str = "the target") -> Position:
@@ -45,7 +49,7 @@ async def check_position(connection: WalReceiverConnection, position: Position, 
     position = await _check_timeline(connection, position, identity, holder)
     _check_slot(await connection.slot(position.slot_name), position, identity, holder)
     if position.lsn > identity.xlogpos:
-        raise DataLossError(
+        raise Diverged(
             f"the publisher's WAL ends at {identity.xlogpos}, before {holder}'s position {position.lsn}: it was restored"
             " to an earlier time",
             hint=f"find out what the publisher lost; {_START_OVER}",
@@ -65,7 +69,7 @@ async def _check_timeline(connection: WalReceiverConnection, position: Position,
     switched = next((entry.switchpoint for entry in history if entry.timeline == position.timeline), None)
     if switched is None or switched < position.lsn:
         where = "is not an ancestor of it" if switched is None else f"ended at {switched}"
-        raise DataLossError(
+        raise Diverged(
             f"the publisher is on timeline {identity.timeline}; timeline {position.timeline} of {holder}'s position {position.lsn}"
             f" {where}: {holder} holds changes that the promoted server never had",
             hint=_START_OVER,

@@ -40,7 +40,8 @@ from subscriber.protocol.messages import (
 )
 from subscriber.recording import relay_log, relay_segment
 from subscriber.recording.file import RecordedSession, read_recording
-from subscriber.recording.relay_log import RelayLog, discard_relay_log, probe_relay_log
+from subscriber.recording.relay_directory import discard_relay_log, probe_relay_log
+from subscriber.recording.relay_log import RelayLog
 from subscriber.recording.relay_stream import RelaySpool, RelayStream, is_applied
 from subscriber.recording.relay_writer import RelayTracker, RelayWriter
 from subscriber.sinks.memory.opened_memory_sink import OpenedMemorySink
@@ -389,8 +390,13 @@ async def test_continues_after_a_torn_end(tmp_path: Path) -> None:
     # its beginning is written at once, so it was not a crash
     path.write_bytes(b"\0" * 100)
     log = RelayLog(str(tmp_path / "relay"), 2**20, KEY)
+    await log.open()
     with pytest.raises(DataLossError, match="it does not begin with a session"):
-        await log.open()
+        log.holds(START)
+    # the slot may have everything
+    await log.begin(session())
+    assert log.holds(START)
+    assert len(segments(tmp_path)) == 1
     await log.close()
 
 
@@ -643,4 +649,14 @@ async def test_late_prepare_without_its_end(large: bool, tmp_path: Path) -> None
     with pytest.raises(ProtocolError, match="COMMIT PREPARED"):
         await write(log, [*prepare, *other], Lsn(2008))
     assert log.end == START
+    await log.close()
+
+
+async def test_what_the_publisher_has_lost_is_not_applied(tmp_path: Path) -> None:
+    log = await made(tmp_path)
+    await log.append(group(1100), 0, Lsn(1108))
+    stream = RelayStream(log, START, lambda _: None)
+    log.failure, log.diverged = DataLossError("another server was promoted"), True
+    with pytest.raises(DataLossError, match="promoted"):
+        await stream.receive()
     await log.close()

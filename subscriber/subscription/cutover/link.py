@@ -140,7 +140,7 @@ class Link:
                     seen = now()
                 await asyncio.sleep(_LOOK)
             definition = await catalog.find(self.name)
-        _log.info('no process runs subscription "%s": it is run here', self.name)
+        _log.info('no process runs subscription "%s": it is run here, without a relay log; if it has one, start its launcher', self.name)
         subscription = Subscription.of_definition(definition, self.target, Settings())
         running = asyncio.create_task(subscription.run())
         try:

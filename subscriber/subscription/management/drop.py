@@ -18,7 +18,7 @@ from subscriber.errors import ConfigurationError, PublisherError, PublisherUnava
 from subscriber.interfaces import SubscriptionState, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.recording.relay_log import discard_relay_log
+from subscriber.recording.relay_directory import discard_relay_log
 from subscriber.subscription.setup.setup import spool_key
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots, undo_copy
 from subscriber.subscription.targets import open_catalog, open_target

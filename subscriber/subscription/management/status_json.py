@@ -77,6 +77,7 @@ def _relay_log(log: RelayLogDetails) -> dict[str, Any]:
         "limit_bytes": log.limit,
         "paused": log.paused,
         "retry": _retry(log.retry),
+        "failure": log.failure and _text(log.failure),
     }
 
 

@@ -1,7 +1,8 @@
 """Receiving into the relay log, beside the apply worker, which reads from there.
 
 The two fail separately. While the target cannot be reached, or is slow, this continues. While the publisher cannot be reached, the apply
-worker continues with what is in the relay log. An error that must not be retried ends the run, after everything before it is applied.
+worker continues with what is in the relay log. An error that must not be retried ends the run, after everything before it is applied;
+at once, if the publisher does not have those changes any more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.setup.relay_position import position_of
 from subscriber.subscription.spec import RunSpec
 from subscriber.threads import run_in_thread
+from subscriber.walreceiver.position_check import Diverged
 from subscriber.walreceiver.publisher_errors import is_undecodable
 
 __all__ = ["Relay"]
@@ -157,6 +159,7 @@ class Relay:
             limit=log.limit,
             paused=self._writer is not None and self._writer.paused,
             retry=self._retry,
+            failure=None if self.failure is None else self.failure.one_line(),
         )
 
     # --- receiving
@@ -179,7 +182,9 @@ class Relay:
                 if self._is_final(error, answer.policy, loop.time() - began):
                     if self._tracker.contradicted:
                         await self._relay_log.condemn(error)
-                    self._relay_log.failure = error
+                    self._retry, self._state.last_error = None, error
+                    _log.error('subscription "%s": receiving into the relay log has ended: %s', self._spec.name, error.one_line())
+                    self._relay_log.failure, self._relay_log.diverged = error, isinstance(error, Diverged)
                     self._relay_log.notify()
                     return
                 pause = backoff.pause(answer)

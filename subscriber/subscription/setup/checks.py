@@ -11,7 +11,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, CopyData, Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, Sink, TableName
-from subscriber.recording.relay_log import probe_relay_log
+from subscriber.recording.relay_directory import probe_relay_log
 from subscriber.subscription.setup.encodings import find_encodings
 from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.row_filters import find_filter_problems

@@ -15,7 +15,8 @@ from subscriber.errors import DataLossError
 from subscriber.interfaces import Position
 from subscriber.protocol.lsn import Lsn
 from subscriber.recording.file import RecordedSession
-from subscriber.recording.relay_log import RelayLog, discard_relay_log
+from subscriber.recording.relay_directory import discard_relay_log
+from subscriber.recording.relay_log import RelayLog
 from subscriber.threads import run_in_thread
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
@@ -95,23 +96,27 @@ class RelayPosition:
         if log is None:
             await check_position(connection, position)
             return position.lsn
-        if log.segments:
-            session = log.session
-            same = (session.slot_name, session.system_identifier) == (position.slot_name, position.system_identifier)
+        source = position.slot_name, position.system_identifier
+        same = not log.segments or (log.session.slot_name, log.session.system_identifier) == source
+        contradiction: DataLossError | None = None
+        try:
             if same and log.holds(position.lsn):
                 await check_position(connection, position_of(log), holder="the relay log")
                 return log.end
+        except DataLossError as error:
+            contradiction = error
         has = f"has changes from {log.segments[0].base} to {log.end}" if log.segments else "is empty"
         try:
             position = await check_position(connection, position)
         except DataLossError as error:
+            if contradiction is not None:
+                raise contradiction from None
             raise DataLossError(f'{error}; the relay log "{log.directory}" {has}', hint=error.hint) from error
-        if log.segments:
+        if log.segments or contradiction is not None:
             _log.warning(
-                'the relay log "%s" %s, and does not fit the target\'s position %s: it begins again there, because the slot still has'
-                " everything after that",
+                'the relay log "%s" %s: it begins again at the target\'s position %s, because the slot still has everything after that',
                 log.directory,
-                has,
+                f"cannot be used ({contradiction})" if contradiction is not None else f"{has}, and does not fit",
                 position.lsn,
             )
         await self.begin(connection, position)

@@ -12,6 +12,9 @@ import pytest
 
 from subscriber import ConfigurationError, DataLossError, Settings, SubscriptionOptions
 from subscriber.errors import SpoolError, SubscriptionInUse
+from subscriber.protocol.lsn import Lsn
+from subscriber.recording.relay_log import RelayLog
+from subscriber.recording.relay_segment import read_head
 from subscriber.subscription.cutover.link import Link
 from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.management.alter import alter_subscription
@@ -164,6 +167,21 @@ async def test_start_compares_target_relay_log_and_slot(publisher18_db: Database
     async with replica(publisher, target, settings=settings(backup)) as found:
         publisher.execute("INSERT INTO t VALUES (1001, 'again')")
         assert len(await found.same(ROWS)) == 112
+    # neither is one with changes that the publisher does not have, or a damaged one
+    (path,) = backup.rglob("*.relay")
+    session, _ = read_head(path)
+    assert session.relay_of is not None
+    position = Lsn.parse(str(target.value("SELECT remote_lsn::text FROM subscriber.position")))
+    log = RelayLog(str(backup / "relay"), 2**30, session.relay_of)
+    await log.open()
+    await log.begin(replace(session, timeline=99, start_lsn=position))
+    await log.close()
+    for number in range(2):
+        async with replica(publisher, target, settings=settings(backup)) as found:
+            publisher.execute(f"INSERT INTO t VALUES ({2000 + number}, 'again')")
+            assert len(await found.same(ROWS)) == 113 + number
+        (path,) = backup.rglob("*.relay")
+        path.write_bytes(b"damaged")
 
 
 async def test_removed_while_running(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
