@@ -175,8 +175,10 @@ class RelayLog:
             except DataLossError as error:
                 # it does not matter if the slot still has everything after the target's position
                 self.segments, self.damage = [], error
-            for path in (self._base.parent, self._base, self.directory):
+            for path in (self._base, self.directory):
                 sync_directory(path)
+            with contextlib.suppress(PermissionError):
+                sync_directory(self._base.parent)
 
     def _load(self) -> None:
         numbers = self._numbers()
