@@ -12,6 +12,7 @@ import pytest
 
 from subscriber import ConfigurationError, DataLossError, Settings, SubscriptionOptions
 from subscriber.errors import SpoolError, SubscriptionInUse
+from subscriber.interfaces.worker_details import WorkerDetails
 from subscriber.protocol.lsn import Lsn
 from subscriber.recording.relay_log import RelayLog
 from subscriber.recording.relay_segment import read_head
@@ -303,3 +304,33 @@ async def test_two_phase_stays_while_the_relay_log_may_have_a_prepare(publisher1
     async with alter_subscription(name, target=target_db.dsn) as found:
         with pytest.raises(ConfigurationError, match='cannot disable "two_phase" while the relay log has changes'):
             await found.set({"two_phase": False})
+
+
+async def test_receiving_ends(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """An error that must not be retried is told at once. What is stored is applied, and then the run ends with it."""
+    tables(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, settings=settings(tmp_path)) as found:
+        await all_ready(found)
+        with target_db.connect() as holder:
+            holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            publisher18_db.execute("INSERT INTO t VALUES (1000, 'x')")
+            await acknowledged(publisher18_db, publisher18_db.current_lsn())
+            slots = "FROM pg_replication_slots WHERE database = current_database()"
+            # the subscription cannot connect in between, because this does not give way to it
+            publisher18_db.execute(f"SELECT pg_terminate_backend(active_pid, 10000) {slots}")
+            publisher18_db.execute(f"SELECT pg_drop_replication_slot(slot_name) {slots}")
+
+            def failure() -> str:
+                log = found.subscription.status.relay_log
+                return log.failure or "" if log is not None else ""
+
+            await until(lambda: "does not exist on the publisher any more" in failure(), "receiving has ended")
+            assert isinstance(found.subscription.status.last_error, DataLossError)
+            details = WorkerDetails(relay_log=found.subscription.status.relay_log)
+            assert WorkerDetails.from_json(details.to_json()) == details
+            holder.execute("ROLLBACK")
+        with pytest.raises(DataLossError, match="does not exist on the publisher any more"):
+            await asyncio.wait_for(found.running, WAIT_SECONDS)
+        # so that the end of this block does not raise it again
+        found.running = asyncio.create_task(asyncio.sleep(0))
+        assert target_db.value("SELECT count(*) FROM t WHERE id = 1000") == 1
