@@ -69,6 +69,7 @@ __all__ = ["CopyPart", "CopySource", "ReconciledRows", "SnapshotSource", "SyncRu
 _log = logging.getLogger(__name__)
 
 _TICK = 0.5
+_NO_RANGES = "it has no ranges of a key"
 _WORKER_ROWS = 200_000
 """So many rows are worth another worker."""
 
@@ -314,7 +315,7 @@ class TableSynchronization:
         if entry.mode is SyncMode.RECONCILE:
             require_all_changes([table])
         advanced = partial(self._run.progress.advanced, self._table)
-        reason = "it has no ranges of a key"
+        reason = _NO_RANGES
         try:
             workers = min(self._run.settings.max_copy_workers_per_table, 1 + (table.estimated_rows or 0) // _WORKER_ROWS)
             rows = await sink.compared(workers)
@@ -327,7 +328,9 @@ class TableSynchronization:
             found, reason = None, f"what it has left cannot be compared or replaced: {error.one_line()}"
         if found is None:
             await sink.undo_copy()
-            _log.warning('the copy of table "%s" was interrupted, and begins again at its first row: %s', self._table, reason)
+            # a small table is copied at once
+            level = logging.INFO if reason is _NO_RANGES and (table.estimated_rows or 0) < _WORKER_ROWS else logging.WARNING
+            _log.log(level, 'the copy of table "%s" was interrupted, and begins again at its first row: %s', self._table, reason)
             # rows that were compared are counted again
             self._run.progress.started(self._table, table.estimated_rows)
             return False

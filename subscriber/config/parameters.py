@@ -132,8 +132,7 @@ class SubscriptionOptions:
     copy_data: CopyData = option(
         True,
         _COPY_DATA,
-        "copy the rows that the published tables have when replication starts; reconcile: compare them with the target's rows, and write"
-        " only what differs",
+        "copy the rows that the published tables have; reconcile: compare them with the target's, and write only what differs",
     )
     streaming: Streaming = option(
         "parallel",

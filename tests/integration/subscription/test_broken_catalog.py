@@ -143,7 +143,8 @@ async def test_value_that_is_not_known_in_a_file(tmp_path: Path, table: str, col
     async with catalog.create(defined("one")) as made:
         pass
     await catalog.close()
-    target.execute(f"INSERT INTO subscriber_pg_subscription_rel VALUES ({made.oid}, 20000, 'public', 't', 'i', NULL, NULL)")
+    columns = "srsubid, srrelid, srnspname, srrelname, srsubstate"
+    target.execute(f"INSERT INTO subscriber_pg_subscription_rel ({columns}) VALUES ({made.oid}, 20000, 'public', 't', 'i')")
     target.execute(f"UPDATE subscriber_{table} SET {column} = '{value}'")
     ended = await asyncio.to_thread(subscriber, "status", "--target", target.url)
     said = f"the catalog in the target holds a value in {table} that this program does not know: {said}"

@@ -80,6 +80,7 @@ class PageSetup:
             ("app.rec", f"{self.directory}/app.rec"),
             ("/var/lib/lake", f"{self.directory}/lake"),
             ("/mnt/lake", f"{self.directory}/lake"),
+            ("/var/lib/subscriber/relay", f"{self.directory}/relay"),
             ("./switch.sh", "true"),
             ("127.0.0.1:9187", f"127.0.0.1:{self.port}"),
         ):
@@ -142,7 +143,7 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             run_subscriber(["subscriber", "create", "move", *words[words.index("--target") :]], page_setup)
         # `pg_dump` of this machine may be too old
         assert main(["--quiet", *words, *(["--bindir", str(find_binaries(18))] if words[1] == "copy" else [])]) == 0
-    elif verb in {"alter", "drop", "sequences", "status"} and not page_setup.defined:
+    elif verb in {"alter", "drop", "recover", "sequences", "status"} and not page_setup.defined:
         run_subscriber(
             [
                 "subscriber",
@@ -154,6 +155,19 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             ],
             page_setup,
         )
+        run_subscriber(["subscriber", *words], page_setup)
+    elif verb == "recover":
+        with running("run", f"--target={parsed.target}", loud=True) as launcher:
+            page_setup.target.wait("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)
+            launcher.send(15)
+            assert launcher.ended().status == 0
+        page_setup.publisher.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
+        )
+        assert main(["--quiet", *words]) == 0
+    elif verb == "run" and parsed.connection is None and "relay_log" in " ".join(words) and not page_setup.defined:
+        definition = [f"--connection={page_setup.publisher.dsn}", "--publication=app", f"--target={parsed.target}"]
+        run_subscriber(["subscriber", "create", "copy", *definition], page_setup)
         run_subscriber(["subscriber", *words], page_setup)
     elif verb == "run" and parsed.connection is None:
         with running("-v", *words) as launcher:
