@@ -27,9 +27,9 @@ _NAMES_PGOUTPUT: Final = re.compile(r'(?:^|,)\s*(?:pgoutput|"pgoutput")\s*(?:,|$
 
 # functions that all roles may use by default: a hardened server may have revoked that
 _FUNCTIONS: Final = """
-array_position bool_and bool_or count current_database current_setting has_any_column_privilege has_column_privilege has_schema_privilege
-has_table_privilege json_agg json_build_array lower max pg_backend_pid pg_blocking_pids pg_column_size pg_current_snapshot
-pg_current_wal_flush_lsn pg_get_expr pg_get_publication_sequences pg_get_publication_tables
+array_position bool_and bool_or count current_database current_setting format format_type has_any_column_privilege has_column_privilege
+has_schema_privilege has_table_privilege json_agg json_build_array lower max pg_backend_pid pg_blocking_pids
+pg_column_size pg_current_snapshot pg_current_wal_flush_lsn pg_get_expr pg_get_publication_sequences pg_get_publication_tables
 pg_get_replica_identity_index pg_is_in_recovery pg_last_wal_replay_lsn
 pg_partition_ancestors pg_partition_tree pg_relation_filenode pg_relation_size pg_snapshot_xmax pg_wal_lsn_diff pg_xact_status
 row_security_active set_config starts_with string_agg sum to_json to_jsonb to_regclass unnest
