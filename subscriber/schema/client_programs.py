@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from subscriber.errors import ConfigurationError, PublisherError
+from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
 
 __all__ = ["ClientPrograms", "find_client_programs", "run_program"]
 
@@ -93,6 +93,11 @@ async def _programs(bindir: Path) -> ClientPrograms | None:
     return ClientPrograms(bindir, int(match[1])) if match else None
 
 
+_UNAVAILABLE: Final = re.compile(
+    "Connection refused|starting up|shutting down|recovery mode|terminat|closed the connection|could not receive data"
+)
+
+
 async def run_program(program: Path, arguments: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
     """Run a program to its end, with English messages, and return its output. If the call is cancelled, the program is terminated.
 
@@ -102,7 +107,8 @@ async def run_program(program: Path, arguments: Sequence[str], *, env: Mapping[s
         env: further environment variables.
 
     Raises:
-        PublisherError: it failed. The error has the first line of what it says.
+        PublisherUnavailable: the server ended its session, or refuses connections.
+        PublisherError: it failed for another reason. The error has the first line of what it says.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -125,7 +131,7 @@ async def run_program(program: Path, arguments: Sequence[str], *, env: Mapping[s
         lines = [line for line in messages.decode(errors="replace").splitlines() if "error" in line] or ["no message"]
         said = lines[0].removeprefix(f"{program.name}: ").removeprefix("error: ")
         denied = "permission denied" in said
-        raise PublisherError(
+        raise (PublisherUnavailable if _UNAVAILABLE.search(said) else PublisherError)(
             f"{program.name} failed: {said}", hint="pg_dump needs SELECT on every table that it describes" if denied else None
         )
     return output.decode(errors="surrogateescape")
