@@ -20,6 +20,9 @@ __all__ = ["ClientPrograms", "find_client_programs", "run_program"]
 
 _PLACES: Final = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
 _BINDIR_HINT: Final = "install PostgreSQL's client programs, or name their directory with --bindir"
+_UNAVAILABLE: Final = re.compile(
+    r"Connection refused|starting up|shutting down|recovery mode|terminating connection|closed the connection|could not receive data"
+)
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)", re.ASCII)
 
 
@@ -91,11 +94,6 @@ async def _programs(bindir: Path) -> ClientPrograms | None:
         return None
     match = _VERSION.search(shown)
     return ClientPrograms(bindir, int(match[1])) if match else None
-
-
-_UNAVAILABLE: Final = re.compile(
-    "Connection refused|starting up|shutting down|recovery mode|terminat|closed the connection|could not receive data"
-)
 
 
 async def run_program(program: Path, arguments: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
