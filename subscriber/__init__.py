@@ -9,6 +9,7 @@ import typing as _typing
 from subscriber._implementation import install as _install
 
 if _typing.TYPE_CHECKING:
+    from subscriber.catalog.verifications import TableVerification
     from subscriber.config import Settings, SubscriptionOptions
     from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
     from subscriber.consumer.transactions import TransactionStream, transactions
@@ -36,6 +37,7 @@ if _typing.TYPE_CHECKING:
     from subscriber.interfaces.sequences import SequenceResult, SequenceState
     from subscriber.interfaces.table_schema import SchemaDifference
     from subscriber.protocol.lsn import Lsn
+    from subscriber.subscription.comparison.verify import verify
     from subscriber.subscription.cutover.cutover import (
         abort_cutover,
         complete_cutover,
@@ -54,7 +56,6 @@ if _typing.TYPE_CHECKING:
     from subscriber.subscription.management.schema import SchemaOptions, copy_schema, diff_schema
     from subscriber.subscription.management.sequences import sync_sequences
     from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
-    from subscriber.subscription.management.verify import verify
     from subscriber.subscription.migration import Migration
     from subscriber.subscription.run_status import Status, Until
     from subscriber.subscription.setup.checks import check
@@ -120,6 +121,7 @@ __all__ = [
     "TableName",
     "TableReport",
     "TableState",
+    "TableVerification",
     "TargetError",
     "TargetUnavailable",
     "TransactionStream",
@@ -156,6 +158,7 @@ _MODULES = {
     "subscriber.interfaces.schema": ("SchemaStep", "Section", "StepState"),
     "subscriber.interfaces.sequences": ("SequenceResult", "SequenceState"),
     "subscriber.interfaces.table_schema": ("SchemaDifference",),
+    "subscriber.catalog.verifications": ("TableVerification",),
     "subscriber.config": ("Settings", "SubscriptionOptions"),
     "subscriber.consumer.received": ("ReceivedMessage", "ReceivedTransaction"),
     "subscriber.consumer.transactions": ("TransactionStream", "transactions"),
@@ -197,7 +200,7 @@ _MODULES = {
     "subscriber.subscription.management.repair": ("repair",),
     "subscriber.subscription.management.schema": ("SchemaOptions", "copy_schema", "diff_schema"),
     "subscriber.subscription.management.sequences": ("sync_sequences",),
-    "subscriber.subscription.management.verify": ("verify",),
+    "subscriber.subscription.comparison.verify": ("verify",),
     "subscriber.subscription.migration": ("Migration",),
     "subscriber.subscription.run_status": ("Status", "Until"),
     "subscriber.subscription.setup.checks": ("check",),

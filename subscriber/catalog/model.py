@@ -15,7 +15,7 @@ Tables and columns have the same names as in PostgreSQL's system catalogs, where
 ``snapshot_request``
     what a verb asks the process that runs a subscription to do at one LSN (:mod:`subscriber.catalog.snapshot_requests`).
 ``verification``
-    for each table, the snapshots in which both sides were last found equal.
+    the last verification of each table.
 ``migration``
     the steps of a migration that were made (:mod:`subscriber.subscription.migration`).
 
@@ -264,12 +264,17 @@ VERIFICATION: Final = Table(
     Column("nspname", Kind.NAME),
     Column("relname", Kind.NAME),
     Column("lsn", Kind.LSN),
+    Column("whole_lsn", Kind.LSN),
+    Column("verified_at", Kind.TIME),
+    Column("row_count", Kind.INTEGER),
+    Column("differences", Kind.INTEGER),
+    Column("more", Kind.BOOLEAN),
+    Column("seconds", Kind.REAL),
+    Column("compared", Kind.TEXT, length=32),
     Column("publisher_xmin", Kind.INTEGER),
     Column("target_xmin", Kind.INTEGER),
     Column("publisher_system", Kind.TEXT, length=20),
     Column("target_system", Kind.TEXT, length=20),
-    Column("verified_at", Kind.TIME),
-    Column("compared", Kind.TEXT, null=True, length=32),
     key=("subid", "nspname", "relname"),
     subscription="subid",
 )

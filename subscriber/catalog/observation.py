@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from subscriber.catalog.definition import Definition
+from subscriber.catalog.verifications import TableVerification
 from subscriber.interfaces import Retry, TableEntry, TableName, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import Lsn
 
@@ -24,6 +25,7 @@ class TableObservation:
         worker: the latest report of its synchronization, if that runs.
         retry: the failed attempt of its synchronization, if that will be retried.
         stopped: why the applier cannot continue it, if so.
+        verification: its last verification since it was synchronized, if there was one.
     """
 
     table: TableName
@@ -31,6 +33,7 @@ class TableObservation:
     worker: WorkerActivity | None = None
     retry: Retry | None = None
     stopped: str | None = None
+    verification: TableVerification | None = None
 
     @property
     def state(self) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from subscriber.catalog.definition import definition_of
-from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, SUBSCRIPTION_STATS, WORKER
+from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, SUBSCRIPTION_STATS, VERIFICATION, WORKER
 from subscriber.catalog.observation import Observation, TableObservation
 from subscriber.catalog.statistics import activity_of
 from subscriber.catalog.store import Row, Store
 from subscriber.catalog.subscription_rows import entry_of
 from subscriber.catalog.subscriptions import read_positions
+from subscriber.catalog.verifications import since_synchronized, verification_of
 from subscriber.interfaces import TableName, WorkerDetails
 from subscriber.protocol.lsn import Lsn
 
@@ -30,6 +31,7 @@ async def observe(store: Store) -> Sequence[Observation]:
         stats = {row["subid"]: row for row in await rows.select(SUBSCRIPTION_STATS, {})}
         entries = await rows.select(PG_SUBSCRIPTION_REL, {})
         workers = await rows.select(WORKER, {})
+        verified = {(row["subid"], row["nspname"], row["relname"]): row for row in await rows.select(VERIFICATION, {})}
         conninfos = "subconninfo" not in rows.hidden
     live = await store.live_workers(workers)
     return [
@@ -39,6 +41,7 @@ async def observe(store: Store) -> Sequence[Observation]:
             [entry for entry in entries if entry["srsubid"] == row["oid"]],
             {worker["relid"]: worker for worker in workers if worker["subid"] == row["oid"]},
             {relid: pid for (oid, relid), pid in live.items() if oid == row["oid"]},
+            verified=verified,
             stats=stats.get(row["oid"], {}),
             conninfos=conninfos,
         )
@@ -53,11 +56,15 @@ def _observation(
     workers: Mapping[int, Row],
     live: Mapping[int, int | None],
     *,
+    verified: Mapping[tuple[int, str, str], Row],
     stats: Row,
     conninfos: bool,
 ) -> Observation:
     definition = definition_of(row, position)
-    tables = [_table(entry, workers.get(entry["srrelid"]), live) for entry in entries]
+    tables = [
+        _table(entry, workers.get(entry["srrelid"]), live, verified.get((row["oid"], entry["srnspname"], entry["srrelname"])))
+        for entry in entries
+    ]
     return Observation(
         definition=definition,
         pid=live.get(0),
@@ -73,11 +80,12 @@ def _observation(
     )
 
 
-def _table(row: Row, worker: Row | None, live: Mapping[int, int | None]) -> TableObservation:
-    name = TableName(row["srnspname"], row["srrelname"])
+def _table(row: Row, worker: Row | None, live: Mapping[int, int | None], verified: Row | None) -> TableObservation:
+    name, entry = TableName(row["srnspname"], row["srrelname"]), entry_of(row)
     return TableObservation(
         table=name,
-        entry=entry_of(row),
+        entry=entry,
+        verification=since_synchronized(entry, None if verified is None else verification_of(verified)),
         worker=activity_of(worker, name) if worker is not None and row["srrelid"] in live else None,
         # between two attempts the synchronization has no session: the apply worker's session counts
         retry=WorkerDetails.from_json(worker["details"]).retry if worker is not None and 0 in live else None,

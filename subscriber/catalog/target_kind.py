@@ -17,7 +17,7 @@ from subscriber.catalog.definition import Definition
 from subscriber.catalog.interface import Catalog
 from subscriber.catalog.observation import Observation
 from subscriber.catalog.snapshot_requests import Requests
-from subscriber.catalog.store import Store
+from subscriber.catalog.verifications import Verifications
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.interfaces import ComparedTables, PublishedTable, Query, Sink, TableName
 from subscriber.interfaces.schema import SchemaProgress, Section
@@ -124,13 +124,13 @@ class ComparedTarget(Protocol):
         definition: of the subscription.
         requests: to the process that runs it.
         has_snapshots: False: the rows are read while transactions are applied, and what differs is compared again.
-        store: the catalog, where it is remembered which tables were equal (``--changed``). None: old rows are not known here.
+        verifications: the stored result of each table's last verification. None: this kind of target does not store them.
     """
 
     definition: Definition
     requests: Requests
     has_snapshots: bool
-    store: Store | None
+    verifications: Verifications | None
 
     async def begin(self, answer: Mapping[str, Any], application_name: str) -> None:
         """Take a snapshot, or open the one that the process has exported. At this moment the target has the transactions up to one LSN.

@@ -100,6 +100,9 @@ class SubscriptionCollector:
         relay_paused = gauge("relay_log_paused", "1 while the relay log is full, so that nothing is received.")
         tables = gauge("tables", "Tables by state, as in pg_subscription_rel.", "state")
         left_out = gauge("tables_left_out", "Published tables that the subscription does not replicate.")
+        verified = gauge("table_verified_timestamp_seconds", "When a table was last compared with the publisher's, since 1970.", "table")
+        verified_lsn = gauge("table_verified_lsn_bytes", "The position in the publisher's WAL as of which it was compared.", "table")
+        differences = gauge("table_differences", "How many of its rows were found to differ; 0: it is equal.", "table")
         transactions = counter("transactions", "Transactions applied since the start.")
         changes = counter("changes", "Changes applied since the start.", "kind")
         rolled_back = counter(
@@ -124,6 +127,11 @@ class SubscriptionCollector:
             for state in TableState:
                 tables.add_metric([name, state.value], states.count(state))
             left_out.add_metric([name], len(status.left_out))
+            for found in status.verifications.values():
+                labels = [name, printable(str(found.table))]
+                verified.add_metric(labels, found.verified_at)
+                verified_lsn.add_metric(labels, int(found.lsn))
+                differences.add_metric(labels, max(found.differences, found.more))
             transactions.add_metric([name], counted.transactions)
             for kind in _CHANGES:
                 changes.add_metric([name, kind.removesuffix("s")], getattr(counted, kind))
@@ -141,6 +149,9 @@ class SubscriptionCollector:
             relay_paused,
             tables,
             left_out,
+            verified,
+            verified_lsn,
+            differences,
             transactions,
             changes,
             rolled_back,

@@ -111,6 +111,8 @@ def _verdicts(status: SubscriptionStatus, limit: MaxLag) -> Iterator[tuple[Sever
     stopped = [str(table.table) for table in observation.tables if table.stopped]
     if stopped := [*stopped, *(observation.applier.stopped if observation.applier is not None else ())]:
         yield Severity.WARNING, f"stopped: {', '.join(stopped)}"
+    if unequal := [table.verification for table in observation.tables if table.verification is not None and not table.verification.equal]:
+        yield Severity.WARNING, f"not equal to the publisher: {', '.join(str(each.table) for each in unequal)}"
     if observation.left_out:
         yield Severity.WARNING, f"not replicated: {', '.join(map(str, observation.left_out))}"
     if status.slot is not None and (danger := status.slot.danger):

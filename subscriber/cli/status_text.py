@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from subscriber.catalog import ApplierObservation
+from subscriber.catalog.verifications import TableVerification
 from subscriber.interfaces import RelayLogDetails, Retry, TableState
-from subscriber.printable import printable
+from subscriber.printable import counted, printable
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.subscription.management.status import State, SubscriptionStatus
 
@@ -56,9 +57,9 @@ def _lines(status: SubscriptionStatus) -> list[str]:
     lines += _tables(status)
     if found.applier is not None:
         lines += _applier(found.applier)
-    counted = {name: count for name, count in found.counters.items() if count}
-    if counted:
-        lines.append("  counters      " + ", ".join(f"{name} {count}" for name, count in counted.items()))
+    counts = {name: count for name, count in found.counters.items() if count}
+    if counts:
+        lines.append("  counters      " + ", ".join(f"{name} {count}" for name, count in counts.items()))
     if definition.skip_lsn != INVALID_LSN:
         lines.append(f"  will skip     {definition.skip_lsn}")
     if status.publisher_error:
@@ -121,7 +122,22 @@ def _tables(status: SubscriptionStatus) -> list[str]:
             lines.append(f"    {table.table}: {table.worker.copied_rows} rows{of}")
     lines += [f"    {table.table}: stopped: {table.stopped}" for table in tables if table.stopped]
     lines += [f"    {table}: left out: {reason}" for table, reason in status.observation.left_out.items()]
-    return lines
+    return lines + _verifications([table.verification for table in tables if table.verification is not None], len(tables))
+
+
+def _verifications(found: Sequence[TableVerification], tables: int) -> list[str]:
+    if not found:
+        return []
+    equal = sum(each.equal for each in found)
+    oldest = min(found, key=lambda each: each.verified_at)
+    when = datetime.fromtimestamp(oldest.verified_at, UTC).astimezone()
+    lines = [f"  verified      {equal} of {counted(tables, 'table')} equal, the oldest as of {oldest.lsn} ({when:%Y-%m-%d %H:%M:%S%z})"]
+    return lines + [f"    {each.table}: {_differing(each)}" for each in found if not each.equal]
+
+
+def _differing(found: TableVerification) -> str:
+    least = "at least " if found.more else ""
+    return f"not equal to the publisher's as of {found.lsn}: {least}{counted(found.differences, 'row')}"
 
 
 def retrying(retry: Retry) -> str:

@@ -48,6 +48,12 @@ class Settings:
         ours=True,
     )
     relay_log_size: int = option(50 * 1024**3, SIZE, "receiving pauses while the relay log is this large", least=512 * 1024, ours=True)
+    verify_interval: float = option(
+        0.0, TIME, "compare each table with the publisher's about this often, in the background; 0: never", least=0, ours=True
+    )
+    verify_max_rate: int = option(
+        50_000, WHOLE, "rows per second that verify_interval reads at most on each side; 0: no limit", least=0, ours=True
+    )
     batch_rows: int = option(50_000, WHOLE, "changes in a full batch of waiting transactions", least=1, ours=True)
     batch_size: int = option(8 * 1024**2, SIZE, "bytes in a full batch of waiting transactions", least=1024, ours=True)
     batch_delay: float = option(0.0, TIME, "how long a batch that is not full waits for more transactions", least=0, ours=True)

@@ -117,6 +117,11 @@ class TableEntry:
     lsn: Lsn | None = None
     mode: SyncMode = SyncMode.COPY
 
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether the table is SYNCDONE or READY."""
+        return self.state in {TableState.SYNCDONE, TableState.READY}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionState:

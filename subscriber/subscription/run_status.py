@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from subscriber.catalog.verifications import TableVerification
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import ApplyStatistics, RelayLogDetails, Retry, TableEntry, TableName, WorkerState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -61,6 +62,7 @@ class Status:
         statistics: counted since the subscription object was created.
         last_message: when the publisher last sent something, in seconds since 1970. None without a stream.
         relay_log: the relay log of this run; None: there is none.
+        verifications: with ``verify_interval``, the last verification of each table.
     """
 
     received: Lsn = INVALID_LSN
@@ -78,3 +80,4 @@ class Status:
     statistics: ApplyStatistics = field(default_factory=ApplyStatistics)
     last_message: float | None = None
     relay_log: RelayLogDetails | None = None
+    verifications: dict[TableName, TableVerification] = field(default_factory=dict)

@@ -8,11 +8,12 @@ from typing import Self
 
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Definition
+from subscriber.catalog.target_kind import ComparedKind
 from subscriber.config import Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Sink
 from subscriber.protocol.session_name import session_name
-from subscriber.subscription.targets import open_target
+from subscriber.subscription.targets import open_target, required_ability
 from subscriber.walreceiver.connection import WalReceiverConnection
 
 __all__ = ["RunSpec"]
@@ -29,6 +30,7 @@ class RunSpec:
         options: the parameters of CREATE SUBSCRIPTION.
         settings: of the process.
         sink: the target.
+        target: its URL or conninfo; None: the caller gave the sink.
         generation: the generation of the definition in the target's catalog that this comes from. None: the command line, or the arguments
             of a call, define the subscription.
 
@@ -42,6 +44,7 @@ class RunSpec:
     options: SubscriptionOptions
     settings: Settings
     sink: Sink
+    target: str | None = None
     generation: int | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +58,10 @@ class RunSpec:
         filter_expressions(options)
         if options.wal_receiver_timeout >= 0:
             object.__setattr__(self, "settings", replace(self.settings, wal_receiver_timeout=options.wal_receiver_timeout))
+        if self.settings.verify_interval:
+            if self.target is None:
+                raise ConfigurationError("verify_interval needs a target that is given as a URL", hint="call subscriber.verify instead")
+            required_ability(self.target, ComparedKind, "cannot be compared with the publisher", "omit verify_interval")
         if options.two_phase and not self.sink.supports_two_phase:
             raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 
@@ -84,6 +91,7 @@ class RunSpec:
             options=options,
             settings=settings,
             sink=open_target(target, options, settings) if isinstance(target, str) else target,
+            target=target if isinstance(target, str) else None,
         )
 
     @classmethod
@@ -100,6 +108,7 @@ class RunSpec:
             options=options,
             settings=settings,
             sink=open_target(target, options, settings, defined=True),
+            target=target,
             generation=definition.generation,
         )
 

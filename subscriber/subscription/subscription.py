@@ -167,6 +167,7 @@ class Subscription:
             left_out=dict(state.states.left_out),
             last_error=state.last_error,
             relay_log=state.relay.details if state.relay is not None else None,
+            verifications=dict(state.verifications),
             statistics=self._spec.sink.statistics,
             last_message=state.from_publisher.receiver.received_at if state.from_publisher is not None else None,
         )

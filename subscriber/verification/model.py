@@ -75,7 +75,10 @@ class TableReport:
         publisher_rows, target_rows: how many rows were compared on each side.
         ranges: into how many parts it was divided.
         differing_ranges: how many of them differ.
+        columns: the compared columns.
+        row_filters: the row filters of the publications: a row is compared if one of them is true. Empty: all rows are compared.
         changed_only: only rows that changed since the last verification were read.
+        whole_lsn: with ``changed_only``, the position of the publisher at which all rows were last compared.
         differences: the rows that differ.
         more: whether there are more differences than ``differences`` has.
         left_out: why the table was not compared; None: it was.
@@ -88,7 +91,10 @@ class TableReport:
     target_rows: int = 0
     ranges: int = 0
     differing_ranges: int = 0
+    columns: tuple[str, ...] = ()
+    row_filters: tuple[str, ...] = ()
     changed_only: bool = False
+    whole_lsn: Lsn | None = None
     differences: list[RowDifference] = field(default_factory=list)
     more: bool = False
     left_out: str | None = None
@@ -115,11 +121,14 @@ class TableReport:
             "equal": self.equal if self.left_out is None else None,
             "left_out": self.left_out,
             "key": list(self.key),
+            "columns": list(self.columns),
+            "row_filters": list(self.row_filters),
             "publisher_rows": self.publisher_rows,
             "target_rows": self.target_rows,
             "ranges": self.ranges,
             "differing_ranges": self.differing_ranges,
             "changed_only": self.changed_only,
+            "whole_lsn": None if self.whole_lsn is None else str(self.whole_lsn),
             "seconds": round(self.seconds, 3),
             "differences": [each.to_json() for each in self.differences],
             "more_differences": self.more,
@@ -136,6 +145,8 @@ class VerificationReport:
         held_seconds: how long apply was held.
         tables: the results, sorted by name.
         seconds: how long all took.
+        publisher_system: the publisher's system identifier; empty: unknown.
+        target_system: identifies the target among all others; empty: unknown.
     """
 
     subscription: str
@@ -143,6 +154,8 @@ class VerificationReport:
     held_seconds: float
     tables: Sequence[TableReport]
     seconds: float = 0.0
+    publisher_system: str = ""
+    target_system: str = ""
 
     @property
     def equal(self) -> bool:
@@ -158,6 +171,8 @@ class VerificationReport:
         """The report as a JSON object."""
         return {
             "subscription": self.subscription,
+            "publisher_system": self.publisher_system,
+            "target_system": self.target_system,
             "lsn": None if self.lsn is None else str(self.lsn),
             "equal": self.equal,
             "held_seconds": self.held_seconds,

@@ -6,16 +6,19 @@ import argparse
 import json
 import sys
 import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final
 
+import subscriber
 from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import complain, emit, say
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
 from subscriber.printable import counted, printable
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.comparison.verify import verify
 from subscriber.subscription.management.repair import repair, require_repairable, why_not_repairable
-from subscriber.subscription.management.verify import verify
 from subscriber.verification.model import RowDifference, RowKind, TableReport, VerificationLimits, VerificationReport
 
 __all__ = ["add_arguments"]
@@ -23,6 +26,7 @@ __all__ = ["add_arguments"]
 _SHOWN: Final = 20
 """How many rows of a table are shown as text. The JSON report has all."""
 _LINE_SECONDS: Final = 2.0
+_METHOD: Final = "64-bit hashes of the values of all compared columns, added up over ranges of rows; rows one by one where these differ"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--changed", action="store_true", help="read only rows that changed since a table was last found equal")
     parser.add_argument("--repair", action="store_true", help="make the differing rows of the target equal to those of the publisher")
     parser.add_argument("--dry-run", action="store_true", help="with --repair: only show which rows would be changed")
+    parser.add_argument("--certificate", type=_file, metavar="FILE", help="write what was compared, how and when, as a JSON object")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(execute=_execute)
 
@@ -59,6 +64,13 @@ def _table(text: str) -> TableName:
     if not (namespace and dot and name):
         raise argparse.ArgumentTypeError(f'"{text}" is not of the form schema.table')
     return TableName(namespace, name)
+
+
+def _file(text: str) -> Path:
+    path = Path(text).absolute()
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f'directory "{path.parent}" does not exist')
+    return path
 
 
 def _positive(text: str) -> int:
@@ -115,6 +127,8 @@ async def _execute(args: argparse.Namespace) -> int:
         progress=None if quiet else _ProgressLines(),
         changed=args.changed,
     )
+    if args.certificate:
+        _certify(report, args.certificate)
     if not args.json:
         _show(report, quiet=args.quiet, would=args.dry_run)
     repaired: dict[TableName, int] = {}
@@ -131,6 +145,24 @@ async def _execute(args: argparse.Namespace) -> int:
             if (reason := why_not_repairable(differing)) is not None:
                 say(printable(reason.one_line()))
     return 0 if all(table.equal or (table.table in repaired and not table.more) for table in report.tables) else 1
+
+
+def _certify(report: VerificationReport, path: Path) -> None:
+    ended = datetime.now(UTC)
+    certificate = {
+        "program": f"pg-subscriber {subscriber.__version__}",
+        "began_at": (ended - timedelta(seconds=report.seconds)).isoformat(),
+        "ended_at": ended.isoformat(),
+        "method": _METHOD,
+        **report.to_json(),
+    }
+    try:
+        # a reader never sees half of it
+        written = path.with_name(f".{path.name}.new")
+        written.write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8", errors="backslashreplace")
+        written.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}", hint="choose another FILE") from None
 
 
 def _show(report: VerificationReport, *, quiet: bool, would: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.snapshot_requests import Requests, StoredRequests
 from subscriber.catalog.store import Store
+from subscriber.catalog.verifications import StoredVerifications, Verifications
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Query, Sink, TableName
@@ -69,7 +70,7 @@ class _ComparedDatabase:
     def __init__(self, target: str, jobs: int, stack: contextlib.AsyncExitStack, store: Store, definition: Definition) -> None:
         self.definition = definition
         self.requests: Requests = StoredRequests(store, definition.oid, definition.name)
-        self.store: Store | None = store
+        self.verifications: Verifications = StoredVerifications(store, definition.oid)
         self._target = target
         self._jobs = jobs
         self._stack = stack

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.snapshot_requests import Requests
-from subscriber.catalog.store import Store
+from subscriber.catalog.verifications import Verifications
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.interfaces import Sink, TableName
 from subscriber.protocol.lsn import Lsn
@@ -59,7 +59,7 @@ class _PublishedLake:
     def __init__(self, lake: ComparedLake, definition: Definition) -> None:
         self.definition = definition
         self.requests: Requests = lake.requests
-        self.store: Store | None = None
+        self.verifications: Verifications = lake.verifications
         self._lake = lake
         self._landed: Lsn
 

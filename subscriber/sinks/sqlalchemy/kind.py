@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.snapshot_requests import Requests, StoredRequests
 from subscriber.catalog.store import Store
+from subscriber.catalog.verifications import StoredVerifications, Verifications
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.interfaces import PublishedTable, Sink, TableName
 from subscriber.interfaces.schema import SchemaProgress, Section
@@ -93,7 +94,7 @@ class _ComparedDatabase:
         self.definition = definition
         self.requests: Requests = StoredRequests(store, definition.oid, definition.name)
         self.has_snapshots = sessions.has_snapshots
-        self.store: Store | None = None
+        self.verifications: Verifications = StoredVerifications(store, definition.oid)
         self._sessions = sessions
 
     async def begin(self, answer: Mapping[str, Any], application_name: str) -> None:

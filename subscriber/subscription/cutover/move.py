@@ -15,6 +15,7 @@ from subscriber.errors import ConfigurationError, SubscriberError, TargetError, 
 from subscriber.interfaces.sequences import SequenceState
 from subscriber.printable import counted
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.comparison.verify import verify
 from subscriber.subscription.cutover.clients import PooledClients
 from subscriber.subscription.cutover.command import run_command
 from subscriber.subscription.cutover.link import Link
@@ -22,7 +23,6 @@ from subscriber.subscription.cutover.moved_sequences import cutover_sequences, s
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.cutover.refreshed_views import refresh_views
 from subscriber.subscription.cutover.unreplicated import move_unreplicated, require_replicated
-from subscriber.subscription.management.verify import verify
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.fence_row import FenceRow, State
 

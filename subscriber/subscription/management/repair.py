@@ -15,7 +15,7 @@ from typing import Final
 from subscriber.catalog.target_kind import ComparedKind
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
-from subscriber.subscription.management.snapshot_request import Asker
+from subscriber.subscription.comparison.snapshot_request import Asker
 from subscriber.subscription.targets import required_ability, target_kind
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationReport
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from subscriber.catalog import ApplierObservation, TableObservation
+from subscriber.catalog.verifications import TableVerification
 from subscriber.interfaces import RelayLogDetails, Retry, WorkerActivity
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.subscription.management.status import SubscriptionStatus
@@ -112,6 +113,20 @@ def _table(table: TableObservation) -> dict[str, Any]:
         "estimated_rows": table.worker and table.worker.estimated_rows,
         "retry": _retry(table.retry),
         "stopped": None if table.stopped is None else _text(table.stopped),
+        "verification": None if table.verification is None else _verification(table.verification),
+    }
+
+
+def _verification(found: TableVerification) -> dict[str, Any]:
+    return {
+        "lsn": str(found.lsn),
+        "whole_lsn": str(found.whole_lsn),
+        "verified_at": _seconds(found.verified_at),
+        "equal": found.equal,
+        "row_count": found.row_count,
+        "differences": found.differences,
+        "more_differences": found.more,
+        "seconds": round(found.seconds, 3),
     }
 
 

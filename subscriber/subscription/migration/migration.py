@@ -41,12 +41,12 @@ from subscriber.interfaces.schema import SchemaProgress
 from subscriber.interfaces.sequences import SequenceChoice
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.comparison.verify import verify
 from subscriber.subscription.management.alter import limit_copies
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.schema import SchemaOptions, check_client_programs
 from subscriber.subscription.management.sequences import require_named
 from subscriber.subscription.management.unmoved import describe_unmoved
-from subscriber.subscription.management.verify import verify
 from subscriber.subscription.migration.copy_estimate import CopyEstimate
 from subscriber.subscription.migration.migrated_schema import MigratedSchema
 from subscriber.subscription.migration.new_tables import NewTables

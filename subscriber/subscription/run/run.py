@@ -2,7 +2,7 @@
 
 It begins with the setup (``setup/setup.py``). Then these run side by side until the end: the table synchronizations, each on its own
 connections; the attempts to follow the slot, one after another (``slot_follower.py``); the status reports; the search for published tables
-that are left out; the service that gives snapshots to other processes; and the watchdog.
+that are left out; the service that gives snapshots to other processes; the continuous verification; and the watchdog.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from subscriber.apply.retry import Backoff, is_coming_up, policy
 from subscriber.apply.tasks import task_group
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import FinishingSink, Retry, TwoPhaseState
+from subscriber.subscription.run.continuous_verification import ContinuousVerification
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState, Stopped
@@ -112,7 +113,7 @@ class Run:
             await state.unless_stopped(asyncio.sleep(pause))
 
     async def _work(self, prepared: Prepared) -> None:
-        state, reports, left_out = self._state, self._reports, self._left_out
+        spec, state, reports, left_out = self._spec, self._state, self._reports, self._left_out
         synchronizations = TableSynchronizations(self._target, prepared, state, self._progress, self._watchdog)
         await synchronizations.sweep_spools()
         launcher = synchronizations.launcher
@@ -125,6 +126,8 @@ class Run:
             if relay is not None:
                 # what is received does not show that anything is applied
                 tasks.append(group.create_task(relay.run(), context=unwatched()))
+            if self._until is None:
+                tasks.append(group.create_task(ContinuousVerification(spec, state).run(), context=unwatched()))
             try:
                 await follower.run()
                 if complete:

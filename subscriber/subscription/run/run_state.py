@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.table_state import TableStates, Watchers
+from subscriber.catalog.verifications import TableVerification
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import Retry, TableName, TableState, WorkerState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -48,6 +49,7 @@ class RunState:
         disabled_by: the error that ended the run because of ``disable_on_error``, or None.
         applied: the transactions that were applied last.
         hold: where apply is to be held; None: nowhere.
+        verifications: the last verification of each table, as far as this run has read it.
         copy_rate: limits the copies of this subscription, also in the next run.
         watchers: are notified of changes to everything here.
     """
@@ -68,6 +70,7 @@ class RunState:
         self.disabled_by: SubscriberError | None = None
         self.applied = AppliedTransactions()
         self.hold: Hold | None = None
+        self.verifications: dict[TableName, TableVerification] = {}
         self.copy_rate = CopyRate()
         self.watchers = Watchers()
         self._caught_up: StreamSession | None = None
@@ -84,6 +87,7 @@ class RunState:
         self.states = TableStates()
         self.prepared = False
         self.relay = None
+        self.verifications = {}
         self.last_error = self.failed = self.disabled_by = None
 
     def end(self) -> None:

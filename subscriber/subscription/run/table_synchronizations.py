@@ -12,7 +12,7 @@ from subscriber.apply.table_groups import GroupSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
 from subscriber.errors import SubscriberError
-from subscriber.interfaces import GroupingSink, TableName, TableState
+from subscriber.interfaces import GroupingSink, TableName
 from subscriber.subscription.run.copy_source import PublisherSource, copy_format
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.watchdog import Watchdog
@@ -62,7 +62,7 @@ class TableSynchronizations:
         """Delete spools that are not used any more: a process that was killed right after synchronizing a table left its rows there."""
         for table, entry in self._prepared.tables.items():
             spool = self._spool(table)
-            if entry.state in {TableState.SYNCDONE, TableState.READY} and spool.is_left():
+            if entry.is_synchronized and spool.is_left():
                 await spool.sweep()
 
     def _spool(self, table: TableName) -> SpoolDirectory:

@@ -23,13 +23,13 @@ from typing import Final
 import psycopg
 
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.comparison.verify import verify
 from subscriber.subscription.cutover.cutover import cutover, plan_cutover, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.repair import repair
 from subscriber.subscription.management.schema import SchemaOptions, copy_schema
-from subscriber.subscription.management.verify import verify
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.pgbouncer import entry, find_pgbouncer, pgbouncer
 from subscriber.testing.server import EmbeddedServer

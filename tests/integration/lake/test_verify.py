@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from subscriber import ConfigurationError, Subscription, TargetError, VerificationLimits, VerificationReport, repair, verify
+from subscriber import ConfigurationError, Settings, Subscription, TargetError, VerificationLimits, VerificationReport, repair, verify
 from subscriber.sinks.spark.reading import compared_lake
+from subscriber.subscription.management.status import subscription_status
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
 from tests.support.lakes import applied
@@ -30,14 +32,16 @@ CREATE PUBLICATION pub FOR ALL TABLES
 
 
 @contextlib.asynccontextmanager
-async def running(publisher: Database, lake: Path, parameters: str = "?apply=local&batch_delay=20ms") -> AsyncIterator[Subscription]:
+async def running(
+    publisher: Database, lake: Path, parameters: str = "?apply=local&batch_delay=20ms", settings: Settings = QUICK
+) -> AsyncIterator[Subscription]:
     """A subscription that has caught up."""
     subscription = Subscription(
         f"lake_{publisher.name}",
         connection=publisher.conninfo(),
         publications=["pub"],
         target=f"spark://{lake}{parameters}",
-        settings=QUICK,
+        settings=settings,
     )
     task = asyncio.create_task(subscription.run())
     try:
@@ -82,6 +86,19 @@ async def test_a_lake_is_equal_at_one_lsn_under_load(publisher18_db: Database, t
         finally:
             stop.set()
             await writer
+
+
+async def test_tables_are_compared_in_the_background(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute(TABLES)
+    lake = tmp_path / "lake"
+    async with running(publisher18_db, lake, settings=replace(QUICK, verify_interval=0.2)) as found:
+        publisher18_db.execute("INSERT INTO bag VALUES ('b', 3)")
+        lsn = publisher18_db.current_lsn()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while sorted(each.row_count for each in found.status.verifications.values() if each.lsn >= lsn and each.equal) != [4, 3001]:
+                await asyncio.sleep(0.05)
+    (status,) = await subscription_status(f"spark://{lake}")
+    assert [table.verification is not None and table.verification.equal for table in status.observation.tables] == [True, True]
 
 
 async def test_names_rows_that_differ_in_a_lake(publisher18_db: Database, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.sinks.sqlalchemy import snapshots
 from subscriber.sinks.sqlalchemy.session import locks
 from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions, SnapshotTable
+from subscriber.subscription.management.status import subscription_status
 from subscriber.subscription.targets import open_store
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.sqlalchemy_targets import OtherTarget
@@ -33,14 +34,14 @@ CREATE PUBLICATION pub FOR ALL TABLES
 
 
 @contextlib.asynccontextmanager
-async def running(publisher: Database, target: OtherTarget) -> AsyncIterator[Subscription]:
+async def running(publisher: Database, target: OtherTarget, **settings: Any) -> AsyncIterator[Subscription]:
     """A subscription that has caught up."""
     subscription = Subscription(
         f"other_{publisher.name}",
         connection=publisher.conninfo(),
         publications=["pub"],
         target=target.url,
-        settings=Settings(wal_retrieve_retry_interval=0.2, create_tables=True),
+        settings=Settings(wal_retrieve_retry_interval=0.2, create_tables=True, **settings),
     )
     task = asyncio.create_task(subscription.run())
     try:
@@ -205,3 +206,21 @@ async def test_apply_continues_if_the_requester_does_not_answer(publisher18_db: 
             await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
             assert other_target.fetch(f"SELECT state FROM {held}")[0][0] in {"e", "f"}
         assert (await verified(found, publisher18_db, other_target)).equal
+
+
+async def test_tables_are_compared_in_the_background(publisher18_db: Database, other_target: OtherTarget) -> None:
+    publisher18_db.execute(TABLES)
+    async with running(publisher18_db, other_target, verify_interval=0.2) as found:
+
+        async def differences(expected: dict[str, int]) -> None:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while {table.name: each.differences for table, each in found.status.verifications.items()} != expected:
+                    await asyncio.sleep(0.05)
+
+        await differences({"bag": 0, "t": 0, "words": 0})
+        await asyncio.to_thread(other_target.execute, "UPDATE t SET v = 'wrong' WHERE id = 10")
+        await differences({"bag": 0, "t": 1, "words": 0})
+        (status,) = await subscription_status(other_target.url)
+        stored = {table.table.name: table.verification for table in status.observation.tables}
+        assert stored["t"] is not None
+        assert not stored["t"].equal

@@ -167,12 +167,17 @@ _CATALOG: Final = """
         nspname name NOT NULL,
         relname name NOT NULL,
         lsn pg_lsn NOT NULL,
+        whole_lsn pg_lsn NOT NULL,
+        verified_at timestamptz NOT NULL,
+        row_count bigint NOT NULL,
+        differences bigint NOT NULL,
+        more boolean NOT NULL,
+        seconds double precision NOT NULL,
+        compared text NOT NULL,
         publisher_xmin bigint NOT NULL,
         target_xmin bigint NOT NULL,
         publisher_system text NOT NULL,
         target_system text NOT NULL,
-        verified_at timestamptz NOT NULL,
-        compared text,
         PRIMARY KEY (subid, nspname, relname)
     );
     CREATE TABLE subscriber.migration (

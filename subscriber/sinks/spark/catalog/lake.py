@@ -83,7 +83,7 @@ class LakeTable:
     @property
     def is_synchronized(self) -> bool:
         """Whether its copy is finished, and its changes come with those of the other tables."""
-        return self.entry.state in {TableState.SYNCDONE, TableState.READY}
+        return self.entry.is_synchronized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from subscriber.catalog import ApplierObservation, Observation, TableObservation
+from subscriber.catalog.verifications import since_synchronized
 from subscriber.errors import TargetError
 from subscriber.interfaces import Retry, TableName, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -27,6 +28,7 @@ from subscriber.sinks.spark.catalog.status_files import (
     stopped_logs,
 )
 from subscriber.sinks.spark.catalog.subscriptions import defined, locks
+from subscriber.sinks.spark.catalog.verifications import read_verifications
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
@@ -69,8 +71,16 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     stopped = _stopped(storage)
     ours = {name: stop.error for name, stop in stopped.items() if _is_of(lake.state.tables.get(name), stop)}
     others = {str(name): stop.error for name, stop in stopped.items() if name not in lake.state.tables}
+    verified = read_verifications(storage)
     tables = tuple(
-        TableObservation(table=name, entry=table.entry, worker=workers.get(name), retry=_retry(workers.get(name)), stopped=ours.get(name))
+        TableObservation(
+            table=name,
+            entry=table.entry,
+            worker=workers.get(name),
+            retry=_retry(workers.get(name)),
+            stopped=ours.get(name),
+            verification=since_synchronized(table.entry, verified.get(name)),
+        )
         for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
     )
     return [

@@ -19,6 +19,7 @@ from subscriber.sinks.spark.catalog.requests import lake_requests
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
 from subscriber.sinks.spark.catalog.subscriptions import defined
+from subscriber.sinks.spark.catalog.verifications import LakeVerifications
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
@@ -44,11 +45,13 @@ class ComparedLake:
 
     Attributes:
         requests: to the process that lands.
+        verifications: the stored ones.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self.requests = lake_requests(storage)
+        self.verifications = LakeVerifications(storage)
 
     @classmethod
     def open(cls, target: str) -> Self:

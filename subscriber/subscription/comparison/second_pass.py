@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from subscriber.catalog.snapshot_requests import RequestState, not_ready
-from subscriber.subscription.management.snapshot_request import Asker, PublisherSide, publisher_sessions
+from subscriber.subscription.comparison.snapshot_request import Asker, PublisherSide, publisher_sessions
 from subscriber.verification.compare import TableComparison, named_rows, read_cells
 from subscriber.verification.model import TableReport, VerificationLimits
 from subscriber.verification.postgres_table import PostgresTable

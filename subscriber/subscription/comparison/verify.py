@@ -9,19 +9,17 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from subscriber.apply.row_filters import copied_rows
-from subscriber.catalog.model import POSITION, VERIFICATION
 from subscriber.catalog.snapshot_requests import RequestState, not_ready
-from subscriber.catalog.store import Rows, Store
 from subscriber.catalog.target_kind import ComparedKind, ComparedTarget
+from subscriber.catalog.verifications import Systems, TableVerification
 from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.interfaces import PublishedTable, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.subscription.management.second_pass import FirstPass, compare_again
-from subscriber.subscription.management.snapshot_request import Asker, PublisherSide, publisher_sessions
+from subscriber.subscription.comparison.second_pass import FirstPass, compare_again
+from subscriber.subscription.comparison.snapshot_request import Asker, PublisherSide, publisher_sessions
 from subscriber.subscription.targets import required_ability
 from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Progress, Quiet, TableReport, VerificationLimits, VerificationReport
@@ -29,9 +27,10 @@ from subscriber.verification.postgres_table import PostgresTable
 from subscriber.verification.sides import Rate, Side
 from subscriber.verification.tables import row_key, was_rewritten_query
 from subscriber.verification.targets import OtherTarget, PostgresTarget, TargetSnapshot
+from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["verify"]
+__all__ = ["compare_tables", "last_verifications", "verify"]
 
 
 async def verify(
@@ -65,6 +64,23 @@ async def verify(
         SubscriptionInUse: another process verifies the subscription.
         PublisherError: the publisher cannot be read.
     """
+    report, _ = await compare_tables(
+        name, target=target, connection=connection, tables=tables, limits=limits, progress=progress, changed=changed
+    )
+    return report
+
+
+async def compare_tables(
+    name: str,
+    *,
+    target: str,
+    connection: str | None = None,
+    tables: Sequence[TableName] = (),
+    limits: VerificationLimits | None = None,
+    progress: Progress | None = None,
+    changed: bool = False,
+) -> tuple[VerificationReport, Sequence[TableVerification]]:
+    """As :func:`verify`. Return also what was stored in the target's catalog."""
     began = time.monotonic()
     limits = limits or VerificationLimits()
     kind = required_ability(target, ComparedKind, "cannot be compared with the publisher", "compare it with queries of your own")
@@ -73,12 +89,33 @@ async def verify(
         if conninfo is None:
             raise ConfigurationError(f'the publisher of subscription "{name}" is not known', hint="give --connection")
         run = _Verification(found, limits, progress or Quiet())
-        async with run.snapshots(conninfo) as opened:
+        async with run.snapshots(conninfo, tables) as opened:
             reports = await run.compare(opened, tables, changed=changed)
         if not found.has_snapshots:
             await run.compare_again(conninfo)
-        await run.remember(opened, reports)
-    return VerificationReport(name, opened.lsn if found.has_snapshots else None, opened.held_seconds, reports, time.monotonic() - began)
+        stored = await run.save(opened, reports)
+        systems = await found.verifications.systems() if found.verifications is not None else Systems("", "")
+    report = VerificationReport(
+        subscription=name,
+        lsn=opened.lsn if found.has_snapshots else None,
+        held_seconds=opened.held_seconds,
+        tables=reports,
+        seconds=time.monotonic() - began,
+        publisher_system=systems.publisher,
+        target_system=systems.target,
+    )
+    return report, stored
+
+
+async def last_verifications(name: str, *, target: str) -> Mapping[TableName, TableVerification]:
+    """Read the stored result of each table's last verification.
+
+    Raises:
+        ConfigurationError, TargetError: as :func:`verify`.
+    """
+    kind = required_ability(target, ComparedKind, "cannot be compared with the publisher", "compare it with queries of your own")
+    async with kind.compared(target, name, 1) as found:
+        return await found.verifications.read() if found.verifications is not None else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +152,6 @@ class _Verification:
 
     def __init__(self, target: ComparedTarget, limits: VerificationLimits, progress: Progress) -> None:
         self._target = target
-        self._store = target.store
         self._definition = target.definition
         self._limits = limits
         self._progress = progress
@@ -123,7 +159,7 @@ class _Verification:
         self._first: list[FirstPass] = []
 
     @contextlib.asynccontextmanager
-    async def snapshots(self, conninfo: str) -> AsyncIterator[_Opened]:
+    async def snapshots(self, conninfo: str, wanted: Sequence[TableName]) -> AsyncIterator[_Opened]:
         """Open snapshots of both sides at one LSN."""
         definition, jobs = self._definition, self._limits.jobs
         called = session_name(definition.name, "verify")
@@ -145,15 +181,19 @@ class _Verification:
                 publisher=Side([reader.read for reader in readers]),
                 target=PostgresTarget(Side(found)) if isinstance(found, Sequence) else OtherTarget(found),
                 entries=entries,
-                published=[copied_rows(table, definition.options) for table in await published_tables(readers[0], definition.publications)],
+                published=[copied_rows(table, definition.options) for table in await self._published(readers[0], wanted)],
                 xmins=(side.xmin, int(request.answer.get("target_xmin", 0))),
                 held_seconds=held,
             )
 
+    async def _published(self, reader: SnapshotReader, wanted: Sequence[TableName]) -> Sequence[PublishedTable]:
+        # a single table is described at once, however many the publications have
+        return await published_tables(reader, self._definition.publications, *(wanted if len(wanted) == 1 else ()))
+
     async def compare(self, opened: _Opened, wanted: Sequence[TableName], *, changed: bool) -> list[TableReport]:
         """Compare the tables, several at once."""
         tables = _chosen(opened.published, wanted)
-        since = await self._equal_before(self._store, tables) if changed and self._store is not None else {}
+        since = await self._equal_before(tables) if changed else {}
         left_out = not_ready(opened.entries, [table.name for table in tables], opened.lsn)
         rows = sum(table.estimated_rows or 0 for table in tables)
         self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
@@ -178,7 +218,7 @@ class _Verification:
             await asyncio.gather(*tasks, return_exceptions=True)
         return sorted(reports, key=lambda report: report.table)
 
-    async def _compare(self, opened: _Opened, table: PublishedTable, report: TableReport, since: tuple[int, int] | None) -> None:
+    async def _compare(self, opened: _Opened, table: PublishedTable, report: TableReport, since: TableVerification | None) -> None:
         began = time.monotonic()
         try:
             report.left_out = await self._compare_rows(opened, table, report, since)
@@ -189,12 +229,14 @@ class _Verification:
             report.left_out = error.one_line()
         report.seconds = time.monotonic() - began
 
-    async def _compare_rows(self, opened: _Opened, table: PublishedTable, report: TableReport, since: tuple[int, int] | None) -> str | None:
+    async def _compare_rows(
+        self, opened: _Opened, table: PublishedTable, report: TableReport, since: TableVerification | None
+    ) -> str | None:
         """Compare the rows of one table. Return why it cannot be compared, or None."""
         planned = await opened.target.plan(table, opened.publisher, self._limits)
         if isinstance(planned, str):
             return planned
-        report.key = tuple(planned.key)
+        report.key, report.columns, report.row_filters = tuple(planned.key), tuple(planned.columns), tuple(table.row_filters)
 
         def comparing(publisher: PostgresTable, report: TableReport) -> TableComparison:
             return TableComparison(
@@ -209,10 +251,12 @@ class _Verification:
             )
 
         comparison = comparing(planned.publisher, report)
-        found = await planned.changed.differing(since) if since is not None and planned.changed is not None else None
-        if found is not None:
+        found = None
+        if since is not None and planned.changed is not None:
+            found = await planned.changed.differing((since.publisher_xmin, since.target_xmin))
+        if since is not None and found is not None:
             keys, (report.publisher_rows, report.target_rows) = found
-            report.changed_only = True
+            report.changed_only, report.whole_lsn = True, since.whole_lsn
             report.ranges, report.differing_ranges = 1, int(bool(keys))
             await comparison.name_keys(keys)
         else:
@@ -231,46 +275,40 @@ class _Verification:
             for found in self._first:
                 await compare_again(found, asker, conninfo, self._limits, called)
 
-    async def _systems(self, rows: Rows) -> dict[str, str]:
-        """Identify both servers: transaction ids of others mean nothing here."""
-        positions = await rows.select(POSITION, {"srsubid": self._definition.oid, "srrelid": 0})
+    async def _equal_before(self, tables: Sequence[PublishedTable]) -> dict[TableName, TableVerification]:
+        """The last verification of each table that it found equal, if its published columns and rows are still the same."""
+        stored = self._target.verifications
+        known = await stored.read() if stored is not None else {}
         return {
-            "publisher_system": positions[0]["system_identifier"] if positions else "",
-            "target_system": await rows.target_identifier(),
-        }
-
-    async def _equal_before(self, store: Store, tables: Sequence[PublishedTable]) -> dict[TableName, tuple[int, int]]:
-        """The snapshots in which each table was last found equal, if its published columns and rows are still the same."""
-        async with store.reading() as rows:
-            found = await rows.select(VERIFICATION, {"subid": self._definition.oid, **await self._systems(rows)})
-        known = {TableName(row["nspname"], row["relname"]): row for row in found}
-        return {
-            table.name: (known[table.name]["publisher_xmin"], known[table.name]["target_xmin"])
+            table.name: found
             for table in tables
-            if table.name in known and known[table.name]["compared"] == _compared(table)
+            if (found := known.get(table.name)) is not None and found.equal and found.compared == _compared(table)
         }
 
-    async def remember(self, opened: _Opened, reports: Sequence[TableReport]) -> None:
-        """Store for which tables this verification found both sides equal."""
-        store = self._store
-        if store is None:
-            return
-        values: dict[str, Any] = {
-            "lsn": opened.lsn,
-            "publisher_xmin": opened.xmins[0],
-            "target_xmin": opened.xmins[1],
-            "verified_at": store.now(),
-        }
+    async def save(self, opened: _Opened, reports: Sequence[TableReport]) -> list[TableVerification]:
+        """Store the results of the tables that were compared."""
         published = {table.name: table for table in opened.published}
-        async with store.transaction() as rows:
-            values |= await self._systems(rows)
-            for report in reports:
-                if report.left_out is not None:
-                    continue
-                key = {"subid": self._definition.oid, "nspname": report.table.namespace, "relname": report.table.name}
-                await rows.delete(VERIFICATION, key)
-                if report.equal:
-                    await rows.insert(VERIFICATION, [{**key, **values, "compared": _compared(published[report.table])}])
+        found = [_result(report, published[report.table], opened) for report in reports if report.left_out is None]
+        if self._target.verifications is not None:
+            await self._target.verifications.save(found)
+        return found
+
+
+def _result(report: TableReport, table: PublishedTable, opened: _Opened) -> TableVerification:
+    differences = sum(each.count for each in report.differences)
+    return TableVerification(
+        table=table.name,
+        lsn=opened.lsn,
+        whole_lsn=report.whole_lsn or opened.lsn,
+        verified_at=time.time(),
+        row_count=report.publisher_rows,
+        differences=differences,
+        more=report.more or not (report.equal or differences),
+        seconds=report.seconds,
+        compared=_compared(table),
+        publisher_xmin=opened.xmins[0],
+        target_xmin=opened.xmins[1],
+    )
 
 
 def _compared(table: PublishedTable) -> str:
