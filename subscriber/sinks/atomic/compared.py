@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from subscriber.catalog import Definition
 from subscriber.catalog.snapshot_requests import Requests
-from subscriber.catalog.store import Store
+from subscriber.catalog.verifications import Verifications
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import PublishedTable, RowSource, TableName
 from subscriber.protocol.lsn import Lsn
@@ -29,7 +29,7 @@ class ComparedAtomicTarget(ABC):
     """
 
     has_snapshots = True
-    store: Store | None = None
+    verifications: Verifications | None = None
 
     def __init__(self, sink: AtomicSink, definition: Definition) -> None:
         requests = sink.requests(definition.name)

@@ -71,7 +71,7 @@ class ContinuousVerification:
     async def _read(self, target: str) -> bool:
         """Read the stored verifications. Return whether that succeeded."""
         try:
-            self._state.verifications = dict(await last_verifications(self._spec.name, target=target))
+            self._state.verifications |= await last_verifications(self._spec.name, target=target)
         except ConfigurationError:
             raise
         except SubscriberError as error:
