@@ -3,9 +3,14 @@
 PAUSE waits until no client uses a server connection: until the end of each transaction, with session pooling until each client disconnects.
 Clients that begin something meanwhile wait until RESUME. A database stays paused if the process that has paused it is killed.
 
-PAUSE closes a server connection whose login is under way, and remembers that as a failed login (``per_loop_pause`` in src/janitor.c,
-``disconnect_server`` in src/objects.c). After RESUME it refuses queries then ("server login has been failing"), and lets other clients
-wait for ``server_login_retry``, 15 seconds. So PAUSE is sent when no login is under way.
+PAUSE closes a server connection whose login is under way, and remembers that as a failed login of the pool (``per_loop_pause`` in
+src/janitor.c, ``disconnect_server`` in src/objects.c). After RESUME it refuses each query that begins before another login succeeds
+(``check_fast_fail``), and tries that after ``server_login_retry``, 15 seconds. So:
+
+- PAUSE is sent when no login is under way. One can still begin in that instant. It is seen, because SHOW POOLS and PAUSE are sent
+  together: PgBouncer runs both before it does anything else.
+- If PAUSE interrupted a login, RESUME is sent together with SUSPEND: PgBouncer logs in for the clients that wait, and reads no query of
+  others. A second RESUME follows as soon as there is a server connection.
 
 Source: PgBouncer manual, usage (Admin console).
 """
@@ -14,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -21,8 +28,9 @@ from typing import Any, Final, Self
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from subscriber.errors import ConfigurationError, SubscriberError
-from subscriber.protocol.quoting import quote_identifier
+from subscriber.errors import ConfigurationError, PublisherUnavailable, SubscriberError
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.threads import to_its_end
 from subscriber.walreceiver.session import Session
 
 __all__ = ["PgBouncer", "Pooled", "leads_to"]
@@ -31,10 +39,15 @@ _PREFIX: Final = "pgbouncer:"
 _EXAMPLE: Final = "give its console, as in --pool 'pgbouncer:host=pool1 port=6432 user=admin'"
 _LOOK: Final = 0.05
 _TELL_SECONDS: Final = 2.0
-_LOGIN_LOOK: Final = 0.01
+_HEADER: Final = 5
+_FIELD: Final = 18
+"""Bytes of a field of RowDescription after its name."""
+_LOOK_SHORT: Final = 0.01
 _LOGIN_LOOKS: Final = 5
 """While clients wait for further server connections, one login follows the other, with short gaps."""
-_LOGIN_SECONDS: Final = 10.0
+_LOGIN_SECONDS: Final = 2.0
+_SUSPEND_SECONDS: Final = 5.0
+"""Meanwhile the clients of all databases wait. After ``suspend_timeout``, PgBouncer would disconnect those that it cannot suspend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,61 @@ class _Console(Session):
         rows = (tuple(self._text(result.get_value(row, column)) or "" for column in range(result.nfields)) for row in range(result.ntuples))
         return [dict(zip(names, row, strict=True)) for row in rows]
 
+    async def together(self, first: str, *others: str) -> list[dict[str, str]]:
+        """Run commands with nothing in between, unless the session is encrypted: libpq sends none before the last is answered.
+
+        Returns:
+            The rows of the first. The last is not waited for, and the session cannot be used any more.
+        """
+        if self.pgconn.ssl_in_use:
+            rows = await self.table(first)
+            for command in others[:-1]:
+                await self.execute(command)
+            self.pgconn.send_query(others[-1].encode())
+            await self.flush()
+            return rows
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as plain:
+            plain.setblocking(False)
+            loop, received = asyncio.get_running_loop(), b""
+            await loop.sock_sendall(plain, b"".join(_message(each) for each in (first, *others)))
+            while (answer := _rows(received)) is None:
+                if not (more := await loop.sock_recv(plain, 1 << 16)):
+                    raise PublisherUnavailable("PgBouncer closed the connection")
+                received += more
+        return answer
+
+
+def _message(command: str) -> bytes:
+    text = command.encode() + b"\0"
+    return b"Q" + (len(text) + 4).to_bytes(4) + text
+
+
+def _rows(received: bytes) -> list[dict[str, str]] | None:
+    """The rows of a query from the messages of its answer; None: it is not complete. An error has no rows."""
+    names, rows = list[str](), list[dict[str, str]]()
+    while len(received) >= _HEADER:
+        length = 1 + int.from_bytes(received[1:_HEADER])
+        message, body = received[:1], received[_HEADER:length]
+        if len(received) < length:
+            return None
+        if message == b"Z":
+            return rows
+        if message == b"T":
+            fields, names = body[2:], []
+            while fields:
+                name, _, rest = fields.partition(b"\0")
+                names.append(name.decode())
+                fields = rest[_FIELD:]
+        elif message == b"D":
+            fields, values = body[2:], list[str]()
+            while fields:
+                size = max(int.from_bytes(fields[:4], signed=True), 0)
+                values.append(fields[4 : 4 + size].decode())
+                fields = fields[4 + size :]
+            rows.append(dict(zip(names, values, strict=True)))
+        received = received[length:]
+    return None
+
 
 class PgBouncer:
     """A PgBouncer.
@@ -88,6 +156,8 @@ class PgBouncer:
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
+        self._whole: set[str] = set()
+        """The entries whose PAUSE has interrupted no login."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -144,7 +214,6 @@ class PgBouncer:
             own: gets the names of the entries that this call pauses.
 
         Raises:
-            ConfigurationError: PgBouncer logs in to the server all the time.
             SubscriberError: PgBouncer rejected PAUSE, or another session resumed an entry.
         """
         async with await self._console() as console, await self._console() as watching:
@@ -167,21 +236,22 @@ class PgBouncer:
             if name not in paused:
                 await self._no_login(console, name)
                 own.append(name)
-                await console.execute(f"PAUSE {quote_identifier(name)}")
+                command = f"PAUSE {quote_identifier(name)}"
+                self._whole.discard(name)
+                async with await self._console() as both:
+                    if not _logging_in(await both.together("SHOW POOLS", command), name):
+                        self._whole.add(name)
+                # again, to wait for it
+                await console.execute(command)
 
     @staticmethod
     async def _no_login(console: _Console, name: str) -> None:
+        """Wait until PgBouncer does not log in to a server, but not for long: it may do that all the time."""
         now = asyncio.get_running_loop().time
         until, quiet = now() + _LOGIN_SECONDS, 0
-        while quiet < _LOGIN_LOOKS:
-            pools = await console.table("SHOW POOLS")
-            quiet = 0 if any(row["database"] == name and row["sv_login"] != "0" for row in pools) else quiet + 1
-            if not quiet and now() > until:
-                raise ConfigurationError(
-                    f'PgBouncer logs in to the server of "{name}" all the time: PAUSE would interrupt that, and refuse queries',
-                    hint="try again when fewer sessions begin; SHOW SERVERS shows those in state new; server_lifetime may be too short",
-                )
-            await asyncio.sleep(_LOGIN_LOOK)
+        while quiet < _LOGIN_LOOKS and now() < until:
+            quiet = 0 if _logging_in(await console.table("SHOW POOLS"), name) else quiet + 1
+            await asyncio.sleep(_LOOK_SHORT)
 
     async def _busy(self, console: _Console, names: Sequence[str]) -> str:
         clients = {row["ptr"]: row for row in await console.table("SHOW CLIENTS")}
@@ -202,10 +272,45 @@ class PgBouncer:
     async def resume(self, names: Sequence[str]) -> None:
         """Let clients work again. May be repeated."""
         paused = {each.name for each in await self.databases() if each.paused}
+        commands = [f"RESUME {quote_identifier(name)}" for name in names if name in paused]
         async with await self._console() as console:
-            for name in names:
-                if name in paused:
-                    await console.execute(f"RESUME {quote_identifier(name)}")
+            if paused.intersection(names) <= self._whole:
+                for command in commands:
+                    await console.execute(command)
+            else:
+                await to_its_end(self._log_in(console, names, commands))
+
+    async def _log_in(self, console: _Console, names: Sequence[str], commands: Sequence[str]) -> None:
+        """Resume when PgBouncer remembers a failed login: suspend it until there is a connection for clients that wait."""
+        config = {row["key"]: row["value"] for row in await console.table("SHOW CONFIG")}
+        limit = min(_SUSPEND_SECONDS, float(config["suspend_timeout"]) / 2 or _SUSPEND_SECONDS)
+        await console.execute("SET server_login_retry = '0'")
+        try:
+            async with await self._console() as suspending:
+                await suspending.together(*commands, "SUSPEND")
+                now = asyncio.get_running_loop().time
+                until = now() + limit
+                while now() < until and _without_server(await console.table("SHOW POOLS"), names):  # noqa: ASYNC110 (another process)
+                    await asyncio.sleep(_LOOK_SHORT)
+                with contextlib.suppress(SubscriberError):
+                    # it cannot suspend while another database is paused, for example
+                    await console.execute("RESUME")
+        finally:
+            await console.execute(f"SET server_login_retry = {quote_literal(config['server_login_retry'])}")
+
+
+def _logging_in(pools: Sequence[dict[str, str]], name: str) -> bool:
+    return any(row["database"] == name and row["sv_login"] != "0" for row in pools)
+
+
+def _without_server(pools: Sequence[dict[str, str]], names: Sequence[str]) -> bool:
+    """Whether clients wait, and there is no server connection for them."""
+    return any(
+        row["database"] in names
+        and row["cl_waiting"] != "0"
+        and not any(int(number) for column, number in row.items() if column.startswith("sv_") and column != "sv_login")
+        for row in pools
+    )
 
 
 def leads_to(entry: Pooled, conninfo: str) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from subscriber import ConfigurationError, SubscriberError, crash_points
@@ -99,8 +103,7 @@ def paused(found: Pool) -> bool:
         return any(str(row[column]) == "1" for row in cursor)
 
 
-# under load, a login of PgBouncer can still begin between the last look and PAUSE
-@pytest.mark.endurance
+@pytest.mark.slow
 async def test_no_query_is_refused(publisher18_db: Database, target_db: Database) -> None:
     said: list[str] = []
     async with moving(publisher18_db, target_db) as name:
@@ -168,41 +171,71 @@ async def test_no_query_is_refused(publisher18_db: Database, target_db: Database
 
 async def test_login_that_is_under_way(publisher18_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     # the bug was that PAUSE interrupted it: PgBouncer refused queries after RESUME, and let others wait for 15 s
-    def ask() -> object:
-        with psycopg.connect(found.url, autocommit=True, prepare_threshold=None) as session:
-            return session.execute("SELECT 1").fetchone()
+    def ask(session: psycopg.Connection[Any]) -> object:
+        return session.execute("SELECT 1").fetchone()
 
-    async def logins(number: int) -> None:
+    def asking(session: psycopg.Connection[Any]) -> asyncio.Task[object]:
+        return asyncio.create_task(asyncio.to_thread(ask, session))
+
+    async def state(wanted: Callable[[dict[str, int]], bool]) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            while sum(row["sv_login"] for row in shown("SHOW POOLS")) != number:
+            while not any(wanted(row) for row in watching.execute("SHOW POOLS").fetchall() if row["database"] == name):
                 await asyncio.sleep(0.01)
 
-    def shown(command: str) -> list[dict[str, int]]:
-        with psycopg.connect(found.admin, autocommit=True, row_factory=dict_row) as session:
-            return session.execute(command.encode()).fetchall()
+    def shown(command: str, column: str) -> list[Any]:
+        return [row[column] for row in watching.execute(command.encode()).fetchall()]
 
+    # a login reads this table
+    lock = "BEGIN; LOCK pg_catalog.pg_db_role_setting IN ACCESS EXCLUSIVE MODE"
     name, own, said = publisher18_db.name, list[str](), list[str]()
-    with pool(publisher18_db, "transaction") as found, psycopg.connect(found.url, prepare_threshold=None) as first:
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(pool(publisher18_db, "transaction"))
+        first, *others = (psycopg.connect(found.url, autocommit=True, prepare_threshold=None) for _ in range(4))
+        for session in (first, *others):
+            stack.callback(session.close)
+        # it stays connected: while PgBouncer is suspended, it accepts nobody
+        watching = stack.enter_context(psycopg.connect(found.admin, autocommit=True, prepare_threshold=None, row_factory=dict_row))
         console = PgBouncer.parse(f"pgbouncer:{found.admin}")
-        # it has the only server connection; a login reads this table
-        first.execute("LOCK pg_catalog.pg_db_role_setting IN ACCESS EXCLUSIVE MODE")
-        second = asyncio.create_task(asyncio.to_thread(ask))
-        await logins(1)
-        with monkeypatch.context() as short:
-            short.setattr(pgbouncer, "_LOGIN_SECONDS", 0.0)
-            with pytest.raises(ConfigurationError, match=f'PgBouncer logs in to the server of "{name}" all the time'):
-                await console.pause([name], said.append, own)
-        assert (own, paused(found)) == ([], False)
+        # it has the only server connection
+        first.execute(lock)
+        second = asking(others[0])
+        await state(lambda row: row["sv_login"] == 1)
         pausing = asyncio.create_task(console.pause([name], said.append, own))
         done, _ = await asyncio.wait({pausing}, timeout=0.3)
         assert not done
         assert not paused(found)
-        first.commit()
+        first.execute("COMMIT")
         await pausing
         assert (own, paused(found)) == ([name], True)
-        third = asyncio.create_task(asyncio.to_thread(ask))
+        third = asking(others[1])
         await console.resume([name])
-        assert [await asyncio.wait_for(each, 5) for each in (asyncio.to_thread(ask), second, third)] == [(1,)] * 3
+        assert [await asyncio.wait_for(each, 5) for each in (second, third)] == [(1,)] * 2
+        # one begins between the last look and PAUSE
+        monkeypatch.setattr(pgbouncer, "_LOGIN_SECONDS", 0.0)
+        watching.execute(f"RECONNECT {name}")
+        first.execute(lock)
+        second = asking(others[0])
+        await state(lambda row: row["sv_login"] == 1)
+        pausing = asyncio.create_task(console.pause([name], said.append, own))
+        await state(lambda row: row["sv_login"] == 0)
+        first.execute("COMMIT")
+        await pausing
+        with psycopg.connect(publisher18_db.conninfo(), autocommit=True) as locking:
+            locking.execute(lock)
+            resuming = asyncio.create_task(console.resume([name]))
+            await asyncio.wait({resuming}, timeout=1.0)
+            # the next login takes time, too: clients that begin something meanwhile are not refused
+            asked = [asking(each) for each in others[1:]]
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not all(each.pgconn.transaction_status == TransactionStatus.ACTIVE for each in others[1:]):
+                    assert not any(each.done() for each in asked), asked
+                    await asyncio.sleep(0.01)
+            await state(lambda row: row["sv_login"] == 1)
+            locking.execute("COMMIT")
+        assert [await asyncio.wait_for(each, 5) for each in (second, *asked)] == [(1,)] * 3
+        await resuming
+        config = dict(zip(shown("SHOW CONFIG", "key"), shown("SHOW CONFIG", "value"), strict=True))
+        assert (config["server_login_retry"], paused(found)) == ("15", False)
 
 
 async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
