@@ -5,11 +5,12 @@ visible, though. If the target has a slot of that name, the changes most likely 
 detected.
 
 With ``origin = none`` on both sides, changes do not loop (PostgreSQL manual, CREATE SUBSCRIPTION, Notes). A subscription that is disabled
-receives none: after a cutover, the first subscription is kept for a rollback.
+or has no slot receives none: after a cutover, the first subscription is kept for a rollback, and before it, the way back has no slot.
 """
 
 from __future__ import annotations
 
+from subscriber.config import NO_SLOT
 from subscriber.interfaces import Finding, PostgresDatabase
 from subscriber.protocol.quoting import quote_literal
 from subscriber.subscription.spec import RunSpec
@@ -26,7 +27,7 @@ async def find_loops(connection: WalReceiverConnection, spec: RunSpec) -> list[F
         PublisherUnavailable, TargetError: one of the two cannot be queried.
     """
     sink = spec.sink
-    if not isinstance(sink, PostgresDatabase):
+    if not isinstance(sink, PostgresDatabase) or spec.slot_name == NO_SLOT:
         return []
     back = {
         (found.slot_name, found.subscription): str(found.table)
