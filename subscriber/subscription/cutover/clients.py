@@ -65,7 +65,7 @@ class PooledClients:
         ]
         limit = await self._pool.wait_timeout()
         if limit and (max_downtime is None or limit < max_downtime):
-            notes.append(f"PgBouncer disconnects clients that wait for {limit:g} s: query_wait_timeout is less than --max-downtime")
+            notes.append(f"PgBouncer disconnects clients that wait for {limit:g} s (query_wait_timeout): use a smaller --max-downtime")
         return notes
 
     async def pause(self) -> None:

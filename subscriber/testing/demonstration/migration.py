@@ -221,10 +221,12 @@ async def _move(old: str, new: str, application: _Application, options: CutoverO
     _say(f"   repaired; {'both databases are equal' if equal else 'NOT EQUAL'}")
 
     _say("\n4. Cut over, while the sessions write")
-    for line in await plan_cutover(_NAME, target=new, options=options):
+    plan = await plan_cutover(_NAME, target=new, options=options)
+    for line in plan:
         _say(f"   {line}")
     application.pauses(None)
-    seconds = await cutover(_NAME, target=new, options=options, tell=lambda text: _say(f"   {text}"))
+    # it repeats the notes of the plan
+    seconds = await cutover(_NAME, target=new, options=options, tell=lambda text: None if text in plan else _say(f"   {text}"))
     await application.books("new")
     _say(application.pauses(seconds))
 
