@@ -11,16 +11,17 @@ from subscriber.subscription.migration.spec import MigrationSpec, Tell
 
 __all__ = ["MigratedSchema"]
 
-# the objects that can be created in a database, without those of temporary tables
+# the objects that can be created in a database, without those of temporary tables, and those of this program: a cutover makes some
 _OBJECTS: Final = """
 SELECT pg_catalog.md5(pg_catalog.string_agg(o.oid::text, ',' ORDER BY o.oid)) FROM (
-    SELECT c.oid FROM pg_catalog.pg_class AS c WHERE c.oid >= 16384 AND c.relpersistence <> 't' AND c.relkind <> 't'
-    UNION ALL SELECT p.oid FROM pg_catalog.pg_proc AS p WHERE p.oid >= 16384
-    UNION ALL SELECT t.oid FROM pg_catalog.pg_type AS t WHERE t.oid >= 16384 AND t.typrelid = 0 AND t.typelem = 0
-    UNION ALL SELECT k.oid FROM pg_catalog.pg_constraint AS k LEFT JOIN pg_catalog.pg_class AS c ON c.oid = k.conrelid
+    SELECT c.oid, c.relnamespace FROM pg_catalog.pg_class AS c WHERE c.oid >= 16384 AND c.relpersistence <> 't' AND c.relkind <> 't'
+    UNION ALL SELECT p.oid, p.pronamespace FROM pg_catalog.pg_proc AS p WHERE p.oid >= 16384
+    UNION ALL SELECT t.oid, t.typnamespace FROM pg_catalog.pg_type AS t WHERE t.oid >= 16384 AND t.typrelid = 0 AND t.typelem = 0
+    UNION ALL SELECT k.oid, k.connamespace FROM pg_catalog.pg_constraint AS k LEFT JOIN pg_catalog.pg_class AS c ON c.oid = k.conrelid
                WHERE c.relpersistence IS DISTINCT FROM 't'
-    UNION ALL SELECT g.oid FROM pg_catalog.pg_trigger AS g JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid
-               WHERE c.relpersistence <> 't' AND NOT g.tgisinternal) AS o
+    UNION ALL SELECT g.oid, c.relnamespace FROM pg_catalog.pg_trigger AS g JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid
+               WHERE c.relpersistence <> 't' AND NOT g.tgisinternal) AS o (oid, schema)
+ WHERE o.schema IS DISTINCT FROM pg_catalog.to_regnamespace('subscriber')::oid
 """
 
 

@@ -173,6 +173,10 @@ async def test_objects_that_are_created_late(publisher18_db: Database, target_db
     migration, running = migrated()
     await heard(running, said, "ready for the cutover")
     assert target_db.value(FOUND.format("verified")) == 5
+    # the bug was that the tables which a cutover makes were new: all objects were created again while writers were stopped
+    publisher18_db.execute("CREATE SCHEMA subscriber; CREATE TABLE subscriber.fence (id serial PRIMARY KEY)")
+    assert await migration._schema.is_complete()
+    publisher18_db.execute("DROP SCHEMA subscriber CASCADE")
     monkeypatch.setattr(module, "verify", verify)
     publisher18_db.execute(LATER.format("later"))
     await asyncio.to_thread(target_db.wait, FOUND.format("later"), 5)
