@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -15,6 +16,7 @@ from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from tests.conftest import Servers
 from tests.support.database import Database, ServerAddress, fresh_database
+from tests.support.disk import Disk
 from tests.support.sqlalchemy_targets import OtherTarget, Replica, native_target, replica_of, sqlite_target
 
 
@@ -50,6 +52,25 @@ def tls_server(make_server: Callable[..., EmbeddedServer], publisher_version: in
         session.execute("ALTER SYSTEM SET ssl = on")
     server.restart()
     return server
+
+
+@pytest.fixture
+def make_disk(scratch: Path) -> Iterator[Callable[[int], Disk]]:
+    """Makes one of so many megabytes; the test is skipped where that is not allowed."""
+    with ExitStack() as unmounting:
+
+        def make(megabytes: int) -> Disk:
+            path = scratch / "disk"
+            path.mkdir(mode=0o755)
+            done = subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", path], capture_output=True, text=True, check=False
+            )
+            if done.returncode != 0:
+                pytest.skip(f"no file system can be mounted: {' '.join(done.stderr.split())}")
+            unmounting.callback(lambda: subprocess.run(["umount", "--lazy", path], check=True))
+            return Disk(path)
+
+        yield make
 
 
 @pytest.fixture

@@ -7,11 +7,8 @@ One line with the remedy, nothing of the transaction, the position where it was;
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,48 +17,13 @@ from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.mariadb_binaries import WITHOUT_VARIABLE, is_done_without
 from tests.integration.sqlalchemy.test_bad_input import SECRET, assert_one_error
 from tests.support.database import Database
+from tests.support.disk import Disk
 from tests.support.mariadb_database import fresh_mariadb_database
 from tests.support.program import running, subscriber
 from tests.support.sqlalchemy_targets import OtherTarget, replica_of, sqlite_target
 
 MANY = f"INSERT INTO t SELECT i, repeat('{SECRET}', 20) FROM generate_series(10000, 16000) AS i"
 """Some four megabytes."""
-
-
-class Disk:
-    """A file system in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def fill(self, left: int) -> None:
-        """Leave so many bytes."""
-        place = os.statvfs(self.path)
-        with (self.path / "filler").open("wb") as filler:
-            os.posix_fallocate(filler.fileno(), 0, place.f_bavail * place.f_bsize - left)
-
-    def make_room(self) -> None:
-        """Remove what filled it."""
-        (self.path / "filler").unlink()
-
-
-@pytest.fixture
-def make_disk(scratch: Path) -> Iterator[Callable[[int], Disk]]:
-    """Makes one of so many megabytes; the test is skipped where that is not allowed."""
-    with ExitStack() as unmounting:
-
-        def make(megabytes: int) -> Disk:
-            path = scratch / "disk"
-            path.mkdir(mode=0o755)
-            done = subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", path], capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0:
-                pytest.skip(f"no file system can be mounted: {' '.join(done.stderr.split())}")
-            unmounting.callback(lambda: subprocess.run(["umount", "--lazy", path], check=True))
-            return Disk(path)
-
-        yield make
 
 
 def test_the_disk_of_a_sqlite_file(publisher18_db: Database, make_disk: Callable[[int], Disk]) -> None:

@@ -43,6 +43,8 @@ _CATALOG: Final = re.compile(r'relation "subscriber\.')
 _RELATION_HINT: Final = "compare the target's table with the publisher's"
 _READ_ONLY_HINT: Final = "connect to the primary, with a role that may write"
 _LOG_HINT: Final = "see the target's log for details"
+_DISK_FULL: Final = "53100"
+_DISK_HINT: Final = "make room on the target's disk"
 _PASSES: Final = "temporary error; if it persists, check that the target runs"
 _UNAVAILABLE_HINTS: Final = {
     CANNOT_CONNECT_NOW: "wait until it accepts connections",
@@ -226,7 +228,7 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
         return ApplyError(text, sqlstate=sqlstate, hint=f"ALTER TYPE {enum} ADD VALUE … in the target, with the publisher's new value")
     if sqlstate[:2] in _APPLY_CLASSES:
         return ApplyError(text, sqlstate=sqlstate, hint=_APPLY_HINTS.get(sqlstate) or _APPLY_HINTS.get(sqlstate[:2], _LOG_HINT))
-    return TargetError(text, sqlstate=sqlstate, hint=_LOG_HINT)
+    return TargetError(text, sqlstate=sqlstate, hint=_DISK_HINT if sqlstate == _DISK_FULL else _LOG_HINT)
 
 
 @contextlib.contextmanager
