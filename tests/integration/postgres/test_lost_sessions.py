@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 from collections.abc import AsyncIterator, Iterator
 
@@ -167,3 +168,40 @@ async def test_session_outlives_a_cancelled_report(target_db: Database) -> None:
             assert report.cancelled()
         await feed.opened.report([WorkerActivity(changes=7)], None)
     assert target_db.fetch("SELECT changes FROM subscriber.worker") == [(7,)]
+
+
+@pytest.mark.parametrize("answer", [b"E\0\0\0\x05\0", b"\0", b""], ids=["error", "garbage", "end"])
+async def test_server_that_goes_away_while_a_second_session_is_opened(answer: bytes, target_db: Database) -> None:
+    # the bug was "rejected SSL upgrade", without a hint
+    found = re.search(r"@([^:/]+):(\d+)/", target_db.dsn)
+    assert found is not None
+    connections = itertools.count()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The first is passed on to the server. The next gets the answer, and the end."""
+        with contextlib.closing(writer):
+            if next(connections):
+                await reader.readexactly(8)
+                writer.write(answer)
+                return
+            server, to_server = await asyncio.open_connection(found[1], int(found[2]))
+            with contextlib.closing(to_server):
+                await asyncio.gather(_pass_on(reader, to_server), _pass_on(server, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        target = Target(target_db.dsn.replace(f"@{found[1]}:{found[2]}/", f"@127.0.0.1:{port}/"))
+        async with await target.connect("test") as like:
+            with pytest.raises(TargetUnavailable) as caught:
+                await target.connect_asyncpg(like, "test")
+    assert "SSL" not in caught.value.one_line()
+    assert caught.value.hint
+    if answer:
+        assert caught.value.one_line() == "the target closed a connection while it was opened (hint: is it shutting down?)"
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()

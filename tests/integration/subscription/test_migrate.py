@@ -13,7 +13,7 @@ import pytest
 
 from subscriber import ConfigurationError, Migration, PublisherError
 from subscriber.subscription.management.schema import SchemaOptions
-from subscriber.subscription.migration import preconditions
+from subscriber.subscription.migration import migration_plan, preconditions
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
 from tests.integration.subscription.test_schema_copy import dumped
@@ -67,7 +67,8 @@ def arguments(publisher: Database, target: Database, *more: str) -> tuple[str, .
 def test_it_continues_after_a_kill_at_each_step(publisher_db: Database, target_db: Database) -> None:
     publisher_db.execute(SCHEMA)
     with Writers(publisher_db):
-        for step in STEPS[:-1]:
+        # a step's line is printed at its end: it is killed in each one, and at last before the end
+        for step in ("target", *STEPS):
             with running(*arguments(publisher_db, target_db), loud=True) as program:
                 program.says(f"{step}: ")
                 program.send(signal.SIGKILL)
@@ -327,6 +328,13 @@ async def test_plan_and_what_the_target_must_have(
     # a role without privileges
     with role(publisher18_db, "LOGIN REPLICATION") as found:
         poor = Migration(name, connection=found.conninfo, target=target_db.dsn, publication=name, schema=options)
+        # settings that would end it, or slow it down
+        monkeypatch.setattr(migration_plan, "_SOURCE_SETTINGS", "SELECT '1GB', '5min', '1', '40'")
+        monkeypatch.setattr(migration_plan, "_TARGET_SETTINGS", "SELECT '1000', '64'")
+        notes = "\n".join((await poor.plan()).notes)
+        for setting in ("max_slot_wal_keep_size is 1GB", "idle_replication_slot_timeout is 5min", "max_replication_slots leaves 1 free"):
+            assert f"publisher: {setting}: " in notes or f"publisher: {setting}, " in notes, notes
+        assert "target: max_wal_size is " in notes
         problems = [str(problem) for problem in (await poor.plan()).problems]
         assert 'the role may not read table "public.secret"' in problems
         monkeypatch.undo()

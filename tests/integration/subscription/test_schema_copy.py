@@ -231,9 +231,15 @@ async def test_owners_and_privileges(publisher18_db: Database, target_db: Databa
 async def test_objects_on_request(publisher18_db: Database, target_db: Database) -> None:
     publisher18_db.execute(SCHEMA)
     publisher18_db.execute(NOT_COPIED)
-    wanted = SchemaOptions(bindir=BINDIR, exclude_schemas=["S s"], publications=True, event_triggers=True)
-    await copy_schema(connection=publisher18_db.dsn, target=target_db.dsn, options=wanted)
-    assert target_db.fetch("SELECT pubname::text FROM pg_publication") == [("p",)]
+    publisher18_db.execute("""
+        CREATE TABLE log (id int PRIMARY KEY); CREATE TABLE refers (id int PRIMARY KEY, log int CONSTRAINT to_log REFERENCES log);
+        CREATE PUBLICATION narrow FOR TABLE refers
+    """)
+    wanted = SchemaOptions(bindir=BINDIR, exclude_schemas=["S s"], publications=True, event_triggers=True, left_out_keys="skip")
+    lines = await copy_schema(connection=publisher18_db.dsn, target=target_db.dsn, publications=["narrow"], options=wanted)
+    assert 'foreign key "to_log" of table "public.refers" refers to "public.log", whose rows are not moved: it is left out' in lines
+    assert target_db.fetch("SELECT FROM pg_constraint WHERE conname = 'to_log'") == []
+    assert target_db.fetch("SELECT pubname::text FROM pg_publication ORDER BY 1") == [("narrow",), ("p",)]
     assert target_db.fetch("SELECT evtname::text FROM pg_event_trigger") == [("et",)]
     assert target_db.value("SELECT to_regnamespace('\"S s\"') IS NULL")
 
