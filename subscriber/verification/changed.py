@@ -47,20 +47,20 @@ class ChangedRows:
         Raises:
             SubscriberError: a server rejected the query, or a session was lost.
         """
-        queries = [(side, sql.newer_columns(xmin)) for sql, side, xmin in zip(self._sql, self._sides, since, strict=True)]
-        if any(altered == "true" for ((altered,),) in await together([side.run(query) for side, query in queries])):
-            return None
         summaries = await together([side.run(sql.key_summary(xmin)) for sql, side, xmin in zip(self._sql, self._sides, since, strict=True)])
-        counts, totals, changes = zip(*[[int(value or 0) for value in row] for (row,) in summaries], strict=True)
-        if max(changes) > _MOST or totals[0] != totals[1]:
+        counts, totals, changes, altered = zip(*[[int(value or 0) for value in row] for (row,) in summaries], strict=True)
+        if max(changes) > _MOST or totals[0] != totals[1] or any(altered):
             return None
-        here, there = await together([self._newer(number, xmin) for number, xmin in enumerate(since)])
+        here, there = await together([self._newer(number, xmin, changes[number]) for number, xmin in enumerate(since)])
         missing = await together([self._hashes(0, there.keys() - here.keys()), self._hashes(1, here.keys() - there.keys())])
         here |= missing[0]
         there |= missing[1]
         return [key for key in here.keys() | there.keys() if here.get(key) != there.get(key)], (counts[0], counts[1])
 
-    async def _newer(self, number: int, xmin: int) -> dict[Key, str | None]:
+    async def _newer(self, number: int, xmin: int, changes: int) -> dict[Key, str | None]:
+        if not changes:
+            # saves reading the table again
+            return {}
         sql = self._sql[number]
         return {tuple(row[1:]): row[0] for row in await self._sides[number].run(sql.newer_hashes(xmin))}
 

@@ -283,19 +283,18 @@ class TableSql:
         )
 
     def key_summary(self, xmin: int) -> str:
-        """Query of the number of rows, the sum of the hashes of their keys, and the number of rows newer than a snapshot's ``xmin``."""
-        return (
-            f"SELECT count(*)::text, COALESCE(sum({self.key_hash}), 0)::text, count(*) FILTER (WHERE {_newer(xmin)})::text"
-            f" FROM {self.relation}{self.where()}"
-        )
+        """Query of the numbers by which a table is compared with what it was at a snapshot's ``xmin``.
 
-    def newer_columns(self, xmin: int) -> str:
-        """Query whether a column was added or altered since a snapshot: then old rows may have other values without having been written."""
+        These are: the rows, the sum of the hashes of their keys, the newer rows, and the columns that were added or altered: then old rows
+        may have other values without having been written.
+        """
         namespace, name = quote_literal(self.table.namespace), quote_literal(self.table.name)
         return (
-            "SELECT EXISTS (SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid JOIN pg_namespace AS n"
+            f"SELECT count(*)::text, COALESCE(sum({self.key_hash}), 0)::text, count(*) FILTER (WHERE {_newer(xmin)})::text,"
+            " (SELECT count(*)::text FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid JOIN pg_namespace AS n"
             f" ON n.oid = c.relnamespace WHERE n.nspname = {namespace} AND c.relname = {name} AND a.attnum > 0"
-            f" AND {_newer(xmin, 'a.xmin')})::text"
+            f" AND {_newer(xmin, 'a.xmin')})"
+            f" FROM {self.relation}{self.where()}"
         )
 
     def newer_hashes(self, xmin: int) -> str:
