@@ -31,16 +31,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from subscriber.interfaces import CATALOG_SCHEMA, Retry, TableEntry, TableName, TableState
+from subscriber.errors import RelationError
+from subscriber.interfaces import CATALOG_SCHEMA, PublishedTable, Retry, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.model import Transaction
 from subscriber.transaction.relations import changed_relations
 
-__all__ = ["NOT_IN_SUBSCRIPTION", "TableStates", "Watchers"]
+__all__ = ["NOT_IN_SUBSCRIPTION", "Addition", "TableStates", "Watchers"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +77,21 @@ class Watchers:
             self._waiting.remove(entry)
 
 
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """Tables that the apply worker is to add to the subscription, between two calls to the sink.
+
+    Attributes:
+        tables: as published.
+        entry: their first state.
+        result: gets the errors of those that could not be added.
+    """
+
+    tables: Sequence[PublishedTable]
+    entry: TableEntry
+    result: asyncio.Future[Mapping[TableName, RelationError]]
+
+
 class TableStates:
     """The table states that both kinds of worker share. See the module's docstring for the handover.
 
@@ -81,6 +99,8 @@ class TableStates:
         left_out: published tables that the subscription does not replicate, each with the reason.
         dropped: oids and names of tables that the publisher has dropped and the target lacks. Their changes are left out.
         retries: tables whose latest synchronization failed.
+        additions: tables that are to be added.
+        adds_new: whether published tables that the target lacks are created and added. Until then, their changes are left out.
     """
 
     def __init__(self, handed: Lsn = INVALID_LSN) -> None:
@@ -101,6 +121,8 @@ class TableStates:
         self.left_out: dict[TableName, str] = {}
         self.dropped: set[tuple[int, str]] = set()
         self.retries: dict[TableName, Retry] = {}
+        self.additions = deque[Addition]()
+        self.adds_new = False
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
@@ -222,6 +244,20 @@ class TableStates:
         self.dropped.add((relation_id, name))
         self._unknown = {table for table in self._unknown if str(table) != name}
 
+    def awaits(self, name: str) -> bool:
+        """Whether a table that the target lacks is to be created and added, so that its changes are left out until then."""
+        return self.adds_new and all(str(table) != name for table in self._entries)
+
+    def added(self, addition: Addition, failed: Mapping[TableName, RelationError]) -> None:
+        """Note that tables were added, except those that failed."""
+        names = [table.name for table in addition.tables if table.name not in failed]
+        self.dropped -= {each for each in self.dropped if each[1] in set(map(str, names))}
+        for name in names:
+            self.left_out.pop(name, None)
+        self.update(dict.fromkeys(names, addition.entry))
+        if not addition.result.done():
+            addition.result.set_result(failed)
+
     def tell_unknown(self, left_out: Container[str]) -> None:
         """Warn, once for each, about tables that the gate did not know and whose changes the sink left out.
 
@@ -229,11 +265,12 @@ class TableStates:
         """
         for table in sorted(self._unknown):
             if str(table) in left_out:
-                _log.warning(
-                    'table "%s" is published, but not part of the subscription: its changes are left out'
-                    " (hint: refresh the subscription, or start the run again, to add it)",
-                    table,
-                )
+                if not self.adds_new:
+                    _log.warning(
+                        'table "%s" is published, but not part of the subscription: its changes are left out'
+                        " (hint: refresh the subscription, or start the run again, to add it)",
+                        table,
+                    )
                 self.left_out[table] = NOT_IN_SUBSCRIPTION
         self._unknown.clear()
 

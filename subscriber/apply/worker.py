@@ -34,7 +34,7 @@ from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.errors import ApplyError, NeverPrepared, RelationError
-from subscriber.interfaces import Batch, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
+from subscriber.interfaces import Batch, DescribedSink, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
@@ -148,6 +148,7 @@ class ApplyWorker:
                 await self._apply_single(event)
             self._parallel.committed(self._receiver.popped)
             await self._ready_tables()
+            await self._add_tables()
             self._tables.tell_unknown(self._sink.statistics.skipped_tables)
             self._owner.progressed()
         await self._receiver.report_now()
@@ -185,7 +186,7 @@ class ApplyWorker:
     async def _call(
         self, transactions: Sequence[Transaction], call: Callable[[], Awaitable[None]], *, committed: Collection[int] = ()
     ) -> None:
-        """Make a call to the sink. Repeat it without a table's changes if the target lacks the table and the publisher has dropped it.
+        """Make a call to the sink. Repeat it without the changes of a table that the target lacks, if it was dropped or is to be added.
 
         Args:
             transactions: the transactions that the call applies.
@@ -199,6 +200,10 @@ class ApplyWorker:
                 missing = error.missing
                 if missing is None or missing in self._tables.dropped:
                     raise
+                if self._tables.awaits(missing[1]):
+                    self._tables.note_dropped(*missing)
+                    _log.info('table "%s" does not exist in the target yet: its changes are left out until it is copied', missing[1])
+                    continue
                 relations = [(transaction.xid, changed_relations(transaction)) for transaction in transactions]
                 xids = {xid for xid, changed in relations if changed is None or missing[0] in changed}.union(committed)
                 if not await self._owner.is_dropped(missing[0], xids):
@@ -322,6 +327,16 @@ class ApplyWorker:
             await self._sink.advance(applied)
             self._tracker.flush(applied)
             self._receiver.report()
+
+    async def _add_tables(self) -> None:
+        while self._tables.additions:
+            addition = self._tables.additions[0]
+            if isinstance(self._sink, DescribedSink):
+                await self._sink.describe_tables(addition.tables)
+            failed = await self._sink.add_tables([table.name for table in addition.tables], addition.entry)
+            # after an error of the sink, the next attempt repeats this
+            self._tables.additions.popleft()
+            self._tables.added(addition, failed)
 
     async def _ready_tables(self) -> None:
         passed = self._tables.passed(self._tracker.flushed)

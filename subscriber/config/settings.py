@@ -9,9 +9,10 @@ from typing import Final, Literal, Self
 from subscriber.config.option import declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, SECONDS, SIZE, STRING, TIME, WHOLE, choice
 
-__all__ = ["SETTINGS", "InsertConflict", "SchemaChange", "SchemaChangeCallback", "Settings"]
+__all__ = ["SETTINGS", "InsertConflict", "NewTables", "SchemaChange", "SchemaChangeCallback", "Settings"]
 
 InsertConflict = Literal["error", "upsert"]
+NewTables = Literal["ignore", "copy"]
 SchemaChange = Literal["error", "add", "ignore"]
 
 SchemaChangeCallback = Callable[[str, str, tuple[str, ...]], SchemaChange]
@@ -64,6 +65,12 @@ class Settings:
         default_text="true for an empty SQLite file, else false",
         ours=True,
         flag=True,
+    )
+    new_tables: NewTables = option(
+        "ignore",
+        choice("ignore", "copy"),
+        "what to do about a table that joins the publications while the subscription runs",
+        ours=True,
     )
     schema_change: SchemaChange | SchemaChangeCallback = option(
         "error", choice("error", "add", "ignore"), "what to do about a new column of the publisher; not for a PostgreSQL target", ours=True

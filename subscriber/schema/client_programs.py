@@ -19,7 +19,7 @@ from subscriber.errors import ConfigurationError, PublisherError, PublisherUnava
 __all__ = ["ClientPrograms", "find_client_programs", "run_program"]
 
 _PLACES: Final = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
-_BINDIR_HINT: Final = "install PostgreSQL's client programs, or name their directory with --bindir"
+_BINDIR_HINT: Final = "install PostgreSQL's client programs, and put their directory into PATH (or --bindir)"
 _UNAVAILABLE: Final = re.compile(
     r"Connection refused|starting up|shutting down|recovery mode|terminating connection|closed the connection|could not receive data"
 )
@@ -64,12 +64,12 @@ async def find_client_programs(bindir: str | None, publisher: int, target: int) 
         where = bindir or "PATH and the directories of the usual packages"
         raise ConfigurationError(
             f"pg_dump and pg_restore were not found in {where}",
-            hint=f"install PostgreSQL's client programs, version {publisher} or later, or name their directory with --bindir",
+            hint=f"install PostgreSQL's client programs, version {publisher} or later, and put their directory into PATH (or --bindir)",
         )
     newest = max(found, key=lambda each: each.version)
     raise ConfigurationError(
         f"pg_dump {newest.version} in {newest.bindir} is older than the publisher, which is PostgreSQL {publisher}",
-        hint=f"install PostgreSQL's client programs, version {publisher} or later, or name their directory with --bindir",
+        hint=f"install PostgreSQL's client programs, version {publisher} or later, and put their directory into PATH (or --bindir)",
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from subscriber.apply.tasks import task_group
 from subscriber.errors import TargetError
-from subscriber.interfaces import Query
+from subscriber.interfaces import Query, TableName
 from subscriber.interfaces.schema import SchemaProgress, SchemaStep, Section, StepState
 from subscriber.interfaces.table_schema import DatabaseSchema
 from subscriber.protocol.quoting import quote_identifier, quote_literal
@@ -20,7 +20,7 @@ from subscriber.schema.client_programs import ClientPrograms, find_client_progra
 from subscriber.schema.database_properties import database_changes, read_database
 from subscriber.schema.inspection import SchemaScope, inspect
 from subscriber.schema.left_out_keys import LeftOutKeys, adapt_keys, left_out_keys
-from subscriber.schema.restore import of_new_tables, restore, section
+from subscriber.schema.restore import of_new_tables, of_tables, restore, section
 from subscriber.schema.roles import Roles
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.walreceiver.session import Session
@@ -59,6 +59,7 @@ class SchemaOrder:
         renamed_roles: the target's role for an owner or grantee of the publisher.
         jobs: how many indexes and constraints are built at the same time.
         bindir: the directory of pg_dump and pg_restore; None: they are looked for.
+        tables: only these tables, with what belongs to them and what they need; empty: everything.
         only_new_tables: leave out what belongs to tables that exist in the target.
         publications: only the rows of their tables are moved.
         left_out_keys: what is done with foreign keys that refer to other tables; None: they are created as they are.
@@ -69,6 +70,7 @@ class SchemaOrder:
     renamed_roles: Mapping[str, str]
     jobs: int
     bindir: str | None = None
+    tables: Collection[TableName] = ()
     only_new_tables: bool = False
     publications: Sequence[str] = ()
     left_out_keys: LeftOutKeys | None = None
@@ -107,12 +109,14 @@ async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, pro
         server = publisher.pgconn.server_version // 10000
         programs = await find_client_programs(order.bindir, server, sessions[0].version)
         entries = await read_archive(publisher, connection, programs, order.selection)
-        if order.only_new_tables:
-            entries = of_new_tables(entries, {(schema or "", name or "") for schema, name in await sessions[0].query(_EXISTING)})
         lines = list[str]()
         if order.left_out_keys is not None and Section.POST_DATA in order.sections:
             keys = await left_out_keys(publisher, order.publications)
             entries, lines = adapt_keys(entries, keys, order.left_out_keys, sessions[0].version)
+        if order.tables:
+            entries = of_tables(entries, {(table.namespace, table.name) for table in order.tables})
+        if order.only_new_tables:
+            entries = of_new_tables(entries, {(schema or "", name or "") for schema, name in await sessions[0].query(_EXISTING)})
         roles = Roles({name or "" for (name,) in await sessions[0].query(_ROLES)}, order.renamed_roles)
         populated = {(schema, name) for schema, name in await publisher.execute(_VIEWS.format("true"))}
         left = list[str]()
@@ -120,7 +124,7 @@ async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, pro
             # the objects of pre-data need each other, and take no time
             used = sessions if which is Section.POST_DATA else sessions[:1]
             await restore(section(entries, which), roles.sql, used, progress)
-            if which is Section.POST_DATA:
+            if which is Section.POST_DATA and not order.tables:
                 if not order.selection.schemas:
                     left = await _move_properties(publisher, sessions[0], order, progress)
                 await _finish(entries, populated, sessions, progress)

@@ -24,7 +24,7 @@ from subscriber.interfaces.schema import SchemaProgress, SchemaStep, Section, St
 from subscriber.schema.archive import Entry
 from subscriber.sinks.postgres.scripts import ScriptSession
 
-__all__ = ["of_new_tables", "restore", "section"]
+__all__ = ["of_new_tables", "of_tables", "restore", "section"]
 
 _EXISTS: Final = frozenset({"42P07", "42710", "42P06", "42723", "42701"})
 _EXISTS_OF: Final = MappingProxyType(
@@ -38,6 +38,8 @@ _EXISTS_OF: Final = MappingProxyType(
     }
 )
 """SQLSTATEs of an object that exists, where PostgreSQL has no error of its own for it."""
+_OF_THEIR_OWN: Final = frozenset({"TABLE", "VIEW", "MATERIALIZED VIEW", "FOREIGN TABLE", "FUNCTION", "PROCEDURE", "AGGREGATE", "TYPE"})
+"""Objects that do not belong to a table that they need."""
 _DEADLOCK: Final = "40P01"
 _DEADLOCKS: Final = 10
 _FIRST: Final = MappingProxyType({"CONSTRAINT": 0, "INDEX": 0, "INDEX ATTACH": 1, "FK CONSTRAINT": 3, "EVENT TRIGGER": 4})
@@ -80,6 +82,24 @@ def of_new_tables(entries: Sequence[Entry], existing: Collection[tuple[str, str]
             new.add(entry.number)
         kept.append(entry)
     return kept
+
+
+def of_tables(entries: Sequence[Entry], names: Collection[tuple[str, str]]) -> list[Entry]:
+    """Leave out all but some tables, what belongs to them, and what both need.
+
+    Args:
+        entries: each after those that it needs.
+        names: schema and name of the tables.
+    """
+    tables = {entry.number for entry in entries if entry.type == "TABLE" and (entry.schema, entry.name) in names}
+    wanted = set(tables)
+    for entry in entries:
+        if entry.type not in _OF_THEIR_OWN and entry.needs & wanted:
+            wanted.add(entry.number)
+    for entry in reversed(entries):
+        if entry.number in wanted:
+            wanted |= entry.needs
+    return [entry for entry in entries if entry.number in wanted]
 
 
 async def restore(

@@ -65,7 +65,10 @@ class LeftOutTables:
         self._states.left_out |= {
             partition: _PARTITION.format(root) for root, members in (partitions or {}).items() if root in entries for partition in members
         }
-        new = {name: reason for name, reason in self._states.left_out.items() if name not in before and name not in (reasons or {})}
+        told = {*before, *(reasons or {})}
+        new = {name: reason for name, reason in self._states.left_out.items() if name not in told}
+        if self._states.adds_new:
+            new = {name: reason for name, reason in new.items() if reason != NOT_IN_SUBSCRIPTION}
         if new:
             _log.warning('subscription "%s": published tables are not replicated: %s', self._spec.name, _listed(new))
 

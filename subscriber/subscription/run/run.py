@@ -2,7 +2,7 @@
 
 It begins with the setup (``setup/setup.py``). Then these run side by side until the end: the table synchronizations, each on its own
 connections; the attempts to follow the slot, one after another (``slot_follower.py``); the status reports; the search for published tables
-that are left out; the service that gives snapshots to other processes; the continuous verification; and the watchdog.
+that are left out, and their addition; the service that gives snapshots to other processes; the continuous verification; and the watchdog.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from subscriber.errors import SubscriberError
 from subscriber.interfaces import FinishingSink, Retry, TwoPhaseState
 from subscriber.subscription.run.continuous_verification import ContinuousVerification
 from subscriber.subscription.run.left_out_tables import LeftOutTables
+from subscriber.subscription.run.new_tables import NewTables
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState, Stopped
 from subscriber.subscription.run.slot_follower import SlotFollower
@@ -126,6 +127,8 @@ class Run:
             if relay is not None:
                 # what is received does not show that anything is applied
                 tasks.append(group.create_task(relay.run(), context=unwatched()))
+            new_tables = NewTables(spec, state, prepared.state, left_out)
+            tasks.append(group.create_task(new_tables.run(), context=unwatched()))
             if self._until is None:
                 tasks.append(group.create_task(ContinuousVerification(spec, state).run(), context=unwatched()))
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.table_synchronization import sync_slot_prefix
@@ -27,9 +28,20 @@ from subscriber.subscription.setup.checks import tell
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["TableRefresh", "drop_leftover_slots", "require_reconciling", "undo_copy"]
+__all__ = ["NOT_WITH_TWO_PHASE", "TableRefresh", "drop_leftover_slots", "first_entry", "require_reconciling", "undo_copy"]
 
 _log = logging.getLogger(__name__)
+
+NOT_WITH_TWO_PHASE: Final = (
+    "cannot be copied while two_phase is enabled (hint: copy it with another subscription, or start once with copy_data = false)"
+)
+"""PostgreSQL rejects this in REFRESH PUBLICATION: a transaction prepared before the copy could commit after it, and would be in neither."""
+
+
+def first_entry(copy_data: CopyData) -> TableEntry:
+    """The state of a table that is added."""
+    mode = SyncMode.RECONCILE if copy_data == "reconcile" else SyncMode.COPY
+    return TableEntry(TableState.INIT if copy_data else TableState.READY, mode=mode)
 
 
 class TableRefresh:
@@ -118,19 +130,11 @@ class TableRefresh:
 
     async def _add(self, tables: Sequence[TableName], state: SubscriptionState, *, first: bool, demanded: bool) -> None:
         if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:
-            # PostgreSQL rejects this in REFRESH PUBLICATION: a transaction prepared before the copy could commit after it, and would be in
-            # neither
             for table in tables:
-                self.left_out[table] = (
-                    "cannot be copied while two_phase is enabled"
-                    " (hint: copy it with another subscription, or start once with copy_data = false)"
-                )
+                self.left_out[table] = NOT_WITH_TWO_PHASE
                 _log.log(self._log_level, 'table "%s" is published but not replicated: %s', table, self.left_out[table])
             return
-        entry = TableEntry(
-            TableState.INIT if self._copy_data else TableState.READY,
-            mode=SyncMode.RECONCILE if self._copy_data == "reconcile" else SyncMode.COPY,
-        )
+        entry = first_entry(self._copy_data)
         failed = await self._sink.add_tables(tables, entry) if tables else {}
         for table in tables:
             if table in failed:

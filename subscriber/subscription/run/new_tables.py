@@ -1,0 +1,165 @@
+"""Tables that join the publications while the subscription runs, with ``new_tables = copy``: created in the target, added, and copied.
+
+Nothing is stopped for them. The apply worker adds them to the subscription between two batches, and the launcher then synchronizes them as
+it does at the start of a run. Until a table is added, its changes are left out: its copy has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from subscriber.apply.all_changes import require_all_changes
+from subscriber.apply.table_state import NOT_IN_SUBSCRIPTION, Addition
+from subscriber.catalog.target_kind import SchemaKind
+from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.interfaces import PublishedTable, SubscriptionState, TableName, TwoPhaseState
+from subscriber.interfaces.schema import SchemaStep, Section, StepState
+from subscriber.schema.inspection import SchemaScope, inspect
+from subscriber.subscription.run.left_out_tables import LeftOutTables
+from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.setup.table_refresh import NOT_WITH_TWO_PHASE, first_entry
+from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.targets import is_postgres, target_kind
+from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.session import Session
+
+__all__ = ["NewTables"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 5.0
+_RETRY_SECONDS: Final = 60.0
+"""A table that could not be added is tried again after this time."""
+
+
+class NewTables:
+    """Adds the new tables of one run.
+
+    Args:
+        spec: the subscription.
+        state: of the run.
+        prepared: the subscription's state at its start.
+        left_out: finds the tables.
+    """
+
+    def __init__(self, spec: RunSpec, state: RunState, prepared: SubscriptionState, left_out: LeftOutTables) -> None:
+        self._spec = spec
+        self._state = state
+        self._left_out = left_out
+        self._two_phase = prepared.two_phase
+        self._failed: dict[TableName, str] = {}
+        self._retry_at = 0.0
+        self._told = ""
+        self._state.states.adds_new = spec.settings.new_tables == "copy"
+
+    async def run(self) -> None:
+        """Look for new tables until cancelled. Return at once if they are ignored.
+
+        Raises:
+            ConfigurationError: tables cannot be created in this target: pg_dump is missing or too old.
+        """
+        if not self._state.states.adds_new:
+            return
+        checked = False
+        while True:
+            try:
+                if not checked:
+                    await self._check()
+                    checked = True
+                await self._left_out.look()
+                if new := self._new():
+                    await self._add(new)
+                self._told = ""
+            except ConfigurationError:
+                raise
+            except SubscriberError as error:
+                if self._told != error.one_line():
+                    self._told = error.one_line()
+                    _log.warning("new tables could not be added: %s; this is retried", self._told)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _new(self) -> Sequence[TableName]:
+        """The tables to add now."""
+        reasons, now = self._state.states.left_out, asyncio.get_running_loop().time()
+        new = [name for name, reason in reasons.items() if reason == NOT_IN_SUBSCRIPTION]
+        if now >= self._retry_at:
+            new += [name for name in reasons if name in self._failed]
+            self._retry_at = now + _RETRY_SECONDS
+        return new
+
+    async def _check(self) -> None:
+        if self._spec.target is not None and is_postgres(self._spec.target):
+            from subscriber.schema.postgres import client_programs  # noqa: PLC0415 -- its drivers come with an extra
+
+            await client_programs(self._spec.conninfo, self._spec.target, None)
+
+    async def _add(self, names: Sequence[TableName]) -> None:
+        copy_data = self._spec.options.copy_data
+        if self._two_phase is not TwoPhaseState.DISABLED and copy_data:
+            self._leave_out(dict.fromkeys(names, NOT_WITH_TWO_PHASE))
+            return
+        async with await self._spec.connect("tables") as session:
+            tables = await published_tables(session, self._spec.publications, *names)
+            if copy_data == "reconcile":
+                require_all_changes(tables)
+            if not tables:
+                return
+            try:
+                await self._create(session, tables)
+            except ConfigurationError:
+                raise
+            except SubscriberError as error:
+                # of one of them. Those that exist can be added, and add_tables says which do not
+                _log.debug("a new table could not be created: %s", error)
+                self._leave_out(dict.fromkeys(names, error.one_line()))
+        addition = Addition(tables, first_entry(copy_data), asyncio.get_running_loop().create_future())
+        self._state.states.additions.append(addition)
+        self._state.wake()
+        failed = await addition.result
+        self._leave_out({name: self._failed.get(name, error.one_line()) for name, error in failed.items()})
+        for table in tables:
+            if table.name not in failed:
+                self._failed.pop(table.name, None)
+                _log.info('table "%s" is published and was added', table.name)
+
+    def _leave_out(self, reasons: dict[TableName, str]) -> None:
+        for name, reason in reasons.items():
+            self._state.states.left_out[name] = reason
+            if self._failed.get(name) != reason:
+                self._failed[name] = reason
+                _log.warning('table "%s" is published but not replicated: %s', name, reason)
+
+    async def _create(self, session: Session, tables: Sequence[PublishedTable]) -> None:
+        target = self._spec.target
+        if target is None:
+            return
+        names = [table.name for table in tables]
+        kind = target_kind(target)
+        if is_postgres(target):
+            from subscriber.schema.archive import Selection  # noqa: PLC0415 -- its drivers come with an extra
+            from subscriber.schema.postgres import SchemaOrder, copy_to_postgres  # noqa: PLC0415 -- as above
+
+            order = SchemaOrder(
+                selection=Selection(),
+                renamed_roles={},
+                jobs=1,
+                tables=names,
+                only_new_tables=True,
+                publications=self._spec.publications,
+                left_out_keys="skip",
+            )
+            for line in await copy_to_postgres(self._spec.conninfo, target, order, _tell):
+                _log.info("%s", line)
+        elif isinstance(kind, SchemaKind):
+            schema = await inspect(session.execute, SchemaScope(tables=names))
+            lacking = {each.name for each in await kind.compare_schema(target, tables, schema) if each.kind == "table"}
+            if missing := [table for table in tables if table.name in lacking]:
+                await kind.copy_schema(target, missing, schema, tuple(Section), _tell)
+
+
+def _tell(step: SchemaStep) -> None:
+    if step.state is StepState.CREATED:
+        _log.info("%s was created in the target", step.what)
