@@ -321,6 +321,7 @@ def test_every_setting_can_be_given_as_text(field: str) -> None:
         "relay_log": "/tmp/y",
         "create_tables": "on",
         "schema_change": "ignore",
+        "new_tables": "copy",
         "insert_conflict": "upsert",
     }
     text = words.get(field) or (f"{value}B" if "size" in field or "mem" in field else None)
