@@ -27,6 +27,7 @@ from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
 pytest_plugins = [
     "tests.support.versions",
     "tests.support.scratch",
+    "tests.support.clusters",
     "tests.support.order",
     "tests.support.compared",
     "tests.support.object_store",

@@ -104,24 +104,26 @@ class EmbeddedServer(Embedded):
         base = Path(tempfile.mkdtemp(prefix=f"pg{version}-", dir=directory))
         server = cls(version, bindir, base, run_as)
         try:
+            server.socket_directory.mkdir(mode=0o700)
+            server.log_file.touch(mode=0o600)
+            for path in (base, server.socket_directory):
+                run_as.own(path)
             of_version = {"max_active_replication_origins": "40"} if version >= 18 else {}
-            server._initdb({**_SETTINGS, **of_version, **(settings or {})}, initdb_args)
+            server._initdb(initdb_args)
+            server._configure({**_SETTINGS, **of_version, **(settings or {})})
             server.start()
         except BaseException:
             server.remove()
             raise
         return server
 
-    def _initdb(self, settings: Mapping[str, str], initdb_args: Sequence[str]) -> None:
-        self.socket_directory.mkdir(mode=0o700)
+    def _initdb(self, initdb_args: Sequence[str]) -> None:
         password_file = self.base / "password"
         password_file.touch(mode=0o600)
         password_file.write_text(self.password)
         # iterations protect passwords that can be guessed; this one is 18 random bytes, so they would only slow down every session
         iterations = ["--set=scram_iterations=1"] if self.version >= _SETS_AT_INITDB else []
-        self.log_file.touch(mode=0o600)
-        for path in (self.base, self.socket_directory, password_file):
-            self._run_as.own(path)
+        self._run_as.own(password_file)
         done = self._run_as.run(
             self.bindir / "initdb",
             f"--pgdata={self.data_directory}",
@@ -140,6 +142,8 @@ class EmbeddedServer(Embedded):
         if done.returncode != 0:
             self.log_file.write_text(done.stdout + done.stderr)
             raise self._failure(f"initdb of PostgreSQL {self.version} failed with status {done.returncode}")
+
+    def _configure(self, settings: Mapping[str, str]) -> None:
         with (self.data_directory / "postgresql.conf").open("a", encoding="utf-8") as configuration:
             for name, value in settings.items():
                 escaped = value.replace("\\", "\\\\").replace("'", "''")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
@@ -112,8 +113,56 @@ def given_publisher_version() -> int | None:
     return None
 
 
+_sessions: dict[str, psycopg.Connection[Any]] = {}
+"""One session with each server, in database postgres. A session of its own for each database would cost as much as its files."""
+
+
+@atexit.register
+def _close_sessions() -> None:
+    for session in _sessions.values():
+        session.close()
+
+
+def _administrator(server: ServerAddress) -> psycopg.Connection[Any]:
+    """The session with this server, or a new one if the server was restarted."""
+    session = _sessions.get(server.conninfo)
+    with contextlib.suppress(psycopg.OperationalError):
+        if session is not None:
+            session.execute("SELECT")
+            return session
+    if session is not None:
+        session.close()
+    else:
+        # leaves pg_internal.init there, which the first session in each copy would make otherwise
+        psycopg.connect(server.dsn("template1")).close()
+    _sessions[server.conninfo] = session = psycopg.connect(server.dsn(), autocommit=True)
+    return session
+
+
 def drop_database(server: ServerAddress, name: str) -> None:
-    """Drop a database with everything that holds it: sessions, prepared transactions, subscriptions, slots."""
+    """Drop a database with everything that holds it: sessions, prepared transactions, subscriptions, slots, replication origins."""
+    outside = _administrator(server)
+    (held,) = outside.execute(
+        "SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE database = %(name)s) OR EXISTS (SELECT FROM pg_subscription AS s"
+        " JOIN pg_database AS d ON d.oid = s.subdbid WHERE d.datname = %(name)s) OR EXISTS (SELECT FROM pg_replication_origin)",
+        {"name": name},
+    ).fetchone() or (True,)
+    ours = _release(server, name) if held else []
+    deadline = time.monotonic() + WAIT_SECONDS
+    while outside.execute("SELECT FROM pg_replication_slots WHERE database = %s", (name,)).fetchall():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the slots of {name} cannot be dropped")
+        outside.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+            outside.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,))
+    if ours:
+        outside.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+    _drop_origins(outside, ours, deadline)
+    outside.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _release(server: ServerAddress, name: str) -> list[int]:
+    """End what can only be ended from inside. Return the oids of our subscriptions."""
     with psycopg.connect(server.dsn(name), autocommit=True) as inside:
         for (gid,) in inside.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall():
             inside.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
@@ -124,22 +173,9 @@ def drop_database(server: ServerAddress, name: str) -> None:
             inside.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(sql.Identifier(subscription)))
             inside.execute(sql.SQL("ALTER SUBSCRIPTION {} SET (slot_name = NONE)").format(sql.Identifier(subscription)))
             inside.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(subscription)))
-        ours: list[tuple[int]] = []
         with contextlib.suppress(psycopg.errors.UndefinedTable):
-            ours = inside.execute("SELECT oid::int8 FROM subscriber.pg_subscription").fetchall()
-    with psycopg.connect(server.dsn(), autocommit=True) as outside:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while True:
-            outside.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-            with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
-                outside.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,))
-            if not outside.execute("SELECT FROM pg_replication_slots WHERE database = %s", (name,)).fetchall():
-                break
-            if time.monotonic() > deadline:
-                raise AssertionError(f"the slots of {name} cannot be dropped")
-            time.sleep(0.02)
-        _drop_origins(outside, [oid for (oid,) in ours], deadline)
-        outside.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+            return [oid for (oid,) in inside.execute("SELECT oid::int8 FROM subscriber.pg_subscription").fetchall()]
+    return []
 
 
 def _drop_origins(connection: psycopg.Connection[Any], oids: list[int], deadline: float) -> None:
@@ -187,8 +223,7 @@ def fresh_database(server: ServerAddress, prefix: str, options: str = "") -> Ite
     """An empty database with a random name, made with these options of CREATE DATABASE."""
     name = f"{prefix}_{secrets.token_hex(5)}"
     copied = "STRATEGY file_copy" if server.version >= 15 else ""  # as before 15; through WAL it takes longer
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} {copied} {options}".encode())
+    _administrator(server).execute(f"CREATE DATABASE {name} {copied} {options}".encode())
     database = Database(server, name)
     try:
         yield database
