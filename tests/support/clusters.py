@@ -37,14 +37,14 @@ def _add(checksum: int, byte: int) -> int:
     return checksum
 
 
-def _checksum(data: bytes) -> int:
+def _checksum(data: bytes | bytearray) -> int:
     found = 0xFFFFFFFF
     for byte in data:
         found = _add(found, byte)
     return found ^ 0xFFFFFFFF
 
 
-def _length(data: bytes) -> int:
+def _length(data: bytes | bytearray) -> int:
     """Where pg_control's structure ends, with its checksum: that depends on the version."""
     found = 0xFFFFFFFF
     for place, byte in enumerate(data):

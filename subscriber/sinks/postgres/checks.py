@@ -16,7 +16,8 @@ from subscriber.interfaces import Finding, PublishedTable, Query, TableName
 from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
-from subscriber.sinks.postgres.session.origins import Run, asyncpg_run, grant, limit_setting, may_use_origins
+from subscriber.sinks.postgres.session.libpq_session import LibpqSession
+from subscriber.sinks.postgres.session.origins import Run, catalog_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.target import Target
@@ -86,7 +87,7 @@ async def check_target(
         findings = await _server(reader, two_phase=two_phase)
         findings += await _functions(reader, asynchronous=asynchronous)
         if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
-            findings += await _origins(asyncpg_run(reader.connection))
+            findings += await _origins(catalog_run(reader.connection))
         return findings + await _tables(reader, tables, as_owner=as_owner)
 
 
@@ -135,11 +136,7 @@ async def _session(target: Target) -> AsyncIterator[Execute]:
 
 @contextlib.asynccontextmanager
 async def _reader(target: Target) -> AsyncIterator[CatalogReader]:
-    connection = await target.connect(_APPLICATION)
-    try:
-        reader = CatalogReader(await target.connect_asyncpg(connection, _APPLICATION))
-    finally:
-        await connection.close()
+    reader = CatalogReader(LibpqSession(await target.connect(_APPLICATION)))
     try:
         yield reader
     finally:
@@ -206,7 +203,7 @@ async def _may_set_replica(reader: CatalogReader, version: int) -> bool:
 
 async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: bool, role: str) -> list[Finding]:
     try:
-        version = await catalog_version(asyncpg_run(reader.connection))
+        version = await catalog_version(catalog_run(reader.connection))
     except TargetError as error:
         if error.sqlstate == _NO_PRIVILEGE:
             return [

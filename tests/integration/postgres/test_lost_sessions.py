@@ -17,7 +17,7 @@ from subscriber.errors import TargetUnavailable
 from subscriber.interfaces import CopyFormat, TableEntry, TableState, WorkerActivity
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.session import settings
-from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run
+from subscriber.sinks.postgres.session.origins import Origins, catalog_run
 from subscriber.sinks.postgres.session.target import Target
 from tests.integration.postgres.test_check import published
 from tests.integration.postgres.test_tablesync import AT, T
@@ -107,7 +107,7 @@ async def test_origin_of_a_session_that_is_lost(target_db: Database) -> None:
         like = await target.connect("test")
         origins, name = Origins(relied_on=True, lost=target.lost), f"subscriber_{target_db.name}"
         lost = await target.connect_asyncpg(like, "test")
-        identifier = await origins.set_up(asyncpg_run(lost), name)
+        identifier = await origins.set_up(catalog_run(lost), name)
         assert identifier is not None
         proxy.freeze()
         lost.terminate()
@@ -115,7 +115,7 @@ async def test_origin_of_a_session_that_is_lost(target_db: Database) -> None:
         like = await target.connect("test")
         again = await target.connect_asyncpg(like, "test")
         try:
-            assert await origins.set_up(asyncpg_run(again), name) == identifier
+            assert await origins.set_up(catalog_run(again), name) == identifier
         finally:
             # its backend holds the origin until it has ended
             pid = again.get_server_pid()

@@ -41,16 +41,15 @@ No foreign keys: their triggers do not fire under session_replication_role = rep
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
-
-import asyncpg
+from typing import Final
 
 from subscriber.catalog.schema_trust import DISTRUSTED, READABLE, trust_hint
 from subscriber.catalog.store import CATALOG_KEY
 from subscriber.config import STORED, Option
 from subscriber.errors import TargetError
+from subscriber.sinks.postgres.session.catalog_reader import CatalogSession
 from subscriber.sinks.postgres.session.locks import lock_number
-from subscriber.sinks.postgres.session.origins import Run, asyncpg_run
+from subscriber.sinks.postgres.session.origins import Run, catalog_run
 from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
 
 __all__ = [
@@ -234,13 +233,13 @@ SELECT EXISTS (
 """
 
 
-async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
+async def ensure_catalog(connection: CatalogSession) -> None:
     """Create the catalog in one transaction if it does not exist. Two processes may do so at the same time.
 
     Raises:
         TargetError: a missing privilege, a read-only server, or a catalog of another version.
     """
-    run = asyncpg_run(connection)
+    run = catalog_run(connection)
     if await connection.fetchval("SELECT pg_catalog.pg_is_in_recovery()"):
         raise TargetError(IN_RECOVERY, hint=IN_RECOVERY_HINT, sqlstate="25006")
     await _require_trust(run)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
+
+import asyncpg
 
 from subscriber.catalog import model
 from subscriber.catalog.model import Column, Kind, Table
@@ -19,6 +21,7 @@ from subscriber.sinks.postgres.catalog.session_rows import COPY_PART
 from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import lock_number, take
+from subscriber.sinks.postgres.session.postgres_errors import translated
 
 __all__ = ["PostgresReporter", "PostgresStore"]
 
@@ -62,17 +65,30 @@ class PostgresStore:
 
     Args:
         reader: a session whose commits wait until they are on disk.
+        connect: opens another one like it, through asyncpg.
     """
 
-    def __init__(self, reader: CatalogReader) -> None:
+    def __init__(self, reader: CatalogReader, connect: Callable[[], Awaitable[asyncpg.Connection[asyncpg.Record]]] | None = None) -> None:
         self.reader = reader
+        self._connect = connect
         self._hidden: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
 
     async def listen(self) -> None:
-        """Wake :meth:`wait` on changes, and at the session's end."""
-        await self.reader.connection.add_listener(_CHANNEL, self._notified)
-        self.reader.connection.add_termination_listener(self._notified)
+        """Wake :meth:`wait` on changes, and at the session's end.
+
+        Another session replaces the present one: only asyncpg also reads between two queries.
+
+        Raises:
+            ConfigurationError, TargetUnavailable, TargetError
+        """
+        assert self._connect is not None, "it was opened for verbs"
+        listener, before = await self._connect(), self.reader.connection
+        self.reader.connection = listener
+        await before.close(timeout=None)
+        with translated():
+            await listener.add_listener(_CHANNEL, self._notified)
+        listener.add_termination_listener(self._notified)
 
     def _notified(self, *_: object) -> None:
         self._changed.set()
@@ -156,7 +172,8 @@ class PostgresStore:
         return time.time()
 
     async def close(self) -> None:
-        self.reader.connection.remove_termination_listener(self._notified)
+        if isinstance(self.reader.connection, asyncpg.Connection):
+            self.reader.connection.remove_termination_listener(self._notified)
         await self.reader.close()
 
 

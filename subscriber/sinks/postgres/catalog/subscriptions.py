@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from subscriber.catalog import Definition, Observation
@@ -18,8 +19,8 @@ from subscriber.sinks.postgres.catalog.schema import catalog_version, ensure_cat
 from subscriber.sinks.postgres.catalog.store import PostgresStore
 from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES, accept, require_own_target
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
-from subscriber.sinks.postgres.session.origins import asyncpg_run, drop_origins
-from subscriber.sinks.postgres.session.postgres_errors import translated
+from subscriber.sinks.postgres.session.libpq_session import LibpqSession
+from subscriber.sinks.postgres.session.origins import catalog_run, drop_origins
 from subscriber.sinks.postgres.session.settings import CATALOG_SETTINGS
 from subscriber.sinks.postgres.session.target import Target
 
@@ -49,12 +50,20 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
         store = await _connected(target, application_name)
         try:
             await ensure_catalog(store.reader.connection)
-            with translated():
-                await store.listen()
         except BaseException:
             store.reader.connection.terminate()
             raise
         return cls(store)
+
+    async def become_launcher(self, lost: int | None = None) -> int | None:
+        """See :meth:`subscriber.catalog.Catalog.become_launcher`.
+
+        Raises:
+            SubscriptionInUse: another launcher is at work.
+            ConfigurationError, TargetUnavailable, TargetError
+        """
+        await self.store.listen()
+        return await super().become_launcher(lost)
 
     async def set_owner(self, oid: int, role: str) -> None:
         """See :meth:`subscriber.catalog.OwnedCatalog.set_owner`.
@@ -124,7 +133,7 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
             SubscriptionInUse: a session still uses one of the origins.
             TargetUnavailable, TargetError
         """
-        await drop_origins(asyncpg_run(self.store.reader.connection), oid)
+        await drop_origins(catalog_run(self.store.reader.connection), oid)
         return await super().remove(oid)
 
 
@@ -152,7 +161,7 @@ async def observe(target: str) -> Sequence[Observation]:
     """
     store = await _connected(target, _APPLICATION)
     try:
-        if await catalog_version(asyncpg_run(store.reader.connection)) is None:
+        if await catalog_version(catalog_run(store.reader.connection)) is None:
             return []
         await store.look()
         return await observe_store(store)
@@ -162,8 +171,5 @@ async def observe(target: str) -> Sequence[Observation]:
 
 async def _connected(target: str, application_name: str) -> PostgresStore:
     where = Target(target)
-    like = await where.connect(application_name)
-    try:
-        return PostgresStore(CatalogReader(await where.connect_asyncpg(like, application_name, CATALOG_SETTINGS)))
-    finally:
-        await like.close()
+    session = await where.connect(application_name, CATALOG_SETTINGS)
+    return PostgresStore(CatalogReader(LibpqSession(session)), partial(where.connect_asyncpg, session, application_name, CATALOG_SETTINGS))

@@ -63,7 +63,7 @@ from subscriber.sinks.postgres.copy.replaced_rows import ReplacedRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
-from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
+from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
@@ -356,7 +356,7 @@ class PostgresTableSink:
         number = next(number for number in itertools.count(1) if number not in self._busy_parts)
         self._busy_parts.add(number)
         try:
-            await self._origins.set_up(asyncpg_run(connection), origin_name(self._oid, self.relation_id, number))
+            await self._origins.set_up(catalog_run(connection), origin_name(self._oid, self.relation_id, number))
         except BaseException:
             connection.terminate()
             self._busy_parts.discard(number)

@@ -25,7 +25,7 @@ from subscriber.sinks.postgres.apply.change_sql import OWN_ROLE, set_role
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import parallel_key, table_key
-from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
+from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
@@ -104,6 +104,7 @@ class PostgresTableGroup:
     def _connection(self) -> asyncpg.Connection[Any]:
         if self._reader is None or not self.usable:
             raise TargetUnavailable("the session of a group of tables was lost", hint="it is retried")
+        assert isinstance(self._reader.connection, asyncpg.Connection)
         return self._reader.connection
 
     async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
@@ -115,7 +116,7 @@ class PostgresTableGroup:
         relation_ids = {name: self._tables[name].oid for name in tables if name in self._tables}
         if relation_ids:
             self._origin_of = next(iter(relation_ids.values()))
-            await self._origins.set_up(asyncpg_run(reader.connection), origin_name(self._oid, self._origin_of, 0))
+            await self._origins.set_up(catalog_run(reader.connection), origin_name(self._oid, self._origin_of, 0))
         return relation_ids
 
     async def _connect(self) -> CatalogReader:
@@ -181,7 +182,7 @@ class PostgresTableGroup:
             if not reader.connection.is_closed() and self._origin_of is not None:
                 # if this fails, the next start drops the origin
                 with contextlib.suppress(TargetError, asyncpg.InterfaceError):
-                    run = asyncpg_run(reader.connection)
+                    run = catalog_run(reader.connection)
                     await run("ROLLBACK")
                     await run("SELECT pg_catalog.pg_replication_origin_session_reset()")
                     await drop_origins(run, self._oid, self._origin_of, parts_only=True, wait=False)

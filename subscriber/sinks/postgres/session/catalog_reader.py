@@ -1,4 +1,4 @@
-"""A second session, through asyncpg, that reads catalogs while the apply session is busy."""
+"""A second session that reads catalogs while the apply session is busy, and the session of the verbs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any, Final, Protocol
 import asyncpg
 
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks.postgres.session.libpq_session import LibpqSession
 from subscriber.sinks.postgres.session.postgres_errors import translated
 
-__all__ = ["CatalogReader", "Execute"]
+__all__ = ["CatalogReader", "CatalogSession", "Execute"]
+
+CatalogSession = asyncpg.Connection[asyncpg.Record] | LibpqSession
 
 _ROLLBACK_SECONDS: Final = 1.0
 """Time limit for a ROLLBACK, so that a target that does not answer cannot block the end of a report."""
@@ -38,7 +41,7 @@ class CatalogReader:
         owner: the role with whose privileges the subscription changes tables; None: the session's own role.
     """
 
-    def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    def __init__(self, connection: CatalogSession) -> None:
         self.connection = connection
         self.owner: str | None = None
         self._turn = asyncio.Lock()
@@ -55,7 +58,7 @@ class CatalogReader:
                 raise TargetUnavailable("the session with the target was lost", hint="the connection is retried")
             try:
                 with translated():
-                    return [dict(row) for row in await self.connection.fetch(query, *parameters)]
+                    return [dict(row.items()) for row in await self.connection.fetch(query, *parameters)]
             except TargetUnavailable:
                 # asyncpg may still consider it usable
                 self.connection.terminate()
@@ -134,7 +137,9 @@ class CatalogReader:
 
     def storable(self, text: str) -> str:
         """Escape characters that the database's encoding may lack. The text of an error may contain the publisher's language."""
-        codec = "utf-8" if self.connection.get_settings().server_encoding == "UTF8" else "ascii"
+        connection = self.connection
+        encoding = connection.server_encoding if isinstance(connection, LibpqSession) else connection.get_settings().server_encoding
+        codec = "utf-8" if encoding == "UTF8" else "ascii"
         return text.encode(codec, "backslashreplace").decode(codec)
 
     async def close(self) -> None:

@@ -32,16 +32,15 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
-import asyncpg
-
 from subscriber.errors import SubscriptionInUse, TargetError
+from subscriber.sinks.postgres.session.catalog_reader import CatalogSession
 from subscriber.sinks.postgres.session.postgres_errors import translated
 
 __all__ = [
     "PARALLEL",
     "Origins",
     "Run",
-    "asyncpg_run",
+    "catalog_run",
     "drop_origins",
     "grant",
     "limit_setting",
@@ -86,12 +85,12 @@ Run = Callable[[str], Awaitable[Sequence[Sequence[Any]]]]
 """Runs one query without parameters, outside a transaction, and returns its rows. It raises TargetError."""
 
 
-def asyncpg_run(connection: asyncpg.Connection[Any]) -> Run:
-    """A :data:`Run` for a session of asyncpg."""
+def catalog_run(connection: CatalogSession) -> Run:
+    """A :data:`Run` for a session of a catalog reader."""
 
     async def run(query: str) -> Sequence[Sequence[Any]]:
         with translated():
-            return [tuple(row) for row in await connection.fetch(query)]
+            return [tuple(row.values()) for row in await connection.fetch(query)]
 
     return run
 
