@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import asyncpg
 
@@ -15,7 +15,7 @@ from subscriber.sinks.postgres.session.postgres_errors import translated
 
 __all__ = ["CatalogReader", "CatalogSession", "Execute"]
 
-CatalogSession = asyncpg.Connection[asyncpg.Record] | LibpqSession
+CatalogSession: TypeAlias = "asyncpg.Connection[asyncpg.Record] | LibpqSession"
 
 _ROLLBACK_SECONDS: Final = 1.0
 """Time limit for a ROLLBACK, so that a target that does not answer cannot block the end of a report."""
