@@ -93,12 +93,12 @@ class StreamSession:
 
     def __init__(
         self,
-        *,
         receiver: Receiver,
         tracker: FlushTracker,
         position: Position,
         publisher_lsn: Lsn,
         capabilities: Capabilities,
+        *,
         resources: contextlib.AsyncExitStack,
     ) -> None:
         self.receiver = receiver
@@ -163,16 +163,7 @@ class StreamSession:
             spool = await starting.enter_async_context(SpoolDirectory(slot.settings.spool_directory, key))
             tracker = tracker or FlushTracker(position.lsn)
             receiver = Receiver(filtered(stream, slot.options), tracker, spool, slot.settings, blocks=slot.blocks)
-            await receiver.start()
-            starting.push_async_callback(receiver.close)
-            return cls(
-                receiver=receiver,
-                tracker=tracker,
-                position=position,
-                publisher_lsn=publisher_lsn,
-                capabilities=connection.capabilities,
-                resources=starting.pop_all(),
-            )
+            return await cls._started(starting, receiver, tracker, position, publisher_lsn, connection.capabilities)
         raise AssertionError("an exit stack swallows nothing")
 
     @classmethod
@@ -207,17 +198,23 @@ class StreamSession:
                 spool = await starting.enter_async_context(SpoolDirectory(settings.spool_directory, spool_key))
             tracker = FlushTracker(position.lsn)
             receiver = Receiver(shown, tracker, spool, settings)
-            await receiver.start()
-            starting.push_async_callback(receiver.close)
-            return cls(
-                receiver=receiver,
-                tracker=tracker,
-                position=position,
-                publisher_lsn=publisher_lsn,
-                capabilities=capabilities(stream.session.server_version),
-                resources=starting.pop_all(),
-            )
+            spoken = capabilities(stream.session.server_version)
+            return await cls._started(starting, receiver, tracker, position, publisher_lsn, spoken)
         raise AssertionError("an exit stack swallows nothing")
+
+    @classmethod
+    async def _started(
+        cls,
+        starting: contextlib.AsyncExitStack,
+        receiver: Receiver,
+        tracker: FlushTracker,
+        position: Position,
+        publisher_lsn: Lsn,
+        spoken: Capabilities,
+    ) -> Self:
+        await receiver.start()
+        starting.push_async_callback(receiver.close)
+        return cls(receiver, tracker, position, publisher_lsn, spoken, resources=starting.pop_all())
 
     async def close(self) -> None:
         """Send the last status update if the connection is still alive, and free everything."""
