@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.row_filters import filtered
@@ -96,9 +96,9 @@ class StreamSession:
         receiver: Receiver,
         tracker: FlushTracker,
         position: Position,
+        *,
         publisher_lsn: Lsn,
         capabilities: Capabilities,
-        *,
         resources: contextlib.AsyncExitStack,
     ) -> None:
         self.receiver = receiver
@@ -163,7 +163,9 @@ class StreamSession:
             spool = await starting.enter_async_context(SpoolDirectory(slot.settings.spool_directory, key))
             tracker = tracker or FlushTracker(position.lsn)
             receiver = Receiver(filtered(stream, slot.options), tracker, spool, slot.settings, blocks=slot.blocks)
-            return await cls._started(starting, receiver, tracker, position, publisher_lsn, connection.capabilities)
+            return await cls._started(
+                starting, receiver, tracker, position, publisher_lsn=publisher_lsn, capabilities=connection.capabilities
+            )
         raise AssertionError("an exit stack swallows nothing")
 
     @classmethod
@@ -199,7 +201,7 @@ class StreamSession:
             tracker = FlushTracker(position.lsn)
             receiver = Receiver(shown, tracker, spool, settings)
             spoken = capabilities(stream.session.server_version)
-            return await cls._started(starting, receiver, tracker, position, publisher_lsn, spoken)
+            return await cls._started(starting, receiver, tracker, position, publisher_lsn=publisher_lsn, capabilities=spoken)
         raise AssertionError("an exit stack swallows nothing")
 
     @classmethod
@@ -209,12 +211,11 @@ class StreamSession:
         receiver: Receiver,
         tracker: FlushTracker,
         position: Position,
-        publisher_lsn: Lsn,
-        spoken: Capabilities,
+        **known: Any,
     ) -> Self:
         await receiver.start()
         starting.push_async_callback(receiver.close)
-        return cls(receiver, tracker, position, publisher_lsn, spoken, resources=starting.pop_all())
+        return cls(receiver, tracker, position, **known, resources=starting.pop_all())
 
     async def close(self) -> None:
         """Send the last status update if the connection is still alive, and free everything."""

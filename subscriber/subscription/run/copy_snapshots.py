@@ -106,6 +106,8 @@ class PublishedSnapshot:
             await _verify(table, reader)
 
     async def _find_parts(self, table: PublishedTable, range_size: int) -> list[table_copy.CopyPart]:
+        if table.size <= range_size:
+            return [table_copy.whole_table(table)]
         async with self._snapshot.reader() as reader:
             return await table_copy.copy_parts(reader, table, range_size)
 

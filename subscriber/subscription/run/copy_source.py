@@ -79,7 +79,6 @@ class PublisherSource:
     @contextlib.asynccontextmanager
     async def exported(self, slot_name: str, *, temporary: bool) -> AsyncIterator[ExportedSnapshot]:
         """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
-        await self.drop_slot(slot_name)
         async with ExportedSnapshot.create(
             self._spec.conninfo,
             slot_name,
@@ -87,6 +86,7 @@ class PublisherSource:
             failover=self._spec.options.failover and not temporary,
             temporary=temporary,
             system_identifier=self._main.system_identifier,
+            replace=True,
         ) as snapshot:
             yield snapshot
 

@@ -191,6 +191,7 @@ class ExportedSnapshot:
         failover: bool = False,
         temporary: bool = False,
         system_identifier: str | None = None,
+        replace: bool = False,
     ) -> AsyncIterator[Self]:
         """Create the slot and keep its snapshot until the block ends. A permanent slot stays.
 
@@ -204,6 +205,7 @@ class ExportedSnapshot:
             failover: see there; ignored if the publisher is too old for it.
             temporary: see there.
             system_identifier: that the publisher must have; None: any.
+            replace: drop a slot of this name first.
 
         Raises:
             PublisherError: see :meth:`WalReceiverConnection.create_slot`.
@@ -212,6 +214,8 @@ class ExportedSnapshot:
         try:
             if system_identifier is not None:
                 await connection.require_system(system_identifier)
+            if replace:
+                await connection.drop_slot(slot_name, wait=True, missing_ok=True)
             failover = failover and connection.capabilities.failover_slots
             slot = await connection.create_slot(slot_name, snapshot="export", two_phase=two_phase, failover=failover, temporary=temporary)
             if slot.snapshot_name is None:

@@ -33,6 +33,7 @@ __all__ = [
     "is_whole",
     "lock_query",
     "parallel_range_size",
+    "whole_table",
 ]
 
 _BLOCK = 8192
@@ -58,6 +59,11 @@ def copy_ranges(size: int, range_size: int, block_size: int = _BLOCK) -> list[Bl
     return [*ranges, BlockRange(starts[-1], None)]
 
 
+def whole_table(table: PublishedTable) -> CopyPart:
+    """Return the only part of a table that is not divided."""
+    return CopyPart(table.name, table.relation_id, only=table.kind == "r")
+
+
 async def copy_parts(session: Session, table: PublishedTable, range_size: int) -> list[CopyPart]:
     """Return the parts of the table. Together they are the whole table, and they do not overlap.
 
@@ -66,7 +72,7 @@ async def copy_parts(session: Session, table: PublishedTable, range_size: int) -
         table: as published.
         range_size: maximum size of a part in bytes.
     """
-    whole = [CopyPart(table.name, table.relation_id, only=table.kind == "r")]
+    whole = [whole_table(table)]
     if table.size <= range_size:
         return whole
     rows = await session.execute(f"""

@@ -36,6 +36,8 @@ from subscriber.waits import awaiting
 __all__ = ["Target", "asyncpg_arguments"]
 
 _NOTHING_MORE: Final[Mapping[str, str]] = {}
+_PLANNED_ONCE: Final[Mapping[str, str]] = {"plan_cache_mode": "force_generic_plan"}
+"""asyncpg prepares its statements. They read catalogs, and to plan one of them takes ten times as long as to run it."""
 _NO_PRIVILEGE: Final = "42501"
 _NO_ROWS: Final = "SELECT 0"
 _APPLIES: Final = "session_replication_role"
@@ -274,10 +276,11 @@ class Target:
         self._readers = [*(other for other in self._readers if not other.is_closed()), reader]
         self._pids.append(reader.get_server_pid())
         try:
+            wanted = {**_PLANNED_ONCE, **_without_role(settings)}
             with _explained(settings, like.info.user):
-                done = await reader.execute(pin(reader.get_server_pid(), _without_role(settings)))
+                done = await reader.execute(pin(reader.get_server_pid(), wanted))
                 if done == _NO_ROWS:
-                    done = await reader.execute(pin(await reader.fetchval(BACKEND_PID), _without_role(settings)))
+                    done = await reader.execute(pin(await reader.fetchval(BACKEND_PID), wanted))
                 if done == _NO_ROWS:
                     raise shared_session("target")
                 if _APPLIES in settings:
