@@ -19,7 +19,7 @@ from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.subscription.management.schema import check_client_programs
 from subscriber.subscription.management.unmoved import unmoved_objects
 from subscriber.subscription.migration.copy_estimate import shown_bytes, shown_seconds
-from subscriber.subscription.migration.preconditions import disk_problem, missing_extensions
+from subscriber.subscription.migration.preconditions import disk_problem, schema_problems
 from subscriber.subscription.migration.spec import APPLICATION, MigrationSpec
 from subscriber.subscription.targets import is_postgres, open_target
 from subscriber.walreceiver.checks import decoding_problems
@@ -114,7 +114,7 @@ async def plan_migration(spec: MigrationSpec) -> MigrationPlan:
             for table, size in tables.items()
             if not size.readable
         ]
-        problems += await missing_extensions(publisher, session, spec.schema.exclude_extensions)
+        problems += await schema_problems(publisher, session, spec.schema)
         findings = await open_target(spec.target, spec.options, spec.settings).check([], two_phase=spec.options.two_phase)
         problems += [ConfigurationError(each.message, hint=each.hint) for each in findings if each.severity == "error"]
         sessions = spec.settings.max_sync_workers_per_subscription

@@ -9,6 +9,7 @@ Free space is known only if the target's data directory is on this machine and h
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,13 +18,14 @@ from subscriber.errors import ConfigurationError, SubscriberError, raise_all
 from subscriber.interfaces import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.scripts import ScriptSession
+from subscriber.subscription.management.schema import SchemaOptions
 from subscriber.subscription.migration.copy_estimate import shown_bytes
 from subscriber.subscription.migration.spec import APPLICATION, MigrationSpec
 from subscriber.walreceiver.new_publication import planned_tables
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.table_sizes import TableSize, table_sizes
 
-__all__ = ["disk_problem", "missing_extensions", "require_place"]
+__all__ = ["disk_problem", "require_place", "schema_problems"]
 
 _SPARE: Final = 1.1
 """What the target writes beside tables and indexes: WAL, sorting."""
@@ -40,6 +42,13 @@ SELECT e.extname, (SELECT pg_catalog.string_agg(DISTINCT n.nspname || '.' || c.r
    AND d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass)
   FROM pg_catalog.pg_extension AS e ORDER BY 1
 """
+_POLICIES: Final = """
+SELECT DISTINCT r.rolname, n.nspname, c.relname
+  FROM pg_catalog.pg_policy AS p CROSS JOIN LATERAL pg_catalog.unnest(p.polroles) AS named (oid)
+  JOIN pg_catalog.pg_roles AS r ON r.oid = named.oid JOIN pg_catalog.pg_class AS c ON c.oid = p.polrelid
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace ORDER BY 1, 2, 3
+"""
+_ROLES: Final = "SELECT rolname::text, '' FROM pg_catalog.pg_roles"
 _AVAILABLE: Final = "SELECT name::text, '' FROM pg_catalog.pg_available_extensions"
 # others may be on other disks
 _DIRECTORY: Final = """
@@ -64,7 +73,7 @@ async def require_place(spec: MigrationSpec, *, disk_check: bool) -> str:
         PublisherError, TargetError: a server cannot be queried.
     """
     async with await spec.publisher() as session, await ScriptSession.open(spec.target, APPLICATION) as target:
-        errors = await missing_extensions(session, target, spec.schema.exclude_extensions)
+        errors = await schema_problems(session, target, spec.schema)
         tables = await table_sizes(session, (await planned_tables(session, spec.publication, spec.choice))[0])
         small, line = await disk_problem(target, tables)
         errors += [small] if small is not None and disk_check else []
@@ -93,16 +102,27 @@ async def _filled_tables(target: ScriptSession, tables: Sequence[TableName]) -> 
     return errors
 
 
-async def missing_extensions(publisher: Session, target: ScriptSession, exclude: Sequence[str]) -> list[SubscriberError]:
-    """Find the publisher's extensions that the target's server does not have, with the tables that need them."""
+async def schema_problems(publisher: Session, target: ScriptSession, options: SchemaOptions) -> list[SubscriberError]:
+    """Find what the schema needs and the target's server does not have: extensions, and roles of policies."""
     available = {name for name, _ in await target.query(_AVAILABLE)}
-    return [
+    errors: list[SubscriberError] = [
         ConfigurationError(
             f'extension "{name}" is not installed on the target\'s server' + (f"; tables that need it: {tables}" if tables else ""),
             hint="install it there" + ("" if tables else ", or leave it out with --exclude-extension"),
         )
         for name, tables in await publisher.execute(_EXTENSIONS)
-        if name not in available and name not in exclude
+        if name not in available and name not in options.exclude_extensions
+    ]
+    roles, lacking = {name for name, _ in await target.query(_ROLES)}, defaultdict[str, list[str]](list)
+    for role, schema, table in await publisher.execute(_POLICIES):
+        chosen = schema in options.schemas if options.schemas else schema not in options.exclude_schemas
+        if role not in roles and chosen:
+            lacking[role or ""].append(f"{schema}.{table}")
+    return errors + [
+        ConfigurationError(
+            f'role "{role}" does not exist in the target; tables whose policies name it: {", ".join(tables)}', hint="create the role there"
+        )
+        for role, tables in lacking.items()
     ]
 
 

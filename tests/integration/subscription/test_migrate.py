@@ -320,9 +320,13 @@ async def test_plan_and_what_the_target_must_have(
     name = f"move_{publisher18_db.name}"
     options = SchemaOptions(bindir=BINDIR)
     migration = Migration(name, connection=publisher18_db.conninfo(), target=target_db.dsn, publication=name, schema=options)
-    with pytest.raises(ConfigurationError) as caught:
-        await migration.run(wait=False)
+    with role(publisher18_db) as lacking:
+        publisher18_db.execute(f"CREATE POLICY own ON big TO {lacking.name}; CREATE POLICY own ON secret TO {lacking.name}, CURRENT_USER")
+        with pytest.raises(ConfigurationError) as caught:
+            await migration.run(wait=False)
     said = caught.value.one_line()
+    # the bug was that this was found when the rows were copied
+    assert f'role "{lacking.name}" does not exist in the target; tables whose policies name it: public.big, public.secret' in said
     assert 'extension "citext" is not installed on the target\'s server; tables that need it: public.needs' in said
     assert "the disk of the target is too small: " in said
     # a role without privileges
