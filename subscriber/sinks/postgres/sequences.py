@@ -7,7 +7,7 @@ the target forget the values in their caches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,23 +26,21 @@ _APPLICATION: Final = "subscriber sequences"
 _SETTINGS: Final = {"synchronous_commit": "on", "lock_timeout": "10s"}
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
-# the sequence that the same column owns, or else the one with the same name
+# all sequences, with the columns that own them
 _FIND: Final = """
 SELECT n.nspname::text, c.relname::text, pg_catalog.format_type(s.seqtypid, NULL), s.seqstart, s.seqincrement, s.seqmin, s.seqmax,
-       s.seqcache, s.seqcycle, pg_catalog.pg_has_role(c.relowner, 'USAGE'), current_user::text, c.oid::int8
+       s.seqcache, s.seqcycle, pg_catalog.pg_has_role(c.relowner, 'USAGE'), current_user::text, c.oid::int8,
+       owner.nspname::text, owner.relname::text, owner.attname::text
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_sequence AS s ON s.seqrelid = c.oid
-LEFT JOIN LATERAL (
-    SELECT true AS same FROM pg_catalog.pg_depend AS d
+LEFT JOIN (
+    SELECT d.objid, tn.nspname, tc.relname, a.attname FROM pg_catalog.pg_depend AS d
     JOIN pg_catalog.pg_class AS tc ON tc.oid = d.refobjid
     JOIN pg_catalog.pg_namespace AS tn ON tn.oid = tc.relnamespace
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tc.oid AND a.attnum = d.refobjsubid
-    WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid
-      AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype IN ('a', 'i')
-      AND tn.nspname = %s::text AND tc.relname = %s::text AND a.attname = %s::text) AS owner ON true
-WHERE owner.same OR (n.nspname = %s::text AND c.relname = %s::text)
-ORDER BY owner.same NULLS LAST LIMIT 1
+    WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+      AND d.deptype IN ('a', 'i')) AS owner ON owner.objid = c.oid
 """
 
 
@@ -75,15 +73,17 @@ async def set_sequences(conninfo: str, sequences: Sequence[PublishedSequence], *
     """
     connection = await Target(conninfo).connect(_APPLICATION, _SETTINGS)
     try:
-        return [await _set(connection, wanted, force=force, dry_run=dry_run) for wanted in sequences]
+        known = await _read(connection)
+        return [await _set(connection, known, wanted, force=force, dry_run=dry_run) for wanted in sequences]
     finally:
         await connection.close()
 
 
 async def _set(
-    connection: psycopg.AsyncConnection[tuple[Any, ...]], wanted: PublishedSequence, *, force: bool, dry_run: bool
+    connection: psycopg.AsyncConnection[tuple[Any, ...]], known: _Known, wanted: PublishedSequence, *, force: bool, dry_run: bool
 ) -> SequenceResult:
-    there = await _find(connection, wanted)
+    there = known.owned.get(wanted.columns[0]) if wanted.columns else None
+    there = there or known.named.get(wanted.name)
     if there is None:
         reason = "it does not exist in the target: create it there"
         return SequenceResult(sequence=wanted.name, state=SequenceState.MISSING, reason=reason)
@@ -103,15 +103,25 @@ async def _set(
         return there.result(wanted, SequenceState.LEFT, error.one_line())
 
 
-async def _find(connection: psycopg.AsyncConnection[tuple[Any, ...]], wanted: PublishedSequence) -> _There | None:
-    table, column = wanted.columns[0] if wanted.columns else (TableName("", ""), "")
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The target's sequences, by the column that owns them, and by name."""
+
+    owned: Mapping[tuple[TableName, str], _There]
+    named: Mapping[TableName, _There]
+
+
+async def _read(connection: psycopg.AsyncConnection[tuple[Any, ...]]) -> _Known:
+    owned, named = dict[tuple[TableName, str], _There](), dict[TableName, _There]()
     with translated():
-        cursor = await connection.execute(_FIND, (table.namespace, table.name, column, wanted.name.namespace, wanted.name.name))
-        found = await cursor.fetchone()
-    if found is None:
-        return None
-    namespace, name, kind, *options, may_alter, role, oid = found
-    return _There(TableName(namespace, name), kind, tuple(options), may_alter, role, oid)
+        cursor = await connection.execute(_FIND)
+        rows = await cursor.fetchall()
+    for namespace, name, kind, *options, may_alter, role, oid, schema, table, column in rows:
+        there = _There(TableName(namespace, name), kind, tuple(options), may_alter, role, oid)
+        named[there.name] = there
+        if column is not None:
+            owned[TableName(schema, table), column] = there
+    return _Known(owned, named)
 
 
 async def _compare_and_set(
