@@ -14,12 +14,12 @@ from subscriber.apply.row_filters import filtered
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherError, SubscriberError
-from subscriber.interfaces import Position, ReplicationStream, Spool
+from subscriber.interfaces import Position, ReplicationStream
 from subscriber.protocol.capabilities import Capabilities, capabilities, negotiate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.recording.file import RecordedSession, Recorder
-from subscriber.recording.relay_stream import RelaySpool, RelayStream
+from subscriber.recording.relay_stream import RelayStream
 from subscriber.recording.streams import RecordedStream
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -169,37 +169,18 @@ class StreamSession:
         raise AssertionError("an exit stack swallows nothing")
 
     @classmethod
-    async def of_relay_log(
-        cls,
-        stream: RelayStream,
-        position: Position,
-        *,
-        publisher_lsn: Lsn,
-        options: SubscriptionOptions,
-        settings: Settings,
-        spool_key: str,
-    ) -> Self:
+    async def of_relay_log(cls, stream: RelayStream, position: Position, *, publisher_lsn: Lsn, settings: Settings) -> Self:
         """Start the stream of a relay log.
 
         Args:
             stream: of the relay log.
             position: of the target.
             publisher_lsn: the end of the publisher's WAL, as far as known.
-            options: of the subscription.
             settings: of the receiver.
-            spool_key: names the spool.
-
-        Raises:
-            SpoolError: the spool cannot be opened.
         """
         async with contextlib.AsyncExitStack() as starting:
-            shown = filtered(stream, options)
-            # with row filters, the records are not those of the relay log
-            spool: Spool = RelaySpool(stream)
-            if shown is not stream:
-                spool = await starting.enter_async_context(SpoolDirectory(settings.spool_directory, spool_key))
             tracker = FlushTracker(position.lsn)
-            receiver = Receiver(shown, tracker, spool, settings)
+            receiver = Receiver(stream, tracker, None, settings)
             spoken = capabilities(stream.session.server_version)
             return await cls._started(starting, receiver, tracker, position, publisher_lsn=publisher_lsn, capabilities=spoken)
         raise AssertionError("an exit stack swallows nothing")

@@ -12,12 +12,14 @@ __all__ = ["run_in_thread", "to_its_end"]
 T = TypeVar("T")
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Do the work. If the caller is cancelled, first wait until the work ends; its own error is then dropped."""
+async def to_its_end(work: Coroutine[Any, Any, T], stop: Callable[[], None] | None = None) -> T:
+    """Do the work. If the caller is cancelled, call ``stop`` and wait until the work ends; its own error is then dropped."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        if stop is not None:
+            stop()
         while not task.done():
             # the caller may be cancelled again
             with contextlib.suppress(asyncio.CancelledError):
@@ -27,6 +29,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def run_in_thread(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
     """Do blocking work in a thread, see :func:`to_its_end`: a thread cannot be stopped, and must not write after its caller has ended."""
-    return await to_its_end(asyncio.to_thread(work))
+    return await to_its_end(asyncio.to_thread(work), stop)

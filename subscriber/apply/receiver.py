@@ -33,7 +33,7 @@ from subscriber import crash_points
 from subscriber.apply.rolled_back import leave_out_rolled_back
 from subscriber.config import Settings
 from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable, UndecidedTransaction
-from subscriber.interfaces import ReplicationStream, Spool
+from subscriber.interfaces import EventStream, ReceivedEvents, ReplicationStream, Spool
 from subscriber.protocol.frames import (
     PrimaryKeepalive,
     StandbyStatusUpdate,
@@ -89,7 +89,7 @@ class Receiver:
     Args:
         stream: to read.
         tracker: of the positions.
-        spool: for large transactions.
+        spool: for large transactions. A stream of events needs none.
         settings: of the process.
         blocks: whether streamed transactions are given in blocks, before their end.
 
@@ -103,10 +103,18 @@ class Receiver:
         reported: the ``flush`` position in that status; None before the first.
     """
 
-    def __init__(self, stream: ReplicationStream, tracker: FlushTracker, spool: Spool, settings: Settings, *, blocks: bool = False) -> None:
+    def __init__(
+        self,
+        stream: ReplicationStream | EventStream,
+        tracker: FlushTracker,
+        spool: Spool | None,
+        settings: Settings,
+        *,
+        blocks: bool = False,
+    ) -> None:
         self._stream = stream
         self.tracker = tracker
-        self._spool = spool
+        self._given_spool = spool
         self.settings = settings
         self._plausible_end = INVALID_LSN
         self._budget = max(settings.logical_decoding_work_mem // 2, 1)
@@ -132,6 +140,16 @@ class Receiver:
         self.received_at: float | None = None
         self.reported_at: float | None = None
         self.reported: Lsn | None = None
+
+    @property
+    def _frames(self) -> ReplicationStream:
+        assert not isinstance(self._stream, EventStream)  # whose events are whole and were checked
+        return self._stream
+
+    @property
+    def _spool(self) -> Spool:
+        assert self._given_spool is not None  # nothing of a stream of events is spilled
+        return self._given_spool
 
     async def start(self) -> None:
         """Start reading and reporting."""
@@ -299,13 +317,20 @@ class Receiver:
 
     async def _receive(self) -> None:
         loop = asyncio.get_running_loop()
+        stream = self._stream
         while True:
             self._last_heard = loop.time()
             self._reading = True
-            frames = list(await self._stream.receive())
-            self._reading = False
-            await self._take_frames(frames)
-            frames.clear()
+            if isinstance(stream, EventStream):
+                given = await stream.events()
+                self._reading = False
+                self._take_events(given)
+                del given
+            else:
+                frames = list(await stream.receive())
+                self._reading = False
+                await self._take_frames(frames)
+                frames.clear()
             self._activity.set()
             if self._watcher is not None:
                 self._watcher()
@@ -329,6 +354,30 @@ class Receiver:
         async with self._spool_turn:
             if (spill := self._reassembly.spill()) is not None:
                 await self._spool.append(*spill)
+
+    def _take_events(self, given: ReceivedEvents) -> None:
+        for event in given.events:
+            held = RECORD_OVERHEAD
+            match event:
+                case Transaction():
+                    self.tracker.pend(event.end_lsn, in_order=True)
+                    held += self._attach(event)
+                case PreparedTransaction(transaction):
+                    self.tracker.pend(transaction.end_lsn)
+                    held += self._attach(transaction)
+                case CommitPrepared(end_lsn=end_lsn) | RollbackPrepared(rollback_end_lsn=end_lsn):
+                    self.tracker.pend(end_lsn, in_order=True)
+                case LogicalMessage(content=content):
+                    held += len(content)
+            self._held += held
+            self._queue.append((event, held))
+        self.tracker.receive(given.end)
+        if given.moment is not None:
+            self._note_moment(given.moment)
+        self._feedback_wanted.set()
+
+    def _note_moment(self, sent: int) -> None:
+        self.sent_at, self.received_at = kept_in_years(sent) / 1_000_000 + _EPOCH_SECONDS, time.time()
 
     async def _take_frames(self, frames: list[bytes]) -> None:
         reassembly = self._reassembly
@@ -372,7 +421,7 @@ class Receiver:
         if frame is not None:
             if isinstance(frame, XLogData):
                 await self._heard(max(frame.start_lsn, frame.end_lsn))
-            self.sent_at, self.received_at = kept_in_years(frame.send_time) / 1_000_000 + _EPOCH_SECONDS, time.time()
+            self._note_moment(frame.send_time)
 
     async def _order(self, order: SpoolTruncate | SpoolDiscard) -> None:
         async with self._spool_turn:
@@ -393,7 +442,7 @@ class Receiver:
 
     async def _check_wal_end(self, lsn: Lsn) -> None:
         try:
-            wal_end = await self._stream.wal_end(Lsn(max(lsn - _WAL_END_SLACK, 0)))
+            wal_end = await self._frames.wal_end(Lsn(max(lsn - _WAL_END_SLACK, 0)))
         except PublisherError as refusal:
             if lsn > self.tracker.received + _UNASKED_SLACK:
                 raise
@@ -410,7 +459,7 @@ class Receiver:
     async def _judge(self, transaction: Transaction) -> None:
         """Leave out what the publisher rolled back. If that is not certain, blocks that were given are taken back."""
         try:
-            await leave_out_rolled_back(transaction, self._stream, self._spool, self._spool_turn)
+            await leave_out_rolled_back(transaction, self._frames, self._spool, self._spool_turn)
         except UndecidedTransaction:
             if isinstance(self._reassembly, BlockReassembly):
                 self._queue += [(part, 0) for part in self._reassembly.take_back(transaction.xid)]
@@ -444,7 +493,7 @@ class Receiver:
         records = transaction.records
         if not transaction.spilled:
             return transaction.size + RECORD_OVERHEAD * len(records)
-        transaction.spool = _Watched(self._spool.reader(transaction.spool_id))
+        transaction.spool = _Watched(transaction.spool or self._spool.reader(transaction.spool_id))
         # spilled records are read back one by one; the largest counts, so that little is received beside it
         return max(sum(map(len, records)), transaction.largest) + RECORD_OVERHEAD * len(records)
 

@@ -25,7 +25,7 @@ from subscriber.interfaces.abilities import (
     WatchedSink,
 )
 from subscriber.interfaces.conditions import Condition
-from subscriber.interfaces.publisher import ReplicationStream, Spool
+from subscriber.interfaces.publisher import EventStream, ReceivedEvents, ReplicationStream, Spool
 from subscriber.interfaces.sink import OpenedSink, Sink, StateStore, Stream
 from subscriber.interfaces.tables import (
     ReconcilingTableSink,
@@ -66,6 +66,7 @@ __all__ = [
     "Condition",
     "CopyFormat",
     "DescribedSink",
+    "EventStream",
     "ExportSnapshot",
     "ExportingSink",
     "Finding",
@@ -80,6 +81,7 @@ __all__ = [
     "PostgresDatabase",
     "PublishedTable",
     "Query",
+    "ReceivedEvents",
     "ReconcilingTableSink",
     "RelationGate",
     "RelayLogDetails",

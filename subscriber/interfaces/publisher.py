@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from subscriber.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
-    from subscriber.transaction.model import SpooledRecords
+    from subscriber.transaction.model import Event, SpooledRecords
 
 __all__ = [
+    "EventStream",
+    "ReceivedEvents",
     "ReplicationStream",
     "Spool",
 ]
@@ -53,6 +56,38 @@ class ReplicationStream(Protocol):
 
     async def close(self) -> None:
         """End the stream cleanly if the connection works (CopyDone both ways, at most a second), and close the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedEvents:
+    """What an :class:`EventStream` gives.
+
+    Attributes:
+        events: in the publisher's order.
+        end: everything up to there has been given.
+        moment: when the publisher sent the last of it, as in its frames; None: not known.
+    """
+
+    events: Sequence[Event]
+    end: Lsn
+    moment: int | None
+
+
+@runtime_checkable
+class EventStream(Protocol):
+    """The stream of a publisher that was received and checked before: it gives whole transactions, and needs no spool."""
+
+    async def events(self) -> ReceivedEvents:
+        """Wait for events, or for their end to move on. Return about a megabyte of what is there.
+
+        Raises:
+            SubscriberError: there is nothing more, and why.
+        """
+        ...
+
+    async def send(self, message: bytes) -> None:
+        """See :meth:`ReplicationStream.send`."""
         ...
 
 

@@ -54,6 +54,7 @@ __all__ = [
     "end_lsn",
     "messages",
     "messages_content",
+    "read_heads",
     "read_recording",
     "read_records",
 ]
@@ -63,6 +64,7 @@ SESSION, RECEIVED, SENT, ANSWERED, MESSAGES, END = b"S", b"<", b">", b"?", b"M",
 _HEADER: Final = Struct(">cqII")
 _KINDS: Final = frozenset({SESSION, RECEIVED, SENT, ANSWERED, MESSAGES, END})
 _LSN: Final = Struct(">Q")
+_COUNT: Final = Struct(">I")
 _MODE: Final = 0o600
 
 
@@ -248,7 +250,7 @@ def messages(record: RecordingRecord) -> list[bytes]:
     """
     content, found = record.content, list[bytes]()
     try:
-        (count,) = unpack_from(">I", content)
+        (count,) = _COUNT.unpack_from(content)
         place = 4 * (count + 1)
         for length in unpack_from(f">{count}I", content, 4):
             found.append(content[place : place + length])
@@ -317,6 +319,31 @@ def read_records(file: _Readable, position: int) -> Iterator[RecordingRecord]:
             raise ProtocolError(f"{place} of the recording is damaged: its checksum does not match")
         position += _HEADER.size + size
         yield RecordingRecord(kind, moment, content, place, position)
+
+
+def read_heads(file: BinaryIO, position: int, size: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Read the heads of records from an offset up to a size. Their contents are not read, and not checked.
+
+    Returns:
+        For each record: its kind, its offset, the offset of the next record, and how many messages it has.
+
+    Raises:
+        ProtocolError: one is damaged, or the file ends within it.
+    """
+    while position < size:
+        file.seek(position)
+        head = file.read(_HEADER.size + _COUNT.size)
+        place = f"the record at byte {position}"
+        if len(head) < _HEADER.size + _COUNT.size:
+            raise _truncated(place)
+        kind, _, length, _ = _HEADER.unpack_from(head)
+        stop = position + _HEADER.size + length
+        if kind not in _KINDS:
+            raise ProtocolError(f"{place} of the recording is damaged: its kind is not known")
+        if stop > size:
+            raise _truncated(place)
+        yield kind, position, stop, _COUNT.unpack_from(head, _HEADER.size)[0]
+        position = stop
 
 
 def _truncated(place: str) -> ProtocolError:

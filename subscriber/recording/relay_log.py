@@ -25,6 +25,7 @@ import contextlib
 import fcntl
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -33,23 +34,13 @@ from typing import Final
 
 from subscriber import crash_points
 from subscriber.apply.spool import private_directory
-from subscriber.errors import ConfigurationError, DataLossError, ProtocolError, SpoolError, SubscriberError
+from subscriber.errors import ConfigurationError, DataLossError, SpoolError, SubscriberError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Begin, Commit
-from subscriber.recording.file import (
-    END,
-    MAGIC,
-    MESSAGES,
-    SESSION,
-    RecordedSession,
-    encode_record,
-    end_lsn,
-    messages,
-    messages_content,
-    read_records,
-)
+from subscriber.recording.file import END, MAGIC, MESSAGES, SESSION, RecordedSession, encode_record, messages_content
 from subscriber.recording.relay_directory import directory_name
+from subscriber.recording.relay_groups import Group
 from subscriber.recording.relay_segment import (
     SUFFIX,
     Descriptions,
@@ -57,12 +48,13 @@ from subscriber.recording.relay_segment import (
     create_file,
     damaged,
     first_xid,
-    read_head,
     sync_directory,
     sync_file,
     write_file,
 )
+from subscriber.recording.relay_start import find_segments, segment_numbers
 from subscriber.threads import run_in_thread
+from subscriber.transaction.model import Event
 
 __all__ = ["RelayLog"]
 
@@ -85,6 +77,8 @@ class RelayLog:
 
     Attributes:
         directory: that of this subscription.
+        memory: bytes that ``recent`` may have.
+        recent: groups in memory, oldest first. There may be others before, between and after them.
         segments: oldest first; none: there is no relay log yet.
         end: everything up to there is durable here.
         known: the target has everything up to there.
@@ -106,7 +100,9 @@ class RelayLog:
         self._relations, self._group = Descriptions(), Descriptions()
         self._xid = 0
         self._turn = asyncio.Lock()
-        self._starved = False
+        self._starved = self._stopped = False
+        self.memory = self._remembered = 0
+        self.recent: deque[Group] = deque()
         self.segments: list[Segment] = []
         self.end = self.known = INVALID_LSN
         self.damage: DataLossError | None = None
@@ -144,7 +140,7 @@ class RelayLog:
             DataLossError: the publisher sent a wrong LSN.
             SpoolError: the directory cannot be read or written, or is not private to this user.
         """
-        await run_in_thread(self._open)
+        await run_in_thread(self._open, self._stop)
 
     async def close(self) -> None:
         """Close the files, and unlock the directory. Idempotent."""
@@ -155,6 +151,9 @@ class RelayLog:
             if descriptor is not None:
                 os.close(descriptor)
         self._descriptor = self._lock = None
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _open(self) -> None:
         for path in (self._base, self.directory):
@@ -171,72 +170,28 @@ class RelayLog:
             raise DataLossError((self.directory / _WRONG).read_text(), hint="start over with a new copy; drop removes this relay log")
         with self._failing("read"):
             try:
-                self._load()
+                found = find_segments(self.directory, self._key, lambda: self._stopped)
             except DataLossError as error:
                 # it does not matter if the slot still has everything after the target's position
-                self.segments, self.damage = [], error
+                self.damage = error
+            else:
+                self.segments, self.end, self._relations, self._xid = found.segments, found.end, found.relations, found.xid
+                if self.segments:
+                    self._unsure, self._written = found.unsure, self.segments[-1].size
+                    self._descriptor = os.open(self.segments[-1].path, os.O_WRONLY | os.O_CLOEXEC)
             for path in (self._base, self.directory):
                 sync_directory(path)
             with contextlib.suppress(PermissionError):
                 sync_directory(self._base.parent)
 
-    def _load(self) -> None:
-        numbers = self._numbers()
-        for path in self.directory.glob("*.new"):
-            # a crash ended its creation
-            path.unlink()
-        self.segments = [self._head(number) for number in numbers]
-        if self.segments:
-            last = self.segments[-1]
-            self._scan(last)
-            if self.end == last.base and len(self.segments) > 1:
-                # it is left over if its creation failed after it got its name: then the one before it has groups after its base
-                self._scan(self.segments[-2])
-                if self.end > last.base:
-                    self.segments.pop().path.unlink()
-                    last = self.segments[-1]
-                else:
-                    self._scan(last)
-            if self._written == last.first:
-                raise damaged(last.path, "it has no group")
-            last.size = self._written
-            self._descriptor = os.open(last.path, os.O_WRONLY | os.O_CLOEXEC)
-            torn = os.fstat(self._descriptor).st_size - last.size
-            if torn:
-                # they are cut off when receiving begins: only then is it known that the publisher has not forgotten them
-                _log.warning('the relay log ends at %s: the last %d bytes of "%s" are not complete', self.end, torn, last.path)
-
-    def _numbers(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
-
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:012d}{SUFFIX}"
 
-    def _scan(self, last: Segment) -> None:
-        """Find the end of the last segment. Its last group may not be on disk, if a process was killed, or its sync failed."""
-        self._relations, group = Descriptions(), Descriptions()
-        self._written = last.first
-        with last.path.open("rb") as file, contextlib.suppress(ProtocolError):
-            file.seek(last.first)
-            for record in read_records(file, last.first):
-                if record.kind == MESSAGES:
-                    payloads = messages(record)
-                    group.read(payloads)
-                    self._xid = first_xid(payloads) or self._xid
-                elif record.kind == END:
-                    self._relations.update(group)
-                    group = Descriptions()
-                    self.end, self._unsure, self._written = end_lsn(record), self._written, record.end
-
-    def _head(self, number: int) -> Segment:
-        path = self._path(number)
-        session, size = read_head(path)
-        if session.relay_of != self._key:
-            raise ConfigurationError(
-                f'the relay log "{self.directory}" is of another subscription: {session.relay_of or "none"}',
-                hint="set another relay_log, or remove that directory if its subscription does not exist any more",
-            )
-        return Segment(number, path, session, size)
+    def forget(self) -> Group:
+        """Take the first one of the groups in memory."""
+        group = self.recent.popleft()
+        self._remembered -= group.size
+        return group
 
     # --- compare with the target
 
@@ -264,12 +219,14 @@ class RelayLog:
         """
 
         def work() -> None:
-            numbers = self._numbers()
+            numbers = segment_numbers(self.directory)
             for number in reversed(numbers):
                 self._path(number).unlink(missing_ok=True)
             self.segments, self.damage = [], None
             self._relations = Descriptions()
             self.end = session.start_lsn
+            self.recent.clear()
+            self._remembered = 0
             self._add(max(numbers, default=0) + 1, replace(session, relay_of=self._key))
 
         with self._failing("write"):
@@ -298,24 +255,30 @@ class RelayLog:
                     await run_in_thread(lambda: self._rotate(session))
             self.notify()
 
-    async def append(self, payloads: Sequence[bytes], moment: int, end: Lsn | None) -> None:
+    async def append(
+        self, payloads: Sequence[bytes], moment: int, end: Lsn | None = None, events: Sequence[Event] | None = None, held: int = 0
+    ) -> None:
         """Write a record of messages. With ``end``, the group is complete: return when it is durable.
 
-        Only a group of a single record may have more than one transaction.
+        A group has a single record, or one large transaction: a record with the messages before its changes, some with changes only, and
+        one with the messages after them.
 
         Args:
             payloads: the messages; none: nothing was sent up to ``end``.
             moment: when the publisher sent them.
             end: everything up to there is complete then. None: the transaction continues.
+            events: of the complete group, if it may stay in memory for the reader.
+            held: bytes that they take.
 
         Raises:
             SpoolError: it cannot be written. What was written of the group is cut off.
         """
 
-        def work() -> None:
+        def work() -> tuple[Segment, int]:
             last = self.segments[-1]
             if self._written == last.size >= self._segment_size:
                 last = self._rotate(last.session)
+            start = last.size
             records = [encode_record(MESSAGES, moment, messages_content(payloads))] if payloads else []
             self._group.read(payloads)
             if end is not None:
@@ -330,13 +293,17 @@ class RelayLog:
                 self._relations.update(self._group)
                 self._group = Descriptions()
                 self._xid = first_xid(payloads) or self._xid
+            return last, start
 
         async with self._turn:
             self._starved = True
             try:
                 with self._failing("write"):
-                    await run_in_thread(work)
+                    last, start = await run_in_thread(work)
                 self._starved = False
+                if end is not None and events is not None and self._remembered + held <= self.memory:
+                    self.recent.append(Group(last, start, last.size, end, moment, events, held))
+                    self._remembered += held
             except SubscriberError:
                 # after a failed sync it can be read, although it is not on disk
                 with contextlib.suppress(OSError):
@@ -421,7 +388,7 @@ class RelayLog:
         known = messages_content([encode(begin), *self._relations.all.values(), encode(commit)])
         head = [encode_record(SESSION, 0, session.to_json()), *([encode_record(MESSAGES, 0, known)] if self._relations.all else [])]
         content = b"".join([MAGIC, *head, encode_record(END, 0, base.to_bytes(8))])
-        segment, descriptor = Segment(number, path, session, len(content)), create_file(path, content)
+        segment, descriptor = Segment(number, path, session, len(content), len(content)), create_file(path, content)
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor, self._written, self._unsure = descriptor, segment.size, segment.size

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Final
 
@@ -12,6 +14,7 @@ from subscriber.errors import DataLossError, ProtocolError, SpoolError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Tag
 from subscriber.recording.file import MAGIC, SESSION, RecordedSession, RecordingRecord, read_records
+from subscriber.recording.file import read_heads as file_heads
 
 __all__ = [
     "SUFFIX",
@@ -21,6 +24,7 @@ __all__ = [
     "damaged",
     "first_xid",
     "read_head",
+    "read_heads",
     "read_segment",
     "sync_directory",
     "sync_file",
@@ -43,6 +47,7 @@ class Segment:
         path: of the file.
         session: what it begins with; ``start_lsn``: everything up to there is in earlier segments.
         size: bytes that are durable.
+        begin: where its first group of its own begins; 0: it was not read yet.
     """
 
     first: ClassVar[int] = len(MAGIC)
@@ -51,6 +56,7 @@ class Segment:
     path: Path
     session: RecordedSession
     size: int = 0
+    begin: int = 0
 
     @property
     def base(self) -> Lsn:
@@ -87,10 +93,26 @@ def read_segment(segment: Segment, offset: int) -> Iterator[RecordingRecord]:
         SpoolError: the file cannot be read.
     """
     offset = offset or segment.first
+    with _reading(segment) as file:
+        file.seek(offset)
+        yield from read_records(_Durable(file, segment.size - offset), offset)
+
+
+def read_heads(segment: Segment, offset: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Read the heads of the durable records of a segment from an offset on, see :func:`subscriber.recording.file.read_heads`.
+
+    Raises:
+        DataLossError, SpoolError: see :func:`read_segment`.
+    """
+    with _reading(segment) as file:
+        yield from file_heads(file, offset or segment.first, segment.size)
+
+
+@contextlib.contextmanager
+def _reading(segment: Segment) -> Iterator[BinaryIO]:
     try:
         with segment.path.open("rb") as file:
-            file.seek(offset)
-            yield from read_records(_Durable(file, segment.size - offset), offset)
+            yield file
     except FileNotFoundError:
         raise damaged(segment.path, "the file is missing") from None
     except ProtocolError as error:
@@ -149,6 +171,8 @@ class Descriptions:
 
     def read(self, payloads: Sequence[bytes]) -> None:
         """Take the messages that follow those before."""
+        if _NOTED.isdisjoint(map(itemgetter(0), payloads)):
+            return
         for payload in payloads:
             tag = payload[0]
             if tag in _NOTED:
@@ -156,6 +180,13 @@ class Descriptions:
                     self._note(payload[:1] + payload[5:] if self._streamed else payload)
                 else:
                     self._streamed = tag == _STREAM_START
+
+    def describe(self, records: Sequence[bytes], *, streamed: bool) -> None:
+        """Take the records of a transaction."""
+        if not _DESCRIPTIONS.isdisjoint(map(itemgetter(0), records)):
+            for record in records:
+                if record[0] in _DESCRIPTIONS:
+                    self._note(record[:1] + record[5:] if streamed else record)
 
     def update(self, later: Descriptions) -> None:
         """Take those of messages that follow."""

@@ -1,48 +1,41 @@
-"""Read a relay log: a replication stream for the receiver of the apply side, and its spool.
+"""Read a relay log: a stream of events for the receiver of the apply side.
 
 The stream begins right after the target's position. The relations that were described before come first, in a transaction without
 changes that ends at or before the position: the target skips it, and learns the relations. What the target has made durable comes back in
 status updates, as to a publisher; they let segments be removed.
 
-The transactions of a relay log are whole, one after another. So those that are too large for memory are not stored again: the spool notes
-where they are, and reads them there.
+While the target keeps up, the events come from memory (:attr:`RelayLog.recent`), once they are on disk. Otherwise they are read from there.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
+from itertools import islice
 from typing import Final
 
 from subscriber.errors import SpoolError
-from subscriber.protocol.decoder import decode
-from subscriber.protocol.encoder import encode
-from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
-from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import Begin, Commit, CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare, Tag
-from subscriber.recording.file import END, MESSAGES, RecordedSession, RecordingRecord, end_lsn, messages
+from subscriber.interfaces import ReceivedEvents
+from subscriber.protocol.frames import StandbyStatusUpdate, decode_status_update
+from subscriber.protocol.lsn import Lsn
+from subscriber.recording.file import RecordedSession
+from subscriber.recording.relay_events import end_of, transaction_of
+from subscriber.recording.relay_groups import Group, StoredRecords, read_groups
 from subscriber.recording.relay_log import RelayLog
-from subscriber.recording.relay_segment import Descriptions, Segment, damaged, first_xid, read_segment
+from subscriber.recording.relay_segment import Descriptions, damaged
 from subscriber.threads import run_in_thread
-from subscriber.transaction.reassembly import ROW_TAGS
+from subscriber.transaction.model import Event, Transaction
 
-__all__ = ["RelaySpool", "RelayStream", "is_applied"]
+__all__ = ["RelayStream", "is_applied"]
 
 _log = logging.getLogger(__name__)
 
-_ANY_LSN: Final = Lsn(2**63)
 _AT_ONCE: Final = 1024 * 1024
-_RECORDS: Final = ROW_TAGS | {int(Tag.MESSAGE)}
-_ENDS: Final = frozenset(
-    map(int, (Tag.COMMIT, Tag.STREAM_COMMIT, Tag.PREPARE, Tag.STREAM_PREPARE, Tag.COMMIT_PREPARED, Tag.ROLLBACK_PREPARED))
-)
 
 
 class RelayStream:
-    """The transactions of a relay log after a position. Implements :class:`subscriber.interfaces.ReplicationStream`.
+    """The events of a relay log after a position. Implements :class:`subscriber.interfaces.EventStream`.
 
     Args:
         log: open; it holds the position.
@@ -50,9 +43,8 @@ class RelayStream:
         acknowledged: is called with each status update of the apply side.
 
     Attributes:
-        session: the session that the current group comes from.
-        ended: whether the next group comes from another server. Everything before it was given out, and ``receive`` waits.
-        group: segment and offset at which the group begins that is being read.
+        session: the session that the next group comes from.
+        ended: whether the next group comes from another server. Everything before it was given out, and ``events`` waits.
     """
 
     def __init__(self, log: RelayLog, position: Lsn, acknowledged: Callable[[StandbyStatusUpdate], None]) -> None:
@@ -62,23 +54,21 @@ class RelayStream:
         self._segment = next(segment for segment in reversed(log.segments) if segment.base <= position)
         self._offset = 0
         self._end = self._segment.base
-        self._ready: list[bytes] = []
+        self._stopped = self._at_another_server = False
         self.session: RecordedSession = self._segment.session
         self.ended = False
-        self.group = self._segment, 0
 
-    async def receive(self) -> Sequence[bytes]:
-        """Return the next messages, about a megabyte of those that are there."""
+    async def events(self) -> ReceivedEvents:
+        """Return the next events, about a megabyte of those that are there."""
         while True:
             # before the look, so that no change is missed
             changed, failure = self._log.changed, self._log.failure
             if failure is not None and self._log.diverged:
                 raise failure
-            if not self._ready and not self.ended:
-                await run_in_thread(self._read)
-            if self._ready:
-                frames, self._ready = self._ready, []
-                return frames
+            if not self.ended:
+                found = self._take_recent() or await run_in_thread(partial(self._read, self._until()), self._stop)
+                if found is not None:
+                    return found
             if failure is not None:
                 raise failure
             await changed.wait()
@@ -92,38 +82,55 @@ class RelayStream:
         except SpoolError as error:
             _log.warning("%s", error.one_line())
 
-    async def wal_end(self, least: Lsn) -> Lsn:
-        """Every LSN of a relay log was checked when it was received."""
-        return _ANY_LSN
+    def _stop(self) -> None:
+        self._stopped = True
 
-    async def rolled_back(self, xid: int, subxids: Collection[int]) -> Collection[int]:
-        """What the publisher rolled back is not in a relay log."""
-        return ()
+    def _take_recent(self) -> ReceivedEvents | None:
+        """Take what is in memory, if it is next."""
+        recent = self._log.recent
+        if not self._offset or not recent:
+            return None
+        if recent[0].segment is not self._segment:
+            self._advance()
+        while recent and (recent[0].segment.number, recent[0].start) < (self._segment.number, self._offset):
+            self._log.forget()
+        groups = list[Group]()
+        size = 0
+        while recent and size < _AT_ONCE and recent[0].segment is self._segment and recent[0].start == self._offset:
+            group = self._log.forget()
+            self._offset = group.stop
+            groups.append(group)
+            size += group.size
+        return self._given(groups)
 
-    async def close(self) -> None:
-        """Nothing is open."""
+    def _given(self, groups: Sequence[Group]) -> ReceivedEvents | None:
+        if not groups:
+            return None
+        self._end = groups[-1].end
+        return ReceivedEvents([event for group in groups for event in group.events], self._end, groups[-1].moment)
+
+    def _until(self) -> int | None:
+        """Up to where the disk is read: the rest is in memory."""
+        recent = self._log.recent
+        return recent[0].start if recent and recent[0].segment is self._segment and recent[0].start > self._offset else None
 
     # --- in a thread
 
-    def _read(self) -> None:
-        if not self._offset:
-            self._seek()
+    def _read(self, until: int | None) -> ReceivedEvents | None:
+        if not self._offset and (known := self._seek()) is not None:
+            return known
+        found = list[Group]()
         size = 0
-        while size < _AT_ONCE and self._advance():
-            for record in read_segment(self._segment, self._offset):
-                self._offset = record.end
-                size += len(record.content)
-                self._take(record)
-                if size >= _AT_ONCE:
+        while size < _AT_ONCE and self._advance() and (until is None or self._offset < until):
+            for group in read_groups(self._segment, self._offset):
+                self._offset, self._end = group.stop, group.end
+                size += group.size
+                found.append(group)
+                if size >= _AT_ONCE or group.stop == until:
                     break
-
-    def _take(self, record: RecordingRecord) -> None:
-        if record.kind == MESSAGES:
-            self._ready += _frames(messages(record), record.moment)
-        elif record.kind == END:
-            self._end = end_lsn(record)
-            self.group = self._segment, record.end
-            self._ready.append(encode_frame(PrimaryKeepalive(self._end, record.moment, reply_requested=False)))
+        # not before the receiver has what was read
+        self.ended = self._at_another_server and not found
+        return self._given(found)
 
     def _advance(self) -> bool:
         """Go to the next segment at the end of one. False: there is nothing to read."""
@@ -135,62 +142,60 @@ class RelayStream:
         if following.base != self._end:
             raise damaged(self._segment.path, f"it ends at {self._end}, and the next one begins at {following.base}")
         if (following.session.server_version, following.session.timeline) != (self.session.server_version, self.session.timeline):
-            # not before the receiver has processed what was read
-            self.ended = not self._ready
+            self._at_another_server = True
             return False
         # the relations at its beginning are known
-        offset = next(record.end for record in read_segment(following, 0) if record.kind == END)
-        self._segment, self._offset, self.session, self.group = following, offset, following.session, (following, offset)
-        return offset < following.size
+        following.begin = following.begin or next(read_groups(following, 0)).stop
+        self._segment, self._offset, self.session = following, following.begin, following.session
+        return self._offset < following.size
 
-    def _seek(self) -> None:
-        """Go to what comes after the position: within a group, if that has more than one transaction. Begin with the relations before."""
-        segment = self._segment
-        known, group = Descriptions(), Descriptions()
-        xid = count = 0
-        payloads: list[bytes] = []
-        rest: list[bytes] = []
-        for record in read_segment(segment, 0):
-            if record.kind == MESSAGES:
-                payloads = messages(record)
-                count += 1
-                group.read(payloads)
-            elif record.kind == END:
-                end = end_lsn(record)
-                if end <= self._position:
-                    known.update(group)
-                    xid = first_xid(payloads) or xid
-                    self._end, self._offset, self.group = end, record.end, (segment, record.end)
-                elif count == 1 and (cut := self._cut(payloads)):
-                    group = Descriptions()
-                    group.read(payloads[:cut])
-                    known.update(group)
-                    rest = _frames(payloads[cut:], record.moment)
-                    rest.append(encode_frame(PrimaryKeepalive(end, record.moment, reply_requested=False)))
-                    base, self._end, self._offset, self.group = self._end, end, record.end, (segment, record.end)
-                    self._ready = [*_known(known, base, xid or first_xid(payloads)), *rest]
-                    return
-                if end > self._position:
+    def _seek(self) -> ReceivedEvents | None:
+        """Go to what comes after the position, which may be within a group. Return the relations before, and the rest of the group."""
+        known = Descriptions()
+        xid, moment = 0, None
+        rest: Sequence[Event] = ()
+        for group in read_groups(self._segment, 0):
+            passed, end = group.events, group.end
+            if end > self._position:
+                count, end = _passed(group.events, self._end, self._position)
+                if not count:
                     break
-                group, count, payloads = Descriptions(), 0, []
-        self._ready = _known(known, self._end, xid)
+                passed, rest, moment = group.events[:count], group.events[count:], group.moment
+            for transaction in filter(None, map(transaction_of, passed)):
+                self._describe(known, transaction)
+                xid = transaction.xid
+            self._offset, self._end = group.stop, end
+            if rest or self._stopped:
+                break
+        events = list[Event]()
+        if records := [*known.all.values()]:
+            # the target skips it, because it ends at or before its position
+            events.append(Transaction(xid, self._end, self._end, 0, False, records, size=sum(map(len, records))))
+        if rest:
+            events += rest
+            self._end = group.end
+        return ReceivedEvents(events, self._end, moment) if events else None
 
-    def _cut(self, payloads: Sequence[bytes]) -> int:
-        """The number of messages up to the position. A prepare that comes late has an old LSN, and belongs to what follows."""
-        cut, heard = 0, self._end
-        streamed = False
-        for index, payload in enumerate(payloads):
-            tag = payload[0]
-            if tag in {Tag.STREAM_START, Tag.STREAM_STOP}:
-                streamed = tag == Tag.STREAM_START
-            elif tag in _ENDS and not streamed:
-                end = _end(payload)
-                if end > self._position:
-                    break
-                if end > heard:
-                    cut, heard = index + 1, end
-        self._end = heard
-        return cut
+    def _describe(self, known: Descriptions, transaction: Transaction) -> None:
+        stored, start = transaction.spool, 0
+        if isinstance(stored, StoredRecords):
+            while start < stored.count and not self._stopped:
+                records = stored.read(start)
+                known.describe(records, streamed=transaction.prefixed)
+                start += len(records)
+        known.describe(transaction.records, streamed=transaction.prefixed)
+
+
+def _passed(events: Sequence[Event], heard: Lsn, position: Lsn) -> tuple[int, Lsn]:
+    """The number of events up to the position, and their end. A prepare that comes late has an old LSN, and belongs to what follows."""
+    count = 0
+    for number, event in enumerate(events, 1):
+        end = end_of(event)
+        if end > position:
+            break
+        if end > heard:
+            count, heard = number, end
+    return count, heard
 
 
 def is_applied(log: RelayLog, position: Lsn) -> bool:
@@ -202,105 +207,7 @@ def is_applied(log: RelayLog, position: Lsn) -> bool:
     first = next(segment for segment in reversed(log.segments) if segment.base <= position)
     for segment in log.segments[log.segments.index(first) :]:
         # a segment begins with relations
-        changes, begun = False, False
-        for record in read_segment(segment, 0):
-            if record.kind == MESSAGES:
-                changes = begun
-            elif record.kind == END:
-                if changes and end_lsn(record) > position:
-                    return False
-                changes, begun = False, True
+        for group in islice(read_groups(segment, 0), 1, None):
+            if any(end_of(event) > position for event in group.events):
+                return False
     return True
-
-
-def _end(payload: bytes) -> Lsn:
-    match decode(payload):
-        case RollbackPrepared(rollback_end_lsn=end):
-            return end
-        case (
-            Commit(end_lsn=end)
-            | StreamCommit(end_lsn=end)
-            | Prepare(end_lsn=end)
-            | StreamPrepare(end_lsn=end)
-            | CommitPrepared(end_lsn=end)
-        ):
-            return end
-    raise AssertionError("one of the tags that end something")
-
-
-def _frames(payloads: Sequence[bytes], moment: int) -> list[bytes]:
-    head = encode_frame(XLogData(INVALID_LSN, INVALID_LSN, moment, b""))
-    return [head + payload for payload in payloads]
-
-
-def _known(known: Descriptions, base: Lsn, xid: int) -> list[bytes]:
-    """A transaction that describes relations, and that the target skips, because it ends at or before its position."""
-    if not known.all:
-        return []
-    return _frames([encode(Begin(base, 0, xid)), *known.all.values(), encode(Commit(0, base, base, 0))], 0)
-
-
-class RelaySpool:
-    """The spool of a relay log's stream: records stay where they are. Implements :class:`subscriber.interfaces.Spool`.
-
-    Args:
-        stream: what it gives is not changed on its way to the receiver.
-    """
-
-    def __init__(self, stream: RelayStream) -> None:
-        self._stream = stream
-        self._parts: dict[int, _Part] = {}
-
-    async def append(self, spool_id: int, records: Sequence[bytes]) -> None:
-        """Note how many records there are. They are those of the open group, because only one transaction at a time is open."""
-        part = self._parts.setdefault(spool_id, _Part(*self._stream.group))
-        part.count += len(records)
-
-    async def truncate(self, spool_id: int, count: int) -> None:
-        """Never called: a relay log has no rolled back subtransactions."""
-        raise AssertionError("a relay log has no rolled back subtransactions")
-
-    async def discard(self, spool_id: int) -> None:
-        """Forget where they are."""
-        self._parts.pop(spool_id, None)
-
-    async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
-        """Read some of those that were appended."""
-        part = self._parts[spool_id]
-        return await run_in_thread(partial(part.read, start)) if start < part.count else ()
-
-    def reader(self, spool_id: int) -> _Part:
-        """Return those that were appended."""
-        return self._parts.pop(spool_id)
-
-
-class _Part:
-    """The first ``count`` records of a transaction. Implements :class:`subscriber.transaction.model.SpooledRecords`."""
-
-    def __init__(self, segment: Segment, offset: int) -> None:
-        self._segment = segment
-        # for each record of messages that was read: the number of its first record of the transaction, and its offset
-        self._index = [(0, offset)]
-        self.count = 0
-
-    def read(self, start: int) -> Sequence[bytes]:
-        first, offset = self._index[bisect_right(self._index, start, key=itemgetter(0)) - 1]
-        for record in read_segment(self._segment, offset):
-            found = [payload for payload in messages(record) if payload[0] in _RECORDS] if record.kind == MESSAGES else []
-            following = first + len(found)
-            if following > self._index[-1][0]:
-                self._index.append((following, record.end))
-            if start < following:
-                return found[start - first : self.count - first]
-            first = following
-        raise damaged(self._segment.path, "a transaction is not complete")
-
-    async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
-        while start < self.count:
-            records = await run_in_thread(partial(self.read, start))
-            start += len(records)
-            yield records
-            del records
-
-    async def discard(self) -> None:
-        """Nothing: segments are removed as a whole."""

@@ -11,27 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from struct import Struct
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.spool_file import blocks
 from subscriber.errors import ProtocolError
 from subscriber.interfaces import ApplyStatistics
-from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn
-from subscriber.protocol.messages import (
-    BeginPrepare,
-    CommitPrepared,
-    LogicalMessage,
-    Prepare,
-    RollbackPrepared,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-)
+from subscriber.protocol.messages import CommitPrepared
+from subscriber.recording.relay_events import around, end_of, transaction_of, whole_messages
 from subscriber.recording.relay_log import RelayLog
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
@@ -44,8 +33,6 @@ _TICK: Final = 1.0
 _FIRST_PAUSE: Final = 0.05
 _AT_ONCE: Final = 1024 * 1024
 _EPOCH_SECONDS: Final = POSTGRES_EPOCH.timestamp()
-_BEGIN: Final = Struct(">cQqI").pack
-_COMMIT: Final = Struct(">cBQQq").pack
 
 
 class RelayTracker(FlushTracker):
@@ -105,8 +92,7 @@ class RelayWriter:
                 await self._receiver.wait(await self._idle())
                 continue
             await self._room()
-            transaction = event.transaction if isinstance(event, PreparedTransaction) else event
-            if isinstance(transaction, Transaction) and _is_large(transaction):
+            if _is_large(transaction_of(event)):
                 await self._write_large(*self._receiver.pop())
             elif not await self._write_whole():
                 await self._write_small()
@@ -137,74 +123,66 @@ class RelayWriter:
         transactions, held = self._receiver.pop_transactions(_AT_ONCE)
         if not transactions:
             return False
-        payloads: list[bytes] = []
-        for each in transactions:
-            payloads.append(_BEGIN(b"B", each.final_lsn, each.commit_time, each.xid))
-            if each.origin is not None:
-                payloads.append(encode(each.origin))
-            payloads += each.records
-            payloads.append(_COMMIT(b"C", 0, each.final_lsn, each.end_lsn, each.commit_time))
         self._end = transactions[-1].end_lsn
-        try:
-            await self._append(payloads)
-        finally:
-            self._receiver.release(held)
+        await self._append(whole_messages(transactions), transactions, held)
         return True
 
     async def _write_small(self) -> None:
         """Write the events that wait, up to the first large transaction."""
         receiver = self._receiver
         payloads: list[bytes] = []
+        events: list[Event] = []
         size = held = 0
         late = False
         while size < _AT_ONCE or late:
             event = await self._end_of_late() if late else receiver.peek()
             if event is None:
                 break
-            transaction = event.transaction if isinstance(event, PreparedTransaction) else event
-            if isinstance(transaction, Transaction):
-                if payloads and _is_large(transaction):
-                    break
-                late = self._is_late(event)
-                size += transaction.size
+            transaction = transaction_of(event)
+            if events and _is_large(transaction):
+                break
+            late = self._is_late(event)
+            events.append(event)
             held += receiver.pop()[1]
-            first, last = _around(event)
+            first, last = around(event)
             payloads += first
-            if isinstance(transaction, Transaction):
+            if transaction is not None:
                 payloads += transaction.records
+                size += transaction.size
             payloads += last
             self._pass(event)
-            late = late and isinstance(event, PreparedTransaction)
-        try:
-            if payloads:
-                await self._append(payloads)
-        finally:
-            receiver.release(held)
+        await self._append(payloads, events, held)
 
     async def _write_large(self, event: Event, held: int) -> None:
-        transaction = event.transaction if isinstance(event, PreparedTransaction) else event
-        assert isinstance(transaction, Transaction)  # nothing else is large
-        payloads, last = _around(event)
-        log, moment, size = self._relay_log, self._moment, 0
+        transaction = transaction_of(event)
+        assert transaction is not None  # nothing else is large
+        log, moment = self._relay_log, self._moment
+        events = [event]
         try:
+            first, last = around(event)
+            await log.append(first, moment)
+            records: list[bytes] = []
+            size = 0
             async for chunk in transaction.chunks():
                 for block in blocks(chunk):
-                    payloads += block
+                    records += block
                     size += sum(map(len, block))
                     if size >= _AT_ONCE:
-                        await log.append(payloads, moment, None)
-                        payloads, size = [], 0
-            payloads += last
+                        await log.append(records, moment)
+                        records, size = [], 0
+            if records:
+                await log.append(records, moment)
             if self._is_late(event):
-                await log.append(payloads, moment, None)
-                event = await self._end_of_late()
+                events.append(await self._end_of_late())
                 held += self._receiver.pop()[1]
-                payloads = _around(event)[0]
-            self._pass(event)
-            await self._append(payloads)
-            await transaction.discard()
-        finally:
+                last += around(events[-1])[0]
+        except BaseException:
             self._receiver.release(held)
+            raise
+        for each in events:
+            self._pass(each)
+        await self._append(last, [] if transaction.spilled else events, held)
+        await transaction.discard()
 
     def _is_late(self, event: Event) -> bool:
         """Whether it was prepared before two-phase was enabled. It has an old LSN, and belongs to its COMMIT PREPARED, which is next."""
@@ -219,18 +197,13 @@ class RelayWriter:
 
     def _pass(self, event: Event) -> None:
         """Note the end of an event. A prepare that comes late has an old LSN."""
-        match event:
-            case PreparedTransaction(transaction):
-                self._end = max(self._end, transaction.end_lsn)
-            case RollbackPrepared(rollback_end_lsn=end):
-                self._end = end
-            case Transaction(end_lsn=end) | CommitPrepared(end_lsn=end):
-                self._end = end
-            case LogicalMessage():
-                pass
+        self._end = max(self._end, end_of(event))
 
-    async def _append(self, payloads: list[bytes]) -> None:
-        await self._relay_log.append(payloads, self._moment, self._end)
+    async def _append(self, payloads: Sequence[bytes], events: Sequence[Event] = (), held: int = 0) -> None:
+        try:
+            await self._relay_log.append(payloads, self._moment, self._end, events, held)
+        finally:
+            self._receiver.release(held)
         self._tracker.flush(self._end)
         self._receiver.report()
 
@@ -250,37 +223,9 @@ class RelayWriter:
         self._advance_pause = _FIRST_PAUSE if rested else min(self._advance_pause * 2, _TICK)
         self._advance_due = now + self._advance_pause
         self._end = lsn
-        await self._append([])
+        await self._append(())
         return _TICK
 
 
-def _is_large(transaction: Transaction) -> bool:
-    return transaction.spilled > 0 or transaction.size >= _AT_ONCE
-
-
-def _around(event: Event) -> tuple[list[bytes], list[bytes]]:
-    """The messages before and after the records of an event."""
-    match event:
-        case CommitPrepared() | RollbackPrepared():
-            return [encode(event)], []
-        case LogicalMessage():
-            return [], []
-        case PreparedTransaction(transaction, gid):
-            lsn, end, moment, xid = transaction.final_lsn, transaction.end_lsn, transaction.commit_time, transaction.xid
-            if transaction.prefixed:
-                return _stream_start(transaction), [encode(StreamStop()), encode(StreamPrepare(0, lsn, end, moment, xid, gid))]
-            begin = encode(BeginPrepare(lsn, end, moment, xid, gid))
-            return [begin, *_origin(transaction)], [encode(Prepare(0, lsn, end, moment, xid, gid))]
-        case Transaction():
-            lsn, end, moment, xid = event.final_lsn, event.end_lsn, event.commit_time, event.xid
-            if event.prefixed:
-                return _stream_start(event), [encode(StreamStop()), encode(StreamCommit(xid, 0, lsn, end, moment))]
-            return [_BEGIN(b"B", lsn, moment, xid), *_origin(event)], [_COMMIT(b"C", 0, lsn, end, moment)]
-
-
-def _stream_start(transaction: Transaction) -> list[bytes]:
-    return [encode(StreamStart(transaction.xid, first_segment=True)), *_origin(transaction)]
-
-
-def _origin(transaction: Transaction) -> list[bytes]:
-    return [] if transaction.origin is None else [encode(transaction.origin)]
+def _is_large(transaction: Transaction | None) -> bool:
+    return transaction is not None and (transaction.spilled > 0 or transaction.size >= _AT_ONCE)

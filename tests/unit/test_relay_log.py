@@ -42,7 +42,7 @@ from subscriber.recording import relay_log, relay_segment
 from subscriber.recording.file import RecordedSession, read_recording
 from subscriber.recording.relay_directory import discard_relay_log, probe_relay_log
 from subscriber.recording.relay_log import RelayLog
-from subscriber.recording.relay_stream import RelaySpool, RelayStream, is_applied
+from subscriber.recording.relay_stream import RelayStream, is_applied
 from subscriber.recording.relay_writer import RelayTracker, RelayWriter
 from subscriber.sinks.memory.opened_memory_sink import OpenedMemorySink
 from subscriber.transaction.feedback import FlushTracker
@@ -258,7 +258,7 @@ async def read(log: RelayLog, position: Lsn, *, memory: int = SMALL) -> list[obj
     """The events after a position. Relations that are not described there come in a transaction that the target skips."""
     stream = KeptStream(log, position, lambda _: None)
     tracker = FlushTracker(position)
-    receiver = Receiver(stream, tracker, RelaySpool(stream), Settings(logical_decoding_work_mem=memory, wal_receiver_timeout=0))
+    receiver = Receiver(stream, tracker, None, Settings(logical_decoding_work_mem=memory, wal_receiver_timeout=0))
     await receiver.start()
     found: list[object] = []
     known = set[int]()
@@ -609,7 +609,7 @@ async def test_rotation_of_empty_segments(tmp_path: Path) -> None:
     log = await made(tmp_path)
     await log.append(group(1100), 0, Lsn(1108))
     stream = RelayStream(log, START, lambda _: None)
-    await stream.receive()
+    await stream.events()
     log.limit = 0
     for _ in range(3):
         await log.acknowledge(Lsn(1108))
@@ -620,7 +620,7 @@ async def test_rotation_of_empty_segments(tmp_path: Path) -> None:
     assert [segment.number for segment in log.segments] == [4]
     log.limit = 2**20
     await log.append(group(1200), 0, Lsn(1208))
-    assert len(await stream.receive()) == 5
+    assert len((await stream.events()).events) == 1
     await log.close()
 
 
@@ -658,5 +658,5 @@ async def test_what_the_publisher_has_lost_is_not_applied(tmp_path: Path) -> Non
     stream = RelayStream(log, START, lambda _: None)
     log.failure, log.diverged = DataLossError("another server was promoted"), True
     with pytest.raises(DataLossError, match="promoted"):
-        await stream.receive()
+        await stream.events()
     await log.close()

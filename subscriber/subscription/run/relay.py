@@ -68,9 +68,11 @@ class Relay:
         self._streamed = False
         self._undecodable_at: Lsn | None = None
         self._retry: Retry | None = None
-        # what arrives and what is applied have half of the memory each
+        # what arrives and what is applied have half of the memory each; what is applied was complete when it arrived, so half of its half
+        # is free for what is on disk and waits
         memory = max(spec.settings.logical_decoding_work_mem // 2, _LEAST_MEMORY)
         self._settings = replace(spec.settings, logical_decoding_work_mem=memory)
+        log.memory = memory // 2
 
     # --- for the apply side
 
@@ -95,9 +97,7 @@ class Relay:
             stream,
             replace(position, timeline=stream.session.timeline),
             publisher_lsn=max(self.received, self._publisher_lsn),
-            options=self._spec.options,
             settings=settings,
-            spool_key=self._spool_key.removesuffix(" relay log"),
         )
 
     @property
@@ -225,7 +225,7 @@ class Relay:
             name=log.session.slot_name,
             temporary=False,
             publications=spec.publications,
-            options=replace(spec.options, two_phase=self._two_phase, where=""),
+            options=replace(spec.options, two_phase=self._two_phase),
             settings=self._settings,
             application_name=spec.name,
             spool_key=self._spool_key,
