@@ -189,12 +189,16 @@ class Receiver:
                 taken.
         """
         if not self._queue:
-            if self._task is not None and self._task.done():
-                self._task.result()
+            self.check()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._activity.wait()
         self._activity.clear()
+
+    def check(self) -> None:
+        """Raise the error that has ended reading, if there is one, whatever was not taken yet. See :meth:`wait`."""
+        if self._task is not None and self._task.done():
+            self._task.result()
 
     def peek(self) -> Event | None:
         """Return the next event without taking it; None if there is none yet."""
@@ -215,8 +219,7 @@ class Receiver:
                 while self.tracker.received < lsn:
                     if self._held >= self._budget:
                         return False
-                    if self._task is not None and self._task.done():
-                        self._task.result()
+                    self.check()
                     self._activity.clear()
                     await self._activity.wait()
         except TimeoutError:

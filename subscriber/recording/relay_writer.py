@@ -9,6 +9,7 @@ While nothing is pending, the end of the relay log follows what was received, in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -113,7 +114,11 @@ class RelayWriter:
                     "the relay log is full (relay_log_size): receiving pauses, and the publisher keeps its WAL, until the target has"
                     " applied a segment"
                 )
-            await changed.wait()
+            # a lost connection is told, although what it sent waits here
+            self._receiver.check()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK):
+                    await changed.wait()
         if self.paused:
             self.paused = False
             _log.info("the relay log has room again: receiving continues")
@@ -181,7 +186,7 @@ class RelayWriter:
             raise
         for each in events:
             self._pass(each)
-        await self._append(last, [] if transaction.spilled else events, held)
+        await self._append(last, None if transaction.spilled else events, held)
         await transaction.discard()
 
     def _is_late(self, event: Event) -> bool:
@@ -199,7 +204,7 @@ class RelayWriter:
         """Note the end of an event. A prepare that comes late has an old LSN."""
         self._end = max(self._end, end_of(event))
 
-    async def _append(self, payloads: Sequence[bytes], events: Sequence[Event] = (), held: int = 0) -> None:
+    async def _append(self, payloads: Sequence[bytes], events: Sequence[Event] | None = (), held: int = 0) -> None:
         try:
             await self._relay_log.append(payloads, self._moment, self._end, events, held)
         finally:

@@ -50,6 +50,9 @@ class Relay:
         log: open; closed by the caller.
         two_phase: whether prepared transactions are received at PREPARE TRANSACTION.
         spool_key: names the spool of what arrives.
+
+    Attributes:
+        two_phase: whether prepared transactions have been received at PREPARE TRANSACTION. The target must know it before it gets one.
     """
 
     def __init__(self, spec: RunSpec, state: RunState, log: RelayLog, *, two_phase: bool, spool_key: str) -> None:
@@ -59,7 +62,7 @@ class Relay:
         self._two_phase = two_phase
         self._spool_key = f"{spool_key} relay log"
         self._restart = asyncio.Event()
-        self._enabled = False
+        self.two_phase = False
         self._tracker = RelayTracker(log.end, INVALID_LSN)
         self._session: StreamSession | None = None
         self._writer: RelayWriter | None = None
@@ -105,12 +108,11 @@ class Relay:
         """Whether the apply side has everything of a server, and what follows is of another one."""
         return self._stream is not None and self._stream.ended
 
-    async def enable_two_phase(self) -> None:
-        """From now on, receive prepared transactions at PREPARE TRANSACTION. Wait until the publisher knows it, or receiving has ended."""
-        self._two_phase = True
-        self._restart.set()
-        while not self._enabled and self.failure is None:
-            await self._relay_log.changed.wait()
+    def enable_two_phase(self) -> None:
+        """Receive prepared transactions at PREPARE TRANSACTION, as soon as the publisher can be asked for that."""
+        if not self._two_phase:
+            self._two_phase = True
+            self._restart.set()
 
     @property
     def failure(self) -> SubscriberError | None:
@@ -255,8 +257,9 @@ class Relay:
             )
             self._session, self._streamed, self._retry = session, True, None
             self._publisher_lsn = session.publisher_lsn
-            self._enabled = slot.options.two_phase
-            log.notify()
+            if slot.options.two_phase:
+                self.two_phase = True
+                self._state.wake()
             stack.callback(self._ended)
             self._writer = RelayWriter(session.receiver, log, spec.sink.statistics, self._state.is_awaited)
             writing = asyncio.create_task(self._writer.run(), name="relay log")

@@ -185,15 +185,11 @@ class SlotFollower:
             await self._target.close()
 
     async def _attempt(self) -> None:
-        states = self._state.states
         enabled = self._two_phase is TwoPhaseState.ENABLED
         # not before every table is ready: a table's synchronization cannot handle prepared transactions
-        enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
+        enabling = self._two_phase is TwoPhaseState.PENDING and self._is_ready()
         if self._relay is not None:
-            if enabling and self._prepared.capabilities.two_phase:
-                await self._state.unless_stopped(self._relay.enable_two_phase())
-                await self._enable_two_phase()
-            await self._follow(await self._relay.open_session(self._position))
+            await self._follow(await self._relay.open_session(self._position), enabling=enabling and self._relay.two_phase)
             return
         self._cautiously = self._position.lsn == self._undecodable_at
         if self._cautiously:
@@ -220,6 +216,9 @@ class SlotFollower:
             if enabling and session.capabilities.two_phase:
                 await self._enable_two_phase()
             await self._apply(session)
+
+    def _is_ready(self) -> bool:
+        return self._state.states.all_ready and bool(self._state.states.entries())
 
     async def _enable_two_phase(self) -> None:
         await self._target.opened.set_two_phase(TwoPhaseState.ENABLED)
@@ -250,7 +249,7 @@ class SlotFollower:
             sink,
             state.states,
             self,
-            two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
+            two_phase=self._two_phase if session.capabilities.two_phase and self._relay is None else TwoPhaseState.DISABLED,
             skipping=skipping,
             parallel=parallel,
         )
@@ -287,8 +286,13 @@ class SlotFollower:
     def finished(self) -> bool:
         """Whether the stream is to end."""
         session = self._state.session
-        if self._relay is not None and self._relay.at_another_server and session is not None and session.receiver.peek() is None:
-            return True
+        if self._relay is not None and session is not None:
+            if self._relay.at_another_server and session.receiver.peek() is None:
+                return True
+            if self._two_phase is TwoPhaseState.PENDING and session.capabilities.two_phase and self._is_ready():
+                self._relay.enable_two_phase()
+                # before anything is applied that was received with it
+                return self._relay.two_phase or self._state.finished()
         return self._state.finished() or (self._cautiously and self._has_passed())
 
     def _has_passed(self) -> bool:
