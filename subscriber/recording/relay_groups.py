@@ -7,6 +7,7 @@ on disk until they are applied: to read the group, only the heads of these recor
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from subscriber.recording.relay_segment import Segment, damaged, read_heads, rea
 from subscriber.threads import run_in_thread
 from subscriber.transaction.model import Event
 
-__all__ = ["Group", "StoredRecords", "read_groups"]
+__all__ = ["Group", "RecentGroups", "StoredRecords", "read_groups"]
 
 _ENDS: Final = frozenset(
     map(int, (Tag.COMMIT, Tag.STREAM_COMMIT, Tag.PREPARE, Tag.STREAM_PREPARE, Tag.COMMIT_PREPARED, Tag.ROLLBACK_PREPARED))
@@ -49,6 +50,41 @@ class Group:
     moment: int
     events: Sequence[Event]
     size: int
+
+
+class RecentGroups:
+    """Groups that are in memory, and on disk too, oldest first. There may be others before, between and after them.
+
+    Attributes:
+        limit: bytes that their events may take.
+        size: bytes that they take.
+    """
+
+    def __init__(self) -> None:
+        self._groups: deque[Group] = deque()
+        self.limit = self.size = 0
+
+    @property
+    def first(self) -> Group | None:
+        """The oldest one."""
+        return self._groups[0] if self._groups else None
+
+    def add(self, group: Group) -> None:
+        """Add one, if there is room for it."""
+        if self.size + group.size <= self.limit:
+            self._groups.append(group)
+            self.size += group.size
+
+    def take(self) -> Group:
+        """Remove the oldest one."""
+        group = self._groups.popleft()
+        self.size -= group.size
+        return group
+
+    def clear(self) -> None:
+        """Remove all."""
+        self._groups.clear()
+        self.size = 0
 
 
 def read_groups(segment: Segment, offset: int) -> Iterator[Group]:

@@ -25,7 +25,6 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -40,7 +39,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Begin, Commit
 from subscriber.recording.file import END, MAGIC, MESSAGES, SESSION, RecordedSession, encode_record, messages_content
 from subscriber.recording.relay_directory import directory_name
-from subscriber.recording.relay_groups import Group
+from subscriber.recording.relay_groups import Group, RecentGroups
 from subscriber.recording.relay_segment import (
     SUFFIX,
     Descriptions,
@@ -77,8 +76,7 @@ class RelayLog:
 
     Attributes:
         directory: that of this subscription.
-        memory: bytes that ``recent`` may have.
-        recent: groups in memory, oldest first. There may be others before, between and after them.
+        recent: what need not be read from disk.
         segments: oldest first; none: there is no relay log yet.
         end: everything up to there is durable here.
         known: the target has everything up to there.
@@ -101,8 +99,7 @@ class RelayLog:
         self._xid = 0
         self._turn = asyncio.Lock()
         self._starved = self._stopped = False
-        self.memory = self._remembered = 0
-        self.recent: deque[Group] = deque()
+        self.recent = RecentGroups()
         self.segments: list[Segment] = []
         self.end = self.known = INVALID_LSN
         self.damage: DataLossError | None = None
@@ -187,12 +184,6 @@ class RelayLog:
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:012d}{SUFFIX}"
 
-    def forget(self) -> Group:
-        """Take the first one of the groups in memory."""
-        group = self.recent.popleft()
-        self._remembered -= group.size
-        return group
-
     # --- compare with the target
 
     def holds(self, lsn: Lsn) -> bool:
@@ -226,7 +217,6 @@ class RelayLog:
             self._relations = Descriptions()
             self.end = session.start_lsn
             self.recent.clear()
-            self._remembered = 0
             self._add(max(numbers, default=0) + 1, replace(session, relay_of=self._key))
 
         with self._failing("write"):
@@ -301,9 +291,8 @@ class RelayLog:
                 with self._failing("write"):
                     last, start = await run_in_thread(work)
                 self._starved = False
-                if end is not None and events is not None and self._remembered + held <= self.memory:
-                    self.recent.append(Group(last, start, last.size, end, moment, events, held))
-                    self._remembered += held
+                if end is not None and events is not None:
+                    self.recent.add(Group(last, start, last.size, end, moment, events, held))
             except SubscriberError:
                 # after a failed sync it can be read, although it is not on disk
                 with contextlib.suppress(OSError):

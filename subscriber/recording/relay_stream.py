@@ -88,19 +88,21 @@ class RelayStream:
     def _take_recent(self) -> ReceivedEvents | None:
         """Take what is in memory, if it is next."""
         recent = self._log.recent
-        if not self._offset or not recent:
+        if not self._offset or recent.first is None:
             return None
-        if recent[0].segment is not self._segment:
+        if recent.first.segment is not self._segment:
             self._advance()
-        while recent and (recent[0].segment.number, recent[0].start) < (self._segment.number, self._offset):
-            self._log.forget()
         groups = list[Group]()
         size = 0
-        while recent and size < _AT_ONCE and recent[0].segment is self._segment and recent[0].start == self._offset:
-            group = self._log.forget()
-            self._offset = group.stop
-            groups.append(group)
-            size += group.size
+        while size < _AT_ONCE and (first := recent.first) is not None:
+            place = (first.segment.number, first.start)
+            if place > (self._segment.number, self._offset):
+                break
+            group = recent.take()
+            if place == (self._segment.number, self._offset):
+                self._offset = group.stop
+                groups.append(group)
+                size += group.size
         return self._given(groups)
 
     def _given(self, groups: Sequence[Group]) -> ReceivedEvents | None:
@@ -111,8 +113,8 @@ class RelayStream:
 
     def _until(self) -> int | None:
         """Up to where the disk is read: the rest is in memory."""
-        recent = self._log.recent
-        return recent[0].start if recent and recent[0].segment is self._segment and recent[0].start > self._offset else None
+        first = self._log.recent.first
+        return first.start if first is not None and first.segment is self._segment else None
 
     # --- in a thread
 

@@ -75,7 +75,7 @@ class Relay:
         # is free for what is on disk and waits
         memory = max(spec.settings.logical_decoding_work_mem // 2, _LEAST_MEMORY)
         self._settings = replace(spec.settings, logical_decoding_work_mem=memory)
-        log.memory = memory // 2
+        log.recent.limit = memory // 2
 
     # --- for the apply side
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.management.alter import alter_subscription
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.drop import drop_subscription
+from subscriber.subscription.management.recover import recover
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import WAIT_SECONDS, Database, ServerAddress, fresh_database
 from tests.support.observation import PREPARED, acknowledged, all_ready, confirmed, eventually, until
@@ -28,6 +30,8 @@ from tests.support.replica import QUICK, replica
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "SELECT id, md5(v) FROM t ORDER BY id"
+TWO_PHASE = "SELECT subtwophasestate::text FROM subscriber.pg_subscription"
+TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 RETAINED = "SELECT max(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn))::int8 FROM pg_replication_slots WHERE NOT temporary"
 
 
@@ -61,7 +65,7 @@ async def test_target_is_locked_and_then_the_publisher_is_down(
         arguments = {"settings": settings(tmp_path, 2**24), "streaming": "parallel", "two_phase": True, "synchronous_commit": "on"}
         async with replica(publisher, target_db, **arguments) as found:
             await all_ready(found)
-            await eventually(target_db, "SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e")
+            await eventually(target_db, TWO_PHASE, "e")
             await eventually(publisher, "SELECT bool_and(two_phase) FROM pg_replication_slots", True)
             with target_db.connect() as holder:
                 holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
@@ -94,8 +98,15 @@ async def test_target_is_locked_and_then_the_publisher_is_down(
                 assert publisher.value("SELECT replay_lsn < flush_lsn FROM pg_stat_replication")
                 rows = publisher.fetch(ROWS)
                 await asyncio.to_thread(server.stop)
+                # two_phase that waits to be enabled, which needs the publisher, is no reason to wait
+                target_db.execute("UPDATE subscriber.pg_subscription SET subtwophasestate = 'p'")
+                relay = found.subscription._state.relay
+                assert relay is not None
+                relay.two_phase = False
+                target_db.execute(TERMINATE)
                 holder.execute("ROLLBACK")
             await eventually(target_db, "SELECT count(*) FROM t WHERE id = 500000", 1)
+            assert target_db.value(TWO_PHASE) == "p"
             assert target_db.fetch(ROWS) == rows
             assert found.subscription.status.streaming is False
             assert target_db.fetch(PREPARED) == []
@@ -105,6 +116,7 @@ async def test_target_is_locked_and_then_the_publisher_is_down(
             publisher.reconnect()
             publisher.execute("INSERT INTO t VALUES (500001, 'and on')")
             await found.same(ROWS)
+            await eventually(target_db, TWO_PHASE, "e")
             assert found.subscription.status.statistics.confl_update_missing == 0
 
 
@@ -118,7 +130,7 @@ async def held_back(publisher: Database, target: Database, directory: Path, coun
             await acknowledged(publisher, publisher.current_lsn())
             await found.stop()
             # it would do the rest of its pipeline
-            target.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            target.execute(TERMINATE)
             holder.execute("ROLLBACK")
 
 
@@ -138,6 +150,11 @@ async def test_start_compares_target_relay_log_and_slot(publisher18_db: Database
     shutil.copytree(tmp_path / "relay", backup / "relay")
     await held_back(publisher, target, tmp_path, 10)
     slot = confirmed(publisher)
+    # nothing is lost, and recover knows that
+    name = f"replica_{publisher.name}"
+    with pytest.raises(ConfigurationError, match="ran with a relay log, which may have the changes up to") as met:
+        await recover(name, target=target.dsn, connection=publisher.conninfo())
+    assert "start it with the same -c relay_log" in (met.value.hint or "")
     # without a relay log, with another one, with an old one
     said = await refused(publisher, target)
     assert f"was advanced to {slot}, past position" in said
@@ -183,6 +200,14 @@ async def test_start_compares_target_relay_log_and_slot(publisher18_db: Database
             assert len(await found.same(ROWS)) == 113 + number
         (path,) = backup.rglob("*.relay")
         path.write_bytes(b"damaged")
+    # and now its relay log is lost, with changes that are nowhere else
+    await held_back(publisher, target, tmp_path, 10)
+    shutil.rmtree(tmp_path / "relay")
+    await refused(publisher, target, settings=settings(tmp_path))
+    await recover(name, target=target.dsn, connection=publisher.conninfo(), force=True)
+    async with replica(publisher, target, settings=settings(tmp_path)) as found:
+        await all_ready(found)
+        assert len(await found.same(ROWS)) == 124
 
 
 async def test_removed_while_running(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
@@ -229,7 +254,7 @@ async def test_is_full_and_then_not(publisher18_db: Database, target_db: Databas
 
 
 async def test_disk_is_full(publisher18_db: Database, target_db: Database, small_disk: Path) -> None:
-    """What is stored is applied, and then there is room."""
+    """What is stored is applied, and then there is room. Nothing is acknowledged that could not be stored."""
     tables(publisher18_db, target_db)
     async with replica(publisher18_db, target_db, settings=settings(small_disk)) as found:
         await all_ready(found)
@@ -250,6 +275,73 @@ async def test_disk_is_full(publisher18_db: Database, target_db: Database, small
             assert "make room" in (error.hint or "")
             holder.execute("ROLLBACK")
         await found.same(ROWS)
+    # a disk that can only be read
+    publisher18_db.execute("INSERT INTO t VALUES (100000, 'read-only')")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(SpoolError, match="Read-only file system") as met:
+        async with replica(publisher18_db, target_db, settings=settings(small_disk)) as found:
+            await asyncio.wait_for(found.running, WAIT_SECONDS)
+    assert "set relay_log to a directory" in (met.value.hint or "")
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    async with replica(publisher18_db, target_db, settings=settings(small_disk)) as found:
+        await found.same(ROWS)
+
+
+async def test_target_is_down_under_load(make_server: Callable[..., EmbeddedServer], publisher18_db: Database, tmp_path: Path) -> None:
+    """The slot moves on, and the publisher keeps little WAL."""
+    server = make_server(18)
+    with fresh_database(ServerAddress(server.dsn(), 18), "target") as target:
+        tables(publisher18_db, target)
+        publisher18_db.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
+        async with replica(publisher18_db, target, settings=settings(tmp_path)) as found:
+            await all_ready(found)
+            await asyncio.to_thread(server.stop)
+            first = publisher18_db.current_lsn()
+            for number in range(50):
+                rows = f"generate_series({number + 1}000, {number + 1}999) AS i"
+                publisher18_db.execute(f"INSERT INTO t SELECT i, repeat(md5(i::text), 90) FROM {rows}")
+                publisher18_db.execute(f"UPDATE t SET v = 'changed' WHERE id % 1000 = {number}")
+            publisher18_db.execute("CHECKPOINT")
+            publisher18_db.execute("INSERT INTO t VALUES (1000000, 'last')")
+            last = publisher18_db.current_lsn()
+            assert last - first > 120 * 2**20
+            await acknowledged(publisher18_db, last)
+            assert publisher18_db.value(RETAINED) < 100 * 2**20
+            assert found.subscription.status.flushed <= first
+            await asyncio.to_thread(server.start)
+            target.reconnect()
+            await found.same(ROWS)
+
+
+async def test_alter_applies_to_what_is_received_from_then_on(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """What is in the relay log was received before."""
+    publisher, target = publisher18_db, target_db
+    tables(publisher, target)
+    name = f"replica_{publisher.name}"
+    await create_subscription(name, connection=publisher.dsn, publications=["pub"], target=target.dsn)
+    launcher = Launcher(target.dsn, settings=settings(tmp_path))
+    running = asyncio.create_task(launcher.run())
+    await eventually(target, "SELECT bool_and(srsubstate = 'r') FROM subscriber.pg_subscription_rel", True)
+    with target.connect() as holder:
+        holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        publisher.execute("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1000, 1999) AS i")
+        publisher.execute("INSERT INTO t VALUES (2000, 'before')")
+        await acknowledged(publisher, publisher.current_lsn())
+        altering = asyncio.create_task(filtered(name, target))
+        await eventually(target, "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'", True)
+        target.execute(TERMINATE)
+        await altering
+        holder.execute("ROLLBACK")
+    publisher.execute("INSERT INTO t VALUES (3000, 'left out'), (999, 'passes')")
+    await eventually(target, "SELECT count(*) FROM t WHERE id = 999", 1)
+    assert target.fetch("SELECT count(*), max(id) FROM t") == [(1102, 2000)]
+    launcher.stop()
+    await running
+
+
+async def filtered(name: str, target: Database) -> None:
+    async with alter_subscription(name, target=target.dsn) as found:
+        await found.set({"where": {"public.t": "id < 1000"}})
 
 
 async def test_cutover_waits_for_the_target(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import contextlib
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +20,8 @@ from subscriber import ConfigurationError, DataLossError, SubscriberError
 from subscriber.subscription.management.recover import recover
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress
-from tests.support.observation import all_ready, eventually, slot_of, target_gid
-from tests.support.replica import replica, subscription_of
+from tests.support.observation import acknowledged, all_ready, eventually, slot_of, target_gid
+from tests.support.replica import QUICK, replica, subscription_of
 from tests.support.standby import standby_of
 
 MakeServer = Callable[..., EmbeddedServer]
@@ -253,9 +255,13 @@ class TestPreparedTransaction:
         await recovered(publisher_db, target_db, two_phase=True)
 
 
-@pytest.mark.parametrize("complete", [True, False], ids=["complete", "behind"])
-async def test_promoted_standby(make_server: MakeServer, target_db: Database, complete: bool) -> None:
-    """With a failover slot: one that has everything is followed on its new timeline, one that lacks what the target has is refused."""
+@pytest.mark.parametrize(("complete", "relayed"), [(True, False), (False, False), (True, True)], ids=["complete", "behind", "relay_log"])
+async def test_promoted_standby(make_server: MakeServer, target_db: Database, tmp_path: Path, complete: bool, relayed: bool) -> None:
+    """With a failover slot: one that has everything is followed on its new timeline, one that lacks what the target has is refused.
+
+    What is in a relay log is applied first.
+    """
+    settings = replace(QUICK, relay_log=str(tmp_path / "relay") if relayed else None)
     primary = make_server()
     primary.createdb("pub")
     with contextlib.ExitStack() as stack:
@@ -265,7 +271,7 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, co
         standby = stack.enter_context(standby_of(primary))
         copy = stack.enter_context(contextlib.closing(Database(ServerAddress(standby.dsn(), 18), "pub")))
         synced = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}' AND synced AND NOT temporary"
-        async with replica(publisher, target_db, failover=True) as found:
+        async with replica(publisher, target_db, failover=True, settings=settings) as found:
             await all_ready(found)
             publisher.execute("INSERT INTO t VALUES (2, 'before')")
             await found.same(ROWS)
@@ -285,8 +291,17 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, co
                 copy.execute("ALTER SYSTEM SET primary_conninfo = ''")
                 copy.execute("SELECT pg_reload_conf()")
                 await eventually(copy, "SELECT count(*) FROM pg_stat_wal_receiver", 0)
-            publisher.execute("INSERT INTO t VALUES (3, 'last')")
-            rows = await found.same(ROWS)
+            with target_db.connect() as holder:
+                if relayed:
+                    holder.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+                publisher.execute("INSERT INTO t VALUES (3, 'last')")
+                rows = publisher.fetch(ROWS)
+                if relayed:
+                    await acknowledged(publisher, publisher.current_lsn())
+                    await found.stop()
+                    target_db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+                else:
+                    assert await found.same(ROWS) == rows
             if complete:
                 await eventually(copy, f"SELECT pg_last_wal_replay_lsn() >= '{publisher.current_lsn()}'", True)
         copy.execute("SELECT pg_promote()")
@@ -297,7 +312,7 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, co
             await recovered(copy, target_db, line)
             return
         copy.execute("INSERT INTO t VALUES (4, 'on the new timeline')")
-        async with replica(publisher, target_db, conninfo=copy.conninfo()) as found:
+        async with replica(publisher, target_db, conninfo=copy.conninfo(), settings=settings) as found:
             await found.subscription.wait_for(copy.current_lsn(), 30)
             assert target_db.fetch(ROWS) == [*rows, (4, "on the new timeline")]
         # the position is on a newer timeline than the old primary

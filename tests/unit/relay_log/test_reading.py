@@ -156,21 +156,21 @@ async def test_apply_is_faster_and_slower_than_the_publisher(seed: int, tmp_path
     history = History(seed)
     events = [await described(event) for event in await direct(history.frames, history.end)]
     log = await made(tmp_path, 8 * 20_000)
-    log.limit, log.memory = 2**40, 500_000 if seed % 2 else 20_000
-    taken, forget = list[Group](), log.forget
+    log.limit, log.recent.limit = 2**40, 500_000 if seed % 2 else 20_000
+    taken, take = list[Group](), log.recent.take
 
     def counted() -> Group:
-        taken.append(forget())
+        taken.append(take())
         return taken[-1]
 
-    monkeypatch.setattr(log, "forget", counted)
+    monkeypatch.setattr(log.recent, "take", counted)
     found, _ = await asyncio.gather(read(log, START, end=history.end), write(log, history.frames, history.end))
     assert found == events
     assert taken
     assert sum(len(group.events) for group in taken) < len(events)
     assert len(log.segments) > 1
     # the memory is bounded, and what is in it is not lost for another reader, which begins at another position
-    assert sum(group.size for group in log.recent) <= log.memory
+    assert 0 <= log.recent.size <= log.recent.limit
     assert await read(log, START) == events
     await log.close()
 
