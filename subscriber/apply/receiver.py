@@ -46,7 +46,7 @@ from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn, kept_in_ye
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared, StreamCommit
 from subscriber.transaction.blocks import BlockReassembly
 from subscriber.transaction.feedback import FlushTracker
-from subscriber.transaction.model import Event, PreparedTransaction, SpooledRecords, StreamedPart, Transaction
+from subscriber.transaction.model import Event, PreparedTransaction, SpooledRecords, StreamedPart, Transaction, end_of
 from subscriber.transaction.reassembly import RECORD_OVERHEAD, Reassembly, SpoolDiscard, SpoolTruncate
 from subscriber.transaction.unfinished import UnfinishedTransaction
 from subscriber.waits import moved, unwatched
@@ -359,21 +359,20 @@ class Receiver:
                 await self._spool.append(*spill)
 
     def _take_events(self, given: ReceivedEvents) -> None:
+        queue, total = self._queue, 0
         for event in given.events:
-            held = RECORD_OVERHEAD
-            match event:
-                case Transaction():
-                    self.tracker.pend(event.end_lsn, in_order=True)
-                    held += self._attach(event)
-                case PreparedTransaction(transaction):
-                    self.tracker.pend(transaction.end_lsn)
-                    held += self._attach(transaction)
-                case CommitPrepared(end_lsn=end_lsn) | RollbackPrepared(rollback_end_lsn=end_lsn):
-                    self.tracker.pend(end_lsn, in_order=True)
-                case LogicalMessage(content=content):
-                    held += len(content)
-            self._held += held
-            self._queue.append((event, held))
+            if type(event) is Transaction and not event.spilled:
+                held = RECORD_OVERHEAD + event.size + RECORD_OVERHEAD * len(event.records)
+            elif isinstance(event, Transaction | PreparedTransaction):
+                held = RECORD_OVERHEAD + self._attach(event.transaction if isinstance(event, PreparedTransaction) else event)
+            else:
+                held = RECORD_OVERHEAD
+            total += held
+            queue.append((event, held))
+        self._held += total
+        if given.events:
+            # their order was checked when they were received
+            self.tracker.pend(end_of(given.events[-1]))
         self.tracker.receive(given.end)
         if given.moment is not None:
             self._note_moment(given.moment)

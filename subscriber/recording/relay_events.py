@@ -26,7 +26,7 @@ from subscriber.protocol.messages import (
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
 from subscriber.transaction.reassembly import Reassembly, SpoolDiscard, SpoolTruncate
 
-__all__ = ["around", "decode_events", "end_of", "tags", "transaction_of", "whole_messages"]
+__all__ = ["around", "decode_events", "tags", "transaction_of", "whole_messages"]
 
 _BEGIN: Final = Struct(">cQqI").pack
 _COMMIT: Final = Struct(">cBQQq").pack
@@ -45,17 +45,6 @@ def transaction_of(event: Event) -> Transaction | None:
     """The changes of an event; None: it has none."""
     found = event.transaction if isinstance(event, PreparedTransaction) else event
     return found if isinstance(found, Transaction) else None
-
-
-def end_of(event: Event) -> Lsn:
-    """The LSN at which an event ends; 0: it has none."""
-    match event:
-        case PreparedTransaction(transaction):
-            return transaction.end_lsn
-        case RollbackPrepared(rollback_end_lsn=end) | Transaction(end_lsn=end) | CommitPrepared(end_lsn=end):
-            return end
-        case LogicalMessage():
-            return Lsn(0)
 
 
 def whole_messages(transactions: Sequence[Transaction]) -> list[bytes]:
@@ -108,38 +97,26 @@ def decode_events(payloads: list[bytes]) -> list[Event]:
     found: list[Event] = []
     kinds = tags(payloads)
     place, count = 0, len(payloads)
-    reassembly: Reassembly | None = None
+    reassembly = Reassembly()
+    add, new = found.append, int.__new__
     while place < count:
         end = kinds.find(_C, place) if kinds[place] == _B else -1
         if end < 0:
-            reassembly = reassembly or Reassembly()
             for output in reassembly.feed(payloads[place]):
                 assert not isinstance(output, SpoolDiscard | SpoolTruncate)  # nothing is spilled or aborted
-                found.append(output)
+                add(output)
             place += 1
             continue
         # no message is built for these, as in Reassembly
         final_lsn, commit_time, xid = _BEGIN_FIELDS(payloads[place])
         (end_lsn,) = _END_FIELD(payloads[end])
-        place += 1
         origin = None
-        if kinds[place] == _O:
+        if kinds[place + 1] == _O:
+            place += 1
             message = decode(payloads[place])
             origin = message if isinstance(message, Origin) else None
-            place += 1
-        records = payloads[place:end]
-        found.append(
-            Transaction(
-                xid,
-                int.__new__(Lsn, final_lsn),
-                int.__new__(Lsn, end_lsn),
-                commit_time,
-                False,
-                records,
-                origin,
-                0,
-                sum(map(len, records)),
-            )
-        )
+        records = payloads[place + 1 : end]
+        size = len(records[0]) if end == place + 2 else sum(map(len, records))
+        add(Transaction(xid, new(Lsn, final_lsn), new(Lsn, end_lsn), commit_time, False, records, origin, 0, size))
         place = end + 1
     return found

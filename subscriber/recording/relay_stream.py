@@ -20,12 +20,12 @@ from subscriber.interfaces import ReceivedEvents
 from subscriber.protocol.frames import StandbyStatusUpdate, decode_status_update
 from subscriber.protocol.lsn import Lsn
 from subscriber.recording.file import RecordedSession
-from subscriber.recording.relay_events import end_of, transaction_of
+from subscriber.recording.relay_events import transaction_of
 from subscriber.recording.relay_groups import Group, StoredRecords, read_groups
 from subscriber.recording.relay_log import RelayLog
 from subscriber.recording.relay_segment import Descriptions, damaged
 from subscriber.threads import run_in_thread
-from subscriber.transaction.model import Event, Transaction
+from subscriber.transaction.model import Event, Transaction, end_of
 
 __all__ = ["RelayStream", "is_applied"]
 

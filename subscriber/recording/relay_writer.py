@@ -21,10 +21,10 @@ from subscriber.errors import ProtocolError
 from subscriber.interfaces import ApplyStatistics
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import CommitPrepared
-from subscriber.recording.relay_events import around, end_of, transaction_of, whole_messages
+from subscriber.recording.relay_events import around, transaction_of, whole_messages
 from subscriber.recording.relay_log import RelayLog
 from subscriber.transaction.feedback import FlushTracker
-from subscriber.transaction.model import Event, PreparedTransaction, Transaction
+from subscriber.transaction.model import Event, PreparedTransaction, Transaction, end_of
 
 __all__ = ["RelayTracker", "RelayWriter"]
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import (
     CommitPrepared,
     LogicalMessage,
@@ -22,7 +22,7 @@ from subscriber.protocol.messages import (
     StreamStart,
 )
 
-__all__ = ["Event", "PreparedTransaction", "SpooledRecords", "StreamedPart", "Transaction"]
+__all__ = ["Event", "PreparedTransaction", "SpooledRecords", "StreamedPart", "Transaction", "end_of"]
 
 
 class SpooledRecords(Protocol):
@@ -140,3 +140,14 @@ class PreparedTransaction:
 
 Event = Transaction | PreparedTransaction | CommitPrepared | RollbackPrepared | LogicalMessage
 """The results of reassembly, in order. A LogicalMessage here is a non-transactional one."""
+
+
+def end_of(event: Event) -> Lsn:
+    """The LSN at which an event ends; 0: it has none."""
+    match event:
+        case PreparedTransaction(transaction):
+            return transaction.end_lsn
+        case RollbackPrepared(rollback_end_lsn=end) | Transaction(end_lsn=end) | CommitPrepared(end_lsn=end):
+            return end
+        case LogicalMessage():
+            return INVALID_LSN

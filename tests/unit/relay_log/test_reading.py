@@ -22,11 +22,10 @@ from subscriber.protocol.messages import (
     StreamStop,
 )
 from subscriber.recording.file import read_recording
-from subscriber.recording.relay_events import end_of
 from subscriber.recording.relay_groups import Group, StoredRecords
 from subscriber.recording.relay_stream import RelayStream, is_applied
 from subscriber.sinks.memory.opened_memory_sink import OpenedMemorySink
-from subscriber.transaction.model import Transaction
+from subscriber.transaction.model import Transaction, end_of
 from tests.unit.relay_log.written import (
     START,
     History,
