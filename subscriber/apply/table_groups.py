@@ -2,7 +2,7 @@
 
 Each table of a group is copied in one transaction of the target, which stores its rows and its state, straight from INIT to SYNCDONE. So a
 crash leaves a table either untouched or synchronized, and there is nothing to undo: no rows, no state, no slot (the snapshot's slot is
-temporary).
+temporary). A table that is reconciled is compared and changed in the same way, in its transaction.
 
 A group has no stream by which a table could catch up. A table needs none if it did not change since the snapshot. The apply worker knows
 this, because it received everything that was committed since (:meth:`TableStates.covered`). Then the table is handed over at the apply
@@ -22,9 +22,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
 from subscriber import crash_points
-from subscriber.apply.table_synchronization import SyncRun
+from subscriber.apply.all_changes import require_all_changes
+from subscriber.apply.table_synchronization import ReconciledRows, SyncRun, log_reconciled
 from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
-from subscriber.interfaces import CopyFormat, GroupingSink, PublishedTable, TableGroup, TableName
+from subscriber.interfaces import CopyFormat, GroupingSink, PublishedTable, ReconcilingTableGroup, SyncMode, TableGroup, TableName
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["GROUP_TABLES", "TABLE_BYTES", "GroupSnapshot", "GroupSource", "GroupSynchronization"]
@@ -59,6 +60,22 @@ class GroupSnapshot(Protocol):
         Raises:
             PublisherUnavailable: the table was renamed, replaced or rewritten meanwhile.
             PublisherError: or a subclass; also if another session has locked the table for more than a moment.
+        """
+        ...
+
+    async def reconcile(
+        self, table: PublishedTable, group: ReconcilingTableGroup, copy_format: CopyFormat, advanced: Callable[[int], None]
+    ) -> ReconciledRows:
+        """Compare the rows of the target with the snapshot, and replace those that differ.
+
+        Args:
+            table: as published.
+            group: the target.
+            copy_format: of rows that are copied.
+            advanced: called with the number of rows that are done.
+
+        Raises:
+            SubscriberError: as :meth:`rows`, or of the target.
         """
         ...
 
@@ -97,6 +114,13 @@ class GroupSynchronization:
             SubscriberError: an error that concerns no single table: a session was lost, or the slot could not be created.
         """
         group = self._sink.open_group()
+        if not isinstance(group, ReconcilingTableGroup):
+            for table in tables:
+                if self._run.states.mode(table) is not SyncMode.COPY:
+                    leave(table)
+            tables = [table for table in tables if self._run.states.mode(table) is SyncMode.COPY]
+            if not tables:
+                return
         try:
             relation_ids = await group.begin(tables)
             for table in tables:
@@ -152,10 +176,15 @@ class GroupSynchronization:
             self._run.progress.advanced(name, rows)
 
         try:
-            async with contextlib.aclosing(snapshot.rows(table, self._run.copy_format, advanced)) as rows:
-                # the publisher rejects most tables before the first row: then the target's session is not used
-                first = await anext(rows, b"")
-                await group.copy(table, self._run.copy_format, _chained(first, rows))
+            if states.mode(name) is SyncMode.RECONCILE and isinstance(group, ReconcilingTableGroup):
+                require_all_changes([table])
+                found = await snapshot.reconcile(table, group, self._run.copy_format, advanced)
+                log_reconciled(name, found)
+            else:
+                async with contextlib.aclosing(snapshot.rows(table, self._run.copy_format, advanced)) as rows:
+                    # the publisher rejects most tables before the first row: then the target's session is not used
+                    first = await anext(rows, b"")
+                    await group.copy(table, self._run.copy_format, _chained(first, rows))
             crash_points.reached("group.copied")
         except SubscriberError as error:
             leave(name)

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from subscriber.errors import RelationError
-from subscriber.interfaces import CATALOG_SCHEMA, PublishedTable, Retry, TableEntry, TableName, TableState
+from subscriber.interfaces import CATALOG_SCHEMA, PublishedTable, Retry, SyncMode, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.model import Transaction
@@ -149,9 +149,15 @@ class TableStates:
         entry = self._entries.get(table)
         return None if entry is None else entry.state
 
-    def waits_for_copy(self, table: TableName) -> bool:
-        """Whether the table is in INIT, and its rows are copied."""
-        return self._entries.get(table) == TableEntry(TableState.INIT)
+    def may_join_group(self, table: TableName) -> bool:
+        """Whether the table is in INIT, and its rows are copied or reconciled, but not replaced."""
+        entry = self._entries.get(table)
+        return entry is not None and entry.state is TableState.INIT and entry.mode is not SyncMode.REPLACE
+
+    def mode(self, table: TableName) -> SyncMode:
+        """What the synchronization of the table does with rows that the target has."""
+        entry = self._entries.get(table)
+        return SyncMode.COPY if entry is None else entry.mode
 
     def set(self, table: TableName, entry: TableEntry) -> None:
         """Note a state that was stored durably."""

@@ -226,7 +226,7 @@ class SyncLauncher:
             return False
         if asyncio.get_running_loop().time() < self._alone_until:
             return False
-        return self._states.waits_for_copy(table)
+        return self._states.may_join_group(table)
 
     def _synchronization(self, table: TableName) -> TableSynchronization:
         work = self._work.get(table)

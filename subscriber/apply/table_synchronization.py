@@ -64,7 +64,16 @@ from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Transaction
 from subscriber.waits import moved
 
-__all__ = ["CopyPart", "CopySource", "ReconciledRows", "SnapshotSource", "SyncRun", "TableSynchronization", "sync_slot_prefix"]
+__all__ = [
+    "CopyPart",
+    "CopySource",
+    "ReconciledRows",
+    "SnapshotSource",
+    "SyncRun",
+    "TableSynchronization",
+    "log_reconciled",
+    "sync_slot_prefix",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +103,12 @@ class ReconciledRows:
 
     kept: int
     written: int
+
+
+def log_reconciled(table: TableName, found: ReconciledRows, *, resumed: bool = False) -> None:
+    """Log what was done. ``resumed``: the rows were those of a copy that was interrupted."""
+    what = 'the copy of table "%s" was resumed' if resumed else 'table "%s" was reconciled'
+    _log.info(f"{what}: %d rows were kept, %d copied", table, found.kept, found.written)
 
 
 class SnapshotSource(Protocol):
@@ -334,8 +349,7 @@ class TableSynchronization:
             # rows that were compared are counted again
             self._run.progress.started(self._table, table.estimated_rows)
             return False
-        what = 'the copy of table "%s" was resumed' if copies else 'table "%s" was reconciled'
-        _log.info(f"{what}: %d rows were kept, %d copied", self._table, found.kept, found.written)
+        log_reconciled(self._table, found, resumed=copies)
         return True
 
     async def _copy_rows(self, snapshot: SnapshotSource, table: PublishedTable) -> None:

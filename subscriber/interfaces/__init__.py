@@ -28,10 +28,12 @@ from subscriber.interfaces.conditions import Condition
 from subscriber.interfaces.publisher import EventStream, ReceivedEvents, ReplicationStream, Spool
 from subscriber.interfaces.sink import OpenedSink, Sink, StateStore, Stream
 from subscriber.interfaces.tables import (
+    ReconcilingTableGroup,
     ReconcilingTableSink,
     ReplacedKeys,
     ReplacedRange,
     Replacement,
+    ReplacingSink,
     SnapshotTableSink,
     TableGroup,
     TableSink,
@@ -82,6 +84,7 @@ __all__ = [
     "PublishedTable",
     "Query",
     "ReceivedEvents",
+    "ReconcilingTableGroup",
     "ReconcilingTableSink",
     "RelationGate",
     "RelayLogDetails",
@@ -89,6 +92,7 @@ __all__ = [
     "ReplacedKeys",
     "ReplacedRange",
     "Replacement",
+    "ReplacingSink",
     "ReplicationStream",
     "Retry",
     "Row",

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from subscriber.interfaces.abilities import ComparedTables, Query
 
 __all__ = [
+    "ReconcilingTableGroup",
     "ReconcilingTableSink",
     "ReplacedKeys",
     "ReplacedRange",
     "Replacement",
+    "ReplacingSink",
     "SnapshotTableSink",
     "TableGroup",
     "TableSink",
@@ -155,8 +157,29 @@ class TargetRows:
     condition: str = ""
 
 
+class ReplacingSink(Protocol):
+    """Replaces rows of one table."""
+
+    async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:
+        """Delete rows, and then store those of the publisher, all or nothing.
+
+        Columns that only the target has keep their values where the row has a key. A row is deleted only if the text of its key is the
+        one that was read from it. Foreign keys do not fire, as when changes are applied.
+
+        Args:
+            replacements: what to delete and to store.
+            columns: the published columns.
+            copy_format: of the rows of a range.
+
+        Raises:
+            ApplyError: the target rejects a row; with an SQLSTATE of class 23 if another row, which may be replaced later, prevents it.
+            TargetError: or another subclass. Nothing was changed.
+        """
+        ...
+
+
 @runtime_checkable
-class ReconcilingTableSink(Protocol):
+class ReconcilingTableSink(ReplacingSink, Protocol):
     """A :class:`TableSink` whose rows can be compared with the publisher's, and replaced, has these methods too.
 
     It stores ``TableEntry.mode`` with the state. With another mode than COPY, :meth:`TableSink.begin` undoes nothing.
@@ -184,20 +207,7 @@ class ReconcilingTableSink(Protocol):
         ...
 
     async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:
-        """Delete rows, and then store those of the publisher, in one transaction. Calls may overlap.
-
-        Columns that only the target has keep their values where the row has a key. A row is deleted only if the text of its key is the
-        one that was read from it. Foreign keys do not fire, as when changes are applied.
-
-        Args:
-            replacements: what to delete and to store.
-            columns: the published columns.
-            copy_format: of the rows of a range.
-
-        Raises:
-            ApplyError: the target rejects a row; with an SQLSTATE of class 23 if another row, which may be replaced later, prevents it.
-            TargetError: or another subclass. Nothing was changed.
-        """
+        """As :meth:`ReplacingSink.replace`, in one transaction. Calls may overlap."""
         ...
 
     async def undo_copy(self) -> None:
@@ -250,4 +260,18 @@ class TableGroup(Protocol):
 
     async def close(self) -> None:
         """Release the session. Uncommitted work is rolled back. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ReconcilingTableGroup(TableGroup, ReplacingSink, Protocol):
+    """A :class:`TableGroup` whose tables can be reconciled, too: in the transaction that :meth:`TableGroup.finish` commits."""
+
+    async def compared(self, table: PublishedTable) -> TargetRows:
+        """Begin to reconcile a table, in the place of :meth:`TableGroup.copy`. Return its rows, which one session reads.
+
+        Raises:
+            RelationError: rows of the table belong to another subscription, too, or a trigger fires for them.
+            SubscriberError: as :meth:`TableGroup.copy`.
+        """
         ...

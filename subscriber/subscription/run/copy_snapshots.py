@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from subscriber.apply.table_synchronization import CopyPart, ReconciledRows
@@ -13,6 +14,7 @@ from subscriber.interfaces import (
     Condition,
     CopyFormat,
     PublishedTable,
+    ReconcilingTableGroup,
     ReconcilingTableSink,
     SnapshotOrder,
     SyncMode,
@@ -73,18 +75,19 @@ class PublishedSnapshot:
             part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r", condition=condition)
             return partial(self._read, table, part, copy_format, count)
 
-        return await reconcile(
-            self._snapshot,
-            table,
-            sink,
-            rows,
-            copy_format=copy_format,
-            workers=workers,
-            read=read,
-            verify=partial(_verify, table),
-            advanced=advanced,
-            mode=mode,
-        )
+        async with contextlib.AsyncExitStack() as stack:
+            readers = [await stack.enter_async_context(self._snapshot.reader()) for _ in range(workers)]
+            return await reconcile(
+                readers,
+                table,
+                sink,
+                rows,
+                copy_format=copy_format,
+                read=read,
+                verify=partial(_verify, table),
+                advanced=advanced,
+                mode=mode,
+            )
 
     async def order(self, table: PublishedTable) -> SnapshotOrder:
         """Describe the same parts for a sink that reads them in its own sessions."""
@@ -198,23 +201,70 @@ class PublishedGroup:
             CopyOutdated: the table was renamed, replaced or rewritten in the meantime.
             PublisherError: the publisher failed, or one of its subclasses.
         """
+        async with self._reading(table) as (reader, part):
+            async for piece in self._copied(reader, table, part, copy_format, rows):
+                yield piece
+
+    async def reconcile(
+        self, table: PublishedTable, group: ReconcilingTableGroup, copy_format: CopyFormat, advanced: Callable[[int], None]
+    ) -> ReconciledRows:
+        """Compare the rows of the target with the snapshot. See :meth:`~subscriber.apply.table_groups.GroupSnapshot.reconcile`.
+
+        Raises:
+            CopyOutdated, PublisherError: as :meth:`rows`.
+            TargetError: or a subclass.
+        """
+        async with self._reading(table) as (reader, whole):
+
+            @contextlib.asynccontextmanager
+            async def read(part: table_copy.CopyPart, count: Callable[[int], None]) -> AsyncIterator[AsyncIterator[bytes]]:
+                await reader.set_values(part.condition.values)
+                async with contextlib.aclosing(self._copied(reader, table, part, copy_format, count)) as data:
+                    yield data
+
+            found = await reconcile(
+                [reader],
+                table,
+                group,
+                await group.compared(table),
+                copy_format=copy_format,
+                # one session works on one range at a time, and does nothing else meanwhile
+                read=lambda condition, count: partial(read, replace(whole, condition=condition), count),
+                verify=partial(_verify, table),
+                advanced=advanced,
+                mode=SyncMode.RECONCILE,
+            )
+            assert found is not None
+            return found
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, table: PublishedTable) -> AsyncIterator[tuple[SnapshotReader, table_copy.CopyPart]]:
         part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r")
-        query = table_copy.copy_query(table, part, copy_format)
         reader = await self._open_reader()
         try:
             # release the locks of the previous tables; the check takes the locks that its own COPY needs
             ((same, _),) = await reader.execute(f"ROLLBACK TO SAVEPOINT before_table; {part.check_query()}")
             if same != "t":
                 raise outdated(table.name)
-            async for piece in reader.copy_out(query, copy_format, rows):
-                yield piece
-                await self._rate.spend(len(piece))
+            yield reader, part
             if not await table_copy.is_whole(reader, table, part):
                 raise outdated(table.name)
         except BaseException:
             # the session is in the middle of a COPY, or in a failed transaction
             await self.close()
             raise
+
+    async def _copied(
+        self,
+        reader: SnapshotReader,
+        table: PublishedTable,
+        part: table_copy.CopyPart,
+        copy_format: CopyFormat,
+        rows: Callable[[int], None],
+    ) -> AsyncGenerator[bytes]:
+        async for piece in reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows):
+            yield piece
+            await self._rate.spend(len(piece))
 
     async def _open_reader(self) -> SnapshotReader:
         if self._reader is None:

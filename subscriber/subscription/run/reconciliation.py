@@ -23,7 +23,6 @@ order of the rows: otherwise half of a copy leaves half of each range, and it is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -38,10 +37,10 @@ from subscriber.interfaces import (
     Condition,
     CopyFormat,
     PublishedTable,
-    ReconcilingTableSink,
     ReplacedKeys,
     ReplacedRange,
     Replacement,
+    ReplacingSink,
     SyncMode,
     TargetRows,
 )
@@ -53,7 +52,7 @@ from subscriber.verification.tables import Blocks, KeyRanges, key_ranges, may_ha
 from subscriber.verification.targets import OtherTarget, PlannedTable, PostgresTarget
 from subscriber.waits import moved
 from subscriber.walreceiver.copying.rows_by_key import rows_by_key
-from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
+from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from subscriber.walreceiver.copying.table_copy import lock_query
 
 __all__ = ["reconcile"]
@@ -78,13 +77,12 @@ _DEADLOCK: Final = "40P01"
 
 
 async def reconcile(
-    snapshot: ExportedSnapshot,
+    readers: Sequence[SnapshotReader],
     table: PublishedTable,
-    sink: ReconcilingTableSink,
+    sink: ReplacingSink,
     rows: TargetRows | ComparedTables,
     *,
     copy_format: CopyFormat,
-    workers: int,
     read: Callable[[Condition, Count], CopyPart],
     verify: Callable[[SnapshotReader], Awaitable[None]],
     advanced: Count,
@@ -93,12 +91,11 @@ async def reconcile(
     """Make the target's rows equal to those of the snapshot.
 
     Args:
-        snapshot: of the publisher.
+        readers: sessions in a snapshot of the publisher. So many ranges are worked on at once.
         table: as published.
-        sink: the table's, in DATASYNC.
-        rows: the target's rows, with sessions for the workers.
+        sink: the table's, in DATASYNC; or a group's.
+        rows: the target's rows, with as many sessions.
         copy_format: of the rows of a range.
-        workers: how many ranges are worked on at once.
         read: makes the copy of the publisher's rows that satisfy a condition, which calls a function with the number of rows read.
         verify: raises an error if a session does not see the publisher's rows, because the table was rewritten or renamed.
         advanced: called with the number of rows that are done.
@@ -112,33 +109,31 @@ async def reconcile(
     """
     if mode is SyncMode.COPY and not may_have_ranges(table):
         return None
-    async with contextlib.AsyncExitStack() as stack:
-        readers = [await stack.enter_async_context(snapshot.reader()) for _ in range(workers)]
-        for reader in readers:
-            # until the end of these sessions, the table cannot be rewritten or renamed
-            await reader.execute(lock_query(table))
-        await verify(readers[0])
-        turn = asyncio.Lock()
-        publisher = Side([*(reader.execute for reader in readers[1:]), partial(_in_turn, turn, readers[0])])
-        target = PostgresTarget(Side(rows.queries), rows.condition) if isinstance(rows, TargetRows) else OtherTarget(rows)
-        limits = VerificationLimits(jobs=workers)
-        planned = await target.plan(table, publisher, limits)
-        if isinstance(planned, PlannedTable) and planned.key and not planned.same_keys:
-            # the target stores other keys than the publisher has: they name no row on both sides
-            planned = await target.plan(changed(table, primary_key=(), key_columns=()), publisher, limits)
-        if isinstance(planned, str):
-            raise RelationError(f'table "{table.name}" cannot be reconciled: {planned}', hint="correct the target's table")
-        plan = planned.plan
-        if mode is SyncMode.COPY and (isinstance(plan, Blocks) or len(plan.parts) == 1):
-            return None
-        crash_points.reached("reconcile.planned")
-        replacements = _Replacements(
-            sink, table, tuple(planned.key), copy_format=copy_format, read=read, named=readers[0], turn=turn, advanced=advanced
-        )
-        work = _Comparisons(planned, publisher, replacements, mode)
-        await (work.whole(plan) if isinstance(plan, Blocks) or not planned.key else work.ranges(plan.parts))
-        await replacements.finish()
-        return ReconciledRows(work.compared + replacements.copied - replacements.written, replacements.written)
+    for reader in readers:
+        # until the end of these transactions, the table cannot be rewritten or renamed
+        await reader.execute(lock_query(table))
+    await verify(readers[0])
+    turn = asyncio.Lock()
+    publisher = Side([*(reader.execute for reader in readers[1:]), partial(_in_turn, turn, readers[0])])
+    target = PostgresTarget(Side(rows.queries), rows.condition) if isinstance(rows, TargetRows) else OtherTarget(rows)
+    limits = VerificationLimits(jobs=len(readers))
+    planned = await target.plan(table, publisher, limits)
+    if isinstance(planned, PlannedTable) and planned.key and not planned.same_keys:
+        # the target stores other keys than the publisher has: they name no row on both sides
+        planned = await target.plan(changed(table, primary_key=(), key_columns=()), publisher, limits)
+    if isinstance(planned, str):
+        raise RelationError(f'table "{table.name}" cannot be reconciled: {planned}', hint="correct the target's table")
+    plan = planned.plan
+    if mode is SyncMode.COPY and (isinstance(plan, Blocks) or len(plan.parts) == 1):
+        return None
+    crash_points.reached("reconcile.planned")
+    replacements = _Replacements(
+        sink, table, tuple(planned.key), copy_format=copy_format, read=read, named=readers[0], turn=turn, advanced=advanced
+    )
+    work = _Comparisons(planned, publisher, replacements, mode)
+    await (work.whole(plan) if isinstance(plan, Blocks) or not planned.key else work.ranges(plan.parts))
+    await replacements.finish()
+    return ReconciledRows(work.compared + replacements.copied - replacements.written, replacements.written)
 
 
 async def _in_turn(turn: asyncio.Lock, reader: SnapshotReader, sql: str, /, *values: str) -> Rows:
@@ -247,7 +242,7 @@ class _Replacements:
 
     def __init__(
         self,
-        sink: ReconcilingTableSink,
+        sink: ReplacingSink,
         table: PublishedTable,
         key: tuple[str, ...],
         *,

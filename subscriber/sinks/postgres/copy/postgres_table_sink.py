@@ -64,8 +64,7 @@ from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop_origins, origin_name
-from subscriber.sinks.postgres.session.postgres_errors import translated
-from subscriber.sinks.postgres.session.queries import run_query
+from subscriber.sinks.postgres.session.queries import become, run_query
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.firing_triggers import firing_trigger
@@ -272,8 +271,7 @@ class PostgresTableSink:
             # the settings of READING: both servers must write the same texts
             connection = await self._target.connect(self._application_name, READING)
             self._comparing.append(connection)
-            with translated():
-                await connection.execute(set_role(table.role).sql)
+            await become(connection, table.role)
             queries.append(partial(run_query, connection))
         if fires is not None and await queries[0](f"SELECT 1 FROM {table.scanned} LIMIT 1"):
             raise fires

@@ -51,7 +51,7 @@ class _Chosen:
 
 
 class ReplacedRows:
-    """Replaces rows of one table.
+    """Replaces rows of one table, in one transaction.
 
     Args:
         connection: in a transaction, with the role that changes the table.
@@ -71,6 +71,7 @@ class ReplacedRows:
         self._known = {column.name: column for column in table.columns}
         self._own = [column.name for column in table.columns if column.name not in columns and not column.generated]
         self._kept = f" AND {kept}" if kept else ""
+        self._prepared = False
 
     async def replace(self, replacements: Sequence[Replacement], copy_format: CopyFormat) -> None:
         """Delete rows, and store those of the publisher."""
@@ -78,8 +79,9 @@ class ReplacedRows:
         found = await self._connection.fetch(_TYPES, [self._known[name].type_oid for name in key])
         types = {name: row[0] for name, row in zip(key, found, strict=True)}
         joins = bool(self._own and key)
-        if joins:
+        if joins and not self._prepared:
             await self._prepare(key)
+            self._prepared = True
         # the texts of keys were read in this zone; times without zone are stored in that of the database
         ((zone,),) = await self._connection.fetch("SELECT pg_catalog.current_setting('timezone')")
         await self._connection.execute(_SET_ZONE, READING["timezone"])
@@ -170,6 +172,8 @@ class ReplacedRows:
         rows = f"OVERRIDING SYSTEM VALUE SELECT {_names(self._columns, 'n')}"
         await self._connection.execute(f"{insert}, {own}) {rows}, {_names(self._own, 'x')} FROM {new} AS n JOIN {once} ON {same}")
         await self._connection.execute(f"{insert}) {rows} FROM {new} AS n WHERE NOT EXISTS (SELECT FROM {aside} AS x WHERE {same})")
+        # there may be more replacements in this transaction
+        await self._connection.execute(f"TRUNCATE {new}, {aside}")
 
 
 def _names(columns: Sequence[str], table: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Copy several tables through one session: each table in one transaction, from INIT straight to SYNCDONE.
+"""Copy or reconcile several tables through one session: each table in one transaction, from INIT straight to SYNCDONE.
 
 The COMMIT of a table stores its rows and its state together, so the next process has nothing to undo. A COMMIT of a process that died or
 was replaced must not take effect after the next process has read the states. This is prevented as for the sessions of parallel apply
@@ -13,24 +13,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
+import psycopg
 
+from subscriber import crash_points
+from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.config import SynchronousCommit
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
-from subscriber.interfaces import CopyFormat, PublishedTable, TableName
+from subscriber.interfaces import CopyFormat, PublishedTable, Replacement, SyncMode, TableName, TargetRows
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_settings import READING
 from subscriber.sinks.postgres.apply.change_sql import OWN_ROLE, set_role
+from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
+from subscriber.sinks.postgres.copy.replaced_rows import ReplacedRows
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import parallel_key, table_key
 from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.postgres_errors import translated
+from subscriber.sinks.postgres.session.queries import become, fetch_rows, run_query
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
-from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
+from subscriber.sinks.postgres.tables.firing_triggers import firing_trigger
+from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
 from subscriber.sinks.postgres.tables.table_reader import read_tables
 
 __all__ = ["PostgresTableGroup"]
@@ -47,7 +56,7 @@ SELECT 1 / pg_catalog.pg_try_advisory_xact_lock({table})::int; {role}
 _FINISH: Final = f"""
 {OWN_ROLE};
 WITH done AS (
-    UPDATE subscriber.pg_subscription_rel AS r SET srsubstate = 's', srsublsn = '{{lsn}}'
+    UPDATE subscriber.pg_subscription_rel AS r SET srsubstate = 's', srsublsn = '{{lsn}}', srmode = '{SyncMode.COPY.value}'
     WHERE r.srsubid = {{oid}}::oid AND r.srrelid = {{relid}}::oid AND r.srsubstate::text = 'i'
       AND EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
                   WHERE c.oid = {{relid}}::oid AND {FINGERPRINT} = {{fingerprint}})
@@ -92,6 +101,9 @@ class PostgresTableGroup:
         self._is_current = is_current
         self.at_once = 1
         self._reader: CatalogReader | None = None
+        self._compares: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
+        self._alone = False
+        self._replaced: tuple[CopyIn, ReplacedRows] | None = None
         self._tables: Mapping[TableName, TargetTable] = {}
         self._copied: TargetTable | None = None
         self._origin_of: int | None = None
@@ -120,14 +132,18 @@ class PostgresTableGroup:
         return relation_ids
 
     async def _connect(self) -> CatalogReader:
-        like = await self._target.connect(self._application_name)
-        try:
-            settings = apply_settings(self._synchronous_commit)
-            return CatalogReader(await self._target.connect_asyncpg(like, self._application_name, settings))
-        finally:
-            await like.close()
+        # the settings of READING: both servers must write the same texts
+        self._compares = await self._target.connect(self._application_name, READING)
+        settings = apply_settings(self._synchronous_commit)
+        return CatalogReader(await self._target.connect_asyncpg(self._compares, self._application_name, settings))
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        async with self._begun(table) as copying:
+            await copying.copy(copy_format, data)
+
+    @contextlib.asynccontextmanager
+    async def _begun(self, table: PublishedTable) -> AsyncIterator[CopyIn]:
+        """Begin the transaction of a table. It stays open unless the block fails."""
         target, connection = self._tables[table.name], self._connection
         target.require_usable()
         begin = _BEGIN.format(
@@ -136,11 +152,40 @@ class PostgresTableGroup:
         try:
             with CopyIn(connection, table.name, table.columns) as copying:
                 await connection.execute(begin)
-                await copying.copy(copy_format, data)
+                yield copying
         except SubscriberError:
             await self.roll_back(table.name)
             raise
         self._copied = target
+
+    async def compared(self, table: PublishedTable) -> TargetRows:
+        """Begin to reconcile a table. See :meth:`subscriber.interfaces.ReconcilingTableGroup.compared`."""
+        target, connection = self._tables[table.name], self._compares
+        if connection is None:
+            raise TargetUnavailable("the session of a group of tables was lost", hint="it is retried")
+        query, fetch = partial(run_query, connection), partial(fetch_rows, connection)
+        map_relation(described_relation(table), target)
+        await become(connection, None)
+        if not self._alone:
+            # of all tables at once. If one of them is shared, each is synchronized alone
+            await SubscriptionRows(PostgresRows(fetch, lambda _: "%s"), self._oid).require_alone(list(self._tables))
+            self._alone = True
+        fires = await firing_trigger(fetch, target)
+        async with self._begun(table) as copying:
+            await become(connection, target.role)
+            if fires is not None and await query(f"SELECT 1 FROM {target.scanned} LIMIT 1"):  # noqa: S608
+                raise fires
+        self._replaced = copying, ReplacedRows(self._connection, copying, target, table.columns, kept="")
+        return TargetRows([query])
+
+    async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:
+        """Replace rows in the table's transaction. See :meth:`subscriber.interfaces.ReplacingSink.replace`."""
+        if self._replaced is None:
+            raise TargetError("no table was compared whose rows could be replaced")
+        copying, rows = self._replaced
+        with copying:
+            await rows.replace(replacements, copy_format)
+            crash_points.reached("reconcile.rows_written")
 
     async def finish(self, tables: Mapping[TableName, Lsn]) -> None:
         copied, connection = self._copied, self._connection
@@ -159,11 +204,11 @@ class PostgresTableGroup:
             error.add_note(f'while finishing the copy of table "{copied.name}"')
             await self.roll_back(copied.name)
             raise
-        self._copied = None
+        self._copied = self._replaced = None
 
     async def roll_back(self, table: TableName) -> None:
         """Roll back the table's transaction. Idempotent. A session that does not answer is terminated."""
-        self._copied = None
+        self._copied = self._replaced = None
         reader = self._reader
         if reader is None or reader.connection.is_closed():
             return
@@ -176,10 +221,8 @@ class PostgresTableGroup:
     async def close(self) -> None:
         """Roll back, drop the origin, disconnect. Idempotent."""
         reader, self._reader = self._reader, None
-        if reader is None:
-            return
         try:
-            if not reader.connection.is_closed() and self._origin_of is not None:
+            if reader is not None and not reader.connection.is_closed() and self._origin_of is not None:
                 # if this fails, the next start drops the origin
                 with contextlib.suppress(TargetError, asyncpg.InterfaceError):
                     run = catalog_run(reader.connection)
@@ -188,4 +231,7 @@ class PostgresTableGroup:
                     await drop_origins(run, self._oid, self._origin_of, parts_only=True, wait=False)
         finally:
             # also after a cancellation
-            reader.connection.terminate()
+            if reader is not None:
+                reader.connection.terminate()
+            if self._compares is not None:
+                await self._compares.close()
