@@ -15,7 +15,7 @@ from typing import Final
 from subscriber.interfaces import KeyedRowSource, RowSource
 from subscriber.types.builtin import SQL_NAMES
 from subscriber.types.numerics import float4_text, float8_text
-from subscriber.verification.parts import Key, Part, Sums
+from subscriber.verification.parts import Buckets, HashBuckets, Key, Part, Sums, row_name
 from subscriber.verification.values import array_literal, normalizer
 
 __all__ = ["ClientTable"]
@@ -60,24 +60,24 @@ class ClientTable:
             total += sum(hashed for hashed, _ in rows)
         return count, total
 
-    async def checksums(self, parts: Sequence[Part], mask: int, read: Callable[[int], Awaitable[None]]) -> Sums:
-        """The same by some bits of the hash."""
+    async def checksums(self, parts: Sequence[Part], by: Buckets, read: Callable[[int], Awaitable[None]]) -> Sums:
+        """The same by bucket."""
+        assert isinstance(by, HashBuckets)
         sums: dict[int, tuple[int, int]] = {}
         async for rows in self._rows(parts):
             for hashed, _ in rows:
-                count, total = sums.get(hashed & mask, (0, 0))
-                sums[hashed & mask] = count + 1, total + hashed
+                count, total = sums.get(hashed & by.mask, (0, 0))
+                sums[hashed & by.mask] = count + 1, total + hashed
             await read(len(rows))
         return sums
 
-    async def hashes(self, parts: Sequence[Part], mask: int, buckets: Sequence[int]) -> Counter[tuple[int, Key]]:
+    async def hashes(self, parts: Sequence[Part], by: Buckets, buckets: Sequence[int]) -> Counter[str]:
         """Read hash and key of the rows in some buckets."""
+        assert isinstance(by, HashBuckets)
         wanted = frozenset(buckets)
-        found: Counter[tuple[int, Key]] = Counter()
+        found: Counter[str] = Counter()
         async for rows in self._rows(parts):
-            for hashed, row in rows:
-                if hashed & mask in wanted:
-                    found[hashed, self._key(row)] += 1
+            found.update(row_name(hashed, self._key(row)) for hashed, row in rows if hashed & by.mask in wanted)
         return found
 
     async def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> Mapping[Key, Sequence[Row]]:

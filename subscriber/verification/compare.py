@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import Final
 
 from subscriber.verification.model import Progress, RowDifference, RowKind, TableReport, VerificationLimits
-from subscriber.verification.parts import Key, Part, Sums, TableSide
+from subscriber.verification.parts import Buckets, HashBuckets, Key, KeyBuckets, Part, Sums, TableSide, named_row
+from subscriber.verification.postgres_table import PostgresTable
 from subscriber.verification.sides import Rate, together
 from subscriber.verification.tables import Blocks, KeyRanges
 
@@ -23,7 +24,6 @@ _MOST_PARTS: Final = 2**16
 """So many of these parts are in memory."""
 _READ_ROWS: Final = 20_000
 """About so many rows are read at once to find those that differ."""
-_EXPECTED_ROWS: Final = 50_000
 _CELL_KEYS: Final = 200
 
 
@@ -46,7 +46,7 @@ class TableComparison:
 
     def __init__(
         self,
-        publisher: TableSide,
+        publisher: PostgresTable,
         target: TableSide,
         *,
         key: Sequence[str],
@@ -56,7 +56,8 @@ class TableComparison:
         progress: Progress,
         report: TableReport,
     ) -> None:
-        self._sides = (publisher, target)
+        self._publisher = publisher
+        self._sides: tuple[TableSide, TableSide] = (publisher, target)
         self._key = key
         self._columns = columns
         self._limits = limits
@@ -85,12 +86,12 @@ class TableComparison:
         if self._report.differing_ranges:
             await self._name_rows()
 
-    async def find(self, plan: KeyRanges | Blocks, *, expects: bool = False) -> None:
+    async def find(self, plan: KeyRanges | Blocks, *, expects: int = 0) -> None:
         """Find the keys of the rows that differ, or of a table without a key their hashes, and describe no row.
 
         Args:
             plan: how the table is divided.
-            expects: a range of the key probably differs: divide it at once, which reads it once less.
+            expects: a range of the key with so many rows probably differs: divide it at once, which reads it once less.
 
         Raises:
             SubscriberError: as :meth:`run`.
@@ -99,7 +100,7 @@ class TableComparison:
             await self._run_blocks(plan)
         elif expects:
             for part in plan.parts:
-                await self._run_blocks(Blocks((part,), (part,), _mask(_EXPECTED_ROWS)))
+                await self._locate(part, expects, (self._read_publisher, self._read_target))
         else:
             await self._run_ranges(plan.parts)
 
@@ -116,17 +117,15 @@ class TableComparison:
             self._count(here[0], there[0])
             if here != there:
                 self._report.differing_ranges += 1
-                await self._locate(part, max(here[0], there[0]))
+                await self._locate(part, max(here[0], there[0]), (_uncounted, _uncounted))
             await self._rate.spend(max(here[0], there[0]))
 
     async def _run_blocks(self, plan: Blocks) -> None:
         self._report.ranges = len(plan.publisher)
-        parts = (plan.publisher, plan.target)
-        sums = await self._sums(parts, plan.mask, (self._read_publisher, self._read_target))
-        differing = _differing(*sums)
-        if differing:
-            self._report.differing_ranges = len(differing)
-            await self._read_parts(parts, plan.mask, differing, max(self._report.publisher_rows, self._report.target_rows))
+        parts, by = (plan.publisher, plan.target), HashBuckets(plan.mask)
+        differing = _differing(*await self._sums(parts, by, (self._read_publisher, self._read_target)))
+        self._report.differing_ranges += len(differing)
+        await self._read_parts(parts, by, differing)
 
     async def _read_publisher(self, rows: int) -> None:
         self._count(rows, 0)
@@ -136,35 +135,53 @@ class TableComparison:
         self._count(0, rows)
 
     async def _sums(
-        self, parts: tuple[Sequence[Part], Sequence[Part]], mask: int, read: Sequence[Callable[[int], Awaitable[None]]]
+        self, parts: tuple[Sequence[Part], Sequence[Part]], by: Buckets, read: Sequence[Callable[[int], Awaitable[None]]]
     ) -> tuple[Sums, Sums]:
-        here, there = await together(
-            [side.checksums(own, mask, counts) for side, own, counts in zip(self._sides, parts, read, strict=True)]
-        )
+        here, there = await together([side.checksums(own, by, counts) for side, own, counts in zip(self._sides, parts, read, strict=True)])
         return here, there
 
     # --- rows
 
-    async def _locate(self, part: Part, rows: int) -> None:
-        """Find the rows that differ in a range with so many rows."""
+    async def _locate(self, part: Part, rows: int, read: Sequence[Callable[[int], Awaitable[None]]]) -> None:
+        """Find the rows that differ in a range with about so many rows."""
         if self._is_full:
             return
-        mask = _mask(rows)
         parts = ((part,), (part,))
-        await self._read_parts(parts, mask, _differing(*await self._sums(parts, mask, (_uncounted, _uncounted))), rows)
+        by: Buckets | None = await self._key_buckets(part, rows)
+        if by is not None:
+            differing = _differing(*await self._sums(parts, by, read))
+            if max(differing.values(), default=0) <= _READ_ROWS:
+                await self._read_parts(parts, by, differing)
+                return
+            # the keys are not spread evenly
+            read = (_uncounted, _uncounted)
+        by = HashBuckets(_mask(rows))
+        await self._read_parts(parts, by, _differing(*await self._sums(parts, by, read)))
 
-    async def _read_parts(self, parts: tuple[Sequence[Part], Sequence[Part]], mask: int, buckets: Sequence[int], rows: int) -> None:
-        many = max(_READ_ROWS * (mask + 1) // max(rows, 1), 1)
-        if self._limits.max_reads is not None and len(buckets) > many * self._limits.max_reads:
+    async def _key_buckets(self, part: Part, rows: int) -> KeyBuckets | None:
+        """Divide a range of an integer column into ranges of the same width, with some rows each."""
+        if part.column is None or part.type != "int8" or not isinstance(self._sides[1], PostgresTable):
+            return None
+        span = await self._publisher.span(part)
+        if span is None:
+            return None
+        width = (span[1] - span[0] + 1) // min(max(rows // _PART_ROWS, 1), _MOST_PARTS)
+        return KeyBuckets(part.column, max(width.bit_length() - 1, 1))
+
+    async def _read_parts(self, parts: tuple[Sequence[Part], Sequence[Part]], by: Buckets, buckets: Mapping[int, int]) -> None:
+        """Read hashes and keys of the rows in some buckets. ``buckets`` has their number of rows."""
+        most = self._limits.max_reads
+        # each read of buckets of hashes reads all rows
+        if most is not None and isinstance(by, HashBuckets) and sum(buckets.values()) > _READ_ROWS * most:
             self._report.more = True
             return
-        for begin in range(0, len(buckets), many):
+        for some in _batches(buckets):
             if self._is_full:
                 return
-            some = buckets[begin : begin + many]
-            found = await together([side.hashes(own, mask, some) for side, own in zip(self._sides, parts, strict=True)])
+            found = await together([side.hashes(own, by, some) for side, own in zip(self._sides, parts, strict=True)])
             for side in (0, 1):
-                for (hashed, key), count in (found[side] - found[1 - side]).items():
+                for name, count in (found[side] - found[1 - side]).items():
+                    hashed, key = named_row(name, self._publisher.integer_keys)
                     if self._key:
                         self._keys[key] = None
                     else:
@@ -220,8 +237,22 @@ async def _uncounted(_: int) -> None:
     """The rows were counted before."""
 
 
-def _differing(here: Sums, there: Sums) -> list[int]:
-    return sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))
+def _differing(here: Sums, there: Sums) -> dict[int, int]:
+    """The buckets that differ, with their number of rows."""
+    differ = sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))
+    return {bucket: max(sums.get(bucket, (0, 0))[0] for sums in (here, there)) for bucket in differ}
+
+
+def _batches(buckets: Mapping[int, int]) -> Iterator[list[int]]:
+    batch, size = list[int](), 0
+    for bucket, rows in buckets.items():
+        if batch and size + rows > _READ_ROWS:
+            yield batch
+            batch, size = [], 0
+        batch.append(bucket)
+        size += rows
+    if batch:
+        yield batch
 
 
 Cells = Mapping[Key, Sequence[Sequence[str | None]]]

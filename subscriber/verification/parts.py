@@ -5,17 +5,58 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from subscriber.interfaces import Condition
 from subscriber.protocol.quoting import quote_identifier
 
-__all__ = ["WHOLE", "Key", "Part", "Sums", "TableSide"]
+__all__ = ["NULL_BUCKET", "WHOLE", "Buckets", "HashBuckets", "Key", "KeyBuckets", "Part", "Sums", "TableSide", "named_row", "row_name"]
 
 Key = tuple[str | None, ...]
 """The texts of a key's columns; empty for a table without a key."""
 Sums = Mapping[int, tuple[int, int]]
-"""Number of rows and sum of their hashes, by some bits of the hash."""
+"""Number of rows and sum of their hashes, by bucket."""
+NULL_BUCKET: Final = -(2**63)
+"""The bucket of rows without a value, in :class:`KeyBuckets`."""
+_NULL: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class HashBuckets:
+    """Divides rows by ``hash & mask``."""
+
+    mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBuckets:
+    """Divides rows by ``column >> shift``, so that PostgreSQL finds the rows of a bucket through an index. The shift is 1 or more."""
+
+    column: str
+    shift: int
+
+
+Buckets = HashBuckets | KeyBuckets
+
+
+def row_name(hashed: int, key: Sequence[str | None]) -> str:
+    """Hash and key of a row in one text: each column of the key as hexadecimal digits, or as it is if it is an integer for both sides."""
+    return ":".join([str(hashed), *(_NULL if text is None else text.encode("utf-8", "surrogateescape").hex() for text in key)])
+
+
+def named_row(name: str, integers: Sequence[bool]) -> tuple[int, Key]:
+    """Read what :func:`row_name` or the SQL of :class:`subscriber.verification.row_sql.TableSql` has written.
+
+    Args:
+        name: the text.
+        integers: which columns of the key are written as they are.
+    """
+    hashed, *texts = name.split(":")
+    key = (
+        None if text == _NULL else text if plain else bytes.fromhex(text).decode("utf-8", "surrogateescape")
+        for text, plain in zip(texts, integers, strict=True)
+    )
+    return int(hashed), tuple(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +99,20 @@ WHOLE = Part()
 class TableSide(Protocol):
     """A table on one side, in a snapshot. Several calls may run at once. Both sides give the same hash for the same row.
 
-    Each method raises SubscriberError if the server rejects the query, or the session was lost.
+    Each method raises SubscriberError if the server rejects the query, or the session was lost. Only PostgreSQL is given
+    :class:`KeyBuckets`.
     """
 
     async def checksum(self, part: Part) -> tuple[int, int]:
         """Return the number of rows of a part, and the sum of their hashes."""
         ...
 
-    async def checksums(self, parts: Sequence[Part], mask: int, read: Callable[[int], Awaitable[None]]) -> Sums:
-        """Return the same by ``hash & mask``, over all parts. ``read`` is told how many rows were read."""
+    async def checksums(self, parts: Sequence[Part], by: Buckets, read: Callable[[int], Awaitable[None]]) -> Sums:
+        """Return the same by bucket, over all parts. ``read`` is told how many rows were read."""
         ...
 
-    async def hashes(self, parts: Sequence[Part], mask: int, buckets: Sequence[int]) -> Counter[tuple[int, Key]]:
-        """Return hash and key of all rows whose ``hash & mask`` is one of ``buckets``, with their number."""
+    async def hashes(self, parts: Sequence[Part], by: Buckets, buckets: Sequence[int]) -> Counter[str]:
+        """Return hash and key (:func:`row_name`) of all rows in some buckets, with their number."""
         ...
 
     async def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> Mapping[Key, Sequence[Sequence[str | None]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-from subscriber.verification.parts import Key, Part, Sums
+from subscriber.verification.parts import Buckets, Key, Part, Sums
 from subscriber.verification.row_sql import TableSql
 from subscriber.verification.sides import Rows, Side, together
 
@@ -26,6 +26,11 @@ class PostgresTable:
         self._side = side
         self._chosen = condition
 
+    @property
+    def integer_keys(self) -> Sequence[bool]:
+        """For each column of the key, whether it is an integer on both sides."""
+        return self._sql.integer_keys
+
     def on(self, side: Side) -> PostgresTable:
         """The same table in another snapshot."""
         return PostgresTable(self._sql, side)
@@ -39,29 +44,36 @@ class PostgresTable:
         ((count, total),) = await self._read(self._sql.checksum, part)
         return int(count or 0), int(total or 0)
 
-    async def checksums(self, parts: Sequence[Part], mask: int, read: Callable[[int], Awaitable[None]]) -> Sums:
-        """The same by some bits of the hash."""
+    async def span(self, part: Part) -> tuple[int, int] | None:
+        """Return the least and the greatest value of the integer column of a part; None: it has none."""
+        condition = part.condition
+        ((low, high),) = await self._side.run(self._sql.span(part.column or "", condition.sql()), *condition.values)
+        return None if low is None or high is None else (int(low), int(high))
+
+    async def checksums(self, parts: Sequence[Part], by: Buckets, read: Callable[[int], Awaitable[None]]) -> Sums:
+        """The same by bucket."""
         sums: dict[int, tuple[int, int]] = {}
 
         async def take(own: Iterator[Part]) -> None:
             for part in own:
                 rows = 0
-                for bucket, count, total in await self._read(lambda condition: self._sql.checksums(condition, mask), part):
-                    before = sums.get(int(bucket or 0), (0, 0))
-                    sums[int(bucket or 0)] = before[0] + int(count or 0), before[1] + int(total or 0)
-                    rows += int(count or 0)
+                (lists,) = await self._read(lambda condition: self._sql.checksums(condition, by), part)
+                for bucket, count, total in zip(*(map(int, (each or "").split()) for each in lists), strict=True):
+                    before = sums.get(bucket, (0, 0))
+                    sums[bucket] = before[0] + count, before[1] + total
+                    rows += count
                 await read(rows)
 
         waiting = iter(parts)
         await together([take(waiting) for _ in range(self._side.sessions)])
         return sums
 
-    async def hashes(self, parts: Sequence[Part], mask: int, buckets: Sequence[int]) -> Counter[tuple[int, Key]]:
+    async def hashes(self, parts: Sequence[Part], by: Buckets, buckets: Sequence[int]) -> Counter[str]:
         """Read hash and key of the rows in some buckets."""
-        found: Counter[tuple[int, Key]] = Counter()
+        found: Counter[str] = Counter()
         for part in parts:
-            for row in await self._read(lambda condition: self._sql.hashes(condition, mask, buckets), part):
-                found[int(row[0] or 0), tuple(row[1:])] += 1
+            for (names,) in await self._read(lambda condition: self._sql.hashes(condition, by, buckets), part):
+                found.update((names or "").split())
         return found
 
     async def cells(self, keys: Sequence[Sequence[str]], *, values: bool) -> Mapping[Key, Sequence[Sequence[str | None]]]:

@@ -28,6 +28,7 @@ from typing import Final
 
 from subscriber.interfaces import Condition, TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.verification.parts import NULL_BUCKET, Buckets, HashBuckets
 from subscriber.verification.values import array_literal
 
 __all__ = ["ColumnSql", "TableSql", "client_column_sql", "column_sql", "stored_sql"]
@@ -249,6 +250,12 @@ class TableSql:
         return f"('x' || substr(md5(convert_to(concat_ws(chr(1), {joined}), 'UTF8')), 1, 16))::bit(64)::int8"
 
     @property
+    def integer_keys(self) -> list[bool]:
+        """For each column of the key, whether it is an integer on both sides."""
+        integers = {column.name for column in self.columns if column.function in _INTEGERS}
+        return [name in integers for name in self.key]
+
+    @property
     def _key_texts(self) -> list[str]:
         texts = {column.name: column.key_text for column in self.columns}
         return [texts[name] for name in self.key]
@@ -263,24 +270,43 @@ class TableSql:
         """Query of the count and the sum of the hashes of the rows that satisfy a condition; an empty condition: all."""
         return f"SELECT count(*)::text, COALESCE(sum({self.row_hash}), 0)::text FROM {self.relation}{self.where(condition)}"
 
-    def checksums(self, condition: str, mask: int) -> str:
-        """The same by ``hash & mask``, as the first column."""
-        # OFFSET 0: the hash is computed once for each row
-        return (
-            f"SELECT (h & {mask})::text, count(*)::text, sum(h)::text"
-            f" FROM (SELECT {self.row_hash} AS h FROM {self.relation}{self.where(condition)} OFFSET 0) AS hashed GROUP BY h & {mask}"
-        )
+    def span(self, column: str, condition: str) -> str:
+        """Query of the least and the greatest value of a column."""
+        quoted = quote_identifier(column)
+        where = f" WHERE {condition}" if condition else ""
+        return f"SELECT min({quoted})::text, max({quoted})::text FROM {self.relation}{where}"
 
-    def hashes(self, condition: str, mask: int, buckets: Sequence[int]) -> str:
-        """Query of the hash and the key of each row in some buckets of :meth:`checksums`. A key column is text."""
-        keys = "".join(f", k{number}" for number in range(len(self.key)))
-        selected = "".join(f", {text} AS k{number}" for number, text in enumerate(self._key_texts))
-        # an array of the hash's type is searched by a hash table
-        wanted = ",".join(map(str, buckets))
-        return (
-            f"SELECT h::text{keys} FROM (SELECT {self.row_hash} AS h{selected} FROM {self.relation}{self.where(condition)} OFFSET 0)"
-            f" AS hashed WHERE (h & {mask}) = ANY ('{{{wanted}}}'::int8[])"
-        )
+    def checksums(self, condition: str, by: Buckets) -> str:
+        """The same by bucket: three texts, which list the buckets, the counts and the sums."""
+        lists = ", ".join(f"string_agg({name}::text, ' ')" for name in ("b", "c", "s"))
+        if isinstance(by, HashBuckets):
+            bucket, column = f"h & {by.mask}", ""
+        else:
+            bucket, column = "b", f"COALESCE({quote_identifier(by.column)}::int8 >> {by.shift}, {NULL_BUCKET}) AS b, "
+        # OFFSET 0: the hash is computed once for each row, and the rows are not sorted
+        rows = f"SELECT {column}{self.row_hash} AS h FROM {self.relation}{self.where(condition)} OFFSET 0"
+        sums = f"SELECT {bucket} AS b, count(*) AS c, sum(h) AS s FROM ({rows}) AS hashed GROUP BY 1"
+        return f"SELECT {lists} FROM ({sums}) AS summed"
+
+    def hashes(self, condition: str, by: Buckets, buckets: Sequence[int]) -> str:
+        """Query of the hash and the key of each row in some buckets of :meth:`checksums`: one text (:func:`row_name` for each row)."""
+        names = f"string_agg(concat_ws(':', {', '.join(['h', *(f'k{number}' for number in range(len(self.key)))])}), ' ')"
+        keys = zip(self._key_texts, self.integer_keys, strict=True)
+        pieces = [text if plain else f"encode(textsend({text}), 'hex')" for text, plain in keys]
+        selected = "".join(f", COALESCE({piece}, '-') AS k{number}" for number, piece in enumerate(pieces))
+        row = f"{self.row_hash} AS h{selected}"
+        if isinstance(by, HashBuckets):
+            # an array of the hash's type is searched by a hash table
+            wanted = f"(h & {by.mask}) = ANY ('{{{','.join(map(str, buckets))}}}'::int8[])"
+            return f"SELECT {names} FROM (SELECT {row} FROM {self.relation}{self.where(condition)} OFFSET 0) AS hashed WHERE {wanted}"
+        column, some = quote_identifier(by.column), [bucket for bucket in buckets if bucket != NULL_BUCKET]
+        # no name of ours may be the one of a column
+        given = f"unnest('{{{','.join(str(bucket << by.shift) for bucket in some)}}}'::int8[]) AS subscriber_given(subscriber_low)"
+        within = f"{column} >= subscriber_low AND {column} <= subscriber_low + {(1 << by.shift) - 1}"
+        selects = [f"SELECT {row} FROM {given} JOIN {self.relation} ON {within}{self.where(condition)}"] if some else []
+        if len(some) < len(buckets):
+            selects.append(f"SELECT {row} FROM {self.relation}{self.where(condition, f'{column} IS NULL')}")
+        return f"SELECT {names} FROM ({' UNION ALL '.join(selects)}) AS hashed"
 
     def key_summary(self, xmin: int) -> str:
         """Query of the numbers by which a table is compared with what it was at a snapshot's ``xmin``.

@@ -296,7 +296,7 @@ async def key_ranges(
         The ranges; None: the table is large, and its rows are not in the order of the key.
     """
     if rows <= _RANGE_ROWS:
-        return KeyRanges((WHOLE,))
+        return KeyRanges((WHOLE if column is None else Part(column, type=type_name),))
     bounds = await _bounds(query, table, column, rows, 0.0 if any_order else _CORRELATED) if column is not None else ()
     if bounds is None and column is not None and type_name == "int8":
         bounds = await _even_bounds(query, table, column, rows)

@@ -184,6 +184,7 @@ class PublishedGroup:
         self._describe = describe
         self._stack = contextlib.AsyncExitStack()
         self._reader: SnapshotReader | None = None
+        self._differed = False
 
     @property
     def consistent_point(self) -> Lsn:
@@ -233,8 +234,10 @@ class PublishedGroup:
                 verify=partial(_verify, table),
                 advanced=advanced,
                 mode=SyncMode.RECONCILE,
+                expects=self._differed,
             )
             assert found is not None
+            self._differed = found.written > 0
             return found
 
     @contextlib.asynccontextmanager

@@ -87,6 +87,7 @@ async def reconcile(
     verify: Callable[[SnapshotReader], Awaitable[None]],
     advanced: Count,
     mode: SyncMode,
+    expects: bool = False,
 ) -> ReconciledRows | None:
     """Make the target's rows equal to those of the snapshot.
 
@@ -100,6 +101,7 @@ async def reconcile(
         verify: raises an error if a session does not see the publisher's rows, because the table was rewritten or renamed.
         advanced: called with the number of rows that are done.
         mode: in mode COPY, ``rows`` are those of a copy that was interrupted; else they are all rows of the table.
+        expects: the rows probably differ. Then they are read once less.
 
     Returns:
         How many rows were kept and written. None: nothing was done, because it is faster to copy again. Only in mode COPY.
@@ -130,7 +132,7 @@ async def reconcile(
     replacements = _Replacements(
         sink, table, tuple(planned.key), copy_format=copy_format, read=read, named=readers[0], turn=turn, advanced=advanced
     )
-    work = _Comparisons(planned, publisher, replacements, mode)
+    work = _Comparisons(planned, publisher, replacements, mode, expects=expects)
     await (work.whole(plan) if isinstance(plan, Blocks) or not planned.key else work.ranges(plan.parts))
     await replacements.finish()
     return ReconciledRows(work.compared + replacements.copied - replacements.written, replacements.written)
@@ -149,25 +151,29 @@ class _Comparisons:
         publisher: the sessions there.
         replacements: of the rows that differ.
         mode: see :func:`reconcile`.
+        expects: see there.
 
     Attributes:
         compared: how many rows of the publisher were compared.
     """
 
-    def __init__(self, planned: PlannedTable, publisher: Side, replacements: _Replacements, mode: SyncMode) -> None:
+    def __init__(self, planned: PlannedTable, publisher: Side, replacements: _Replacements, mode: SyncMode, *, expects: bool) -> None:
         self._planned = planned
         self._publisher = publisher
         self._replacements = replacements
         self._mode = mode
+        self._each = 1
+        self._expects = expects
         self.compared = 0
 
     async def ranges(self, parts: Sequence[Part]) -> None:
         """Compare ranges of the key, several at once."""
+        self._each = max(self._planned.rows // len(parts), 1)
         waiting = iter(parts)
         await together([self._take(waiting) for _ in range(self._publisher.sessions)])
 
     async def _take(self, parts: Iterator[Part]) -> None:
-        expects = False
+        expects = self._each if self._expects else 0
         for part in parts:
             # a copy that was interrupted has no rows of most ranges
             absent = self._mode is SyncMode.COPY and (await self._planned.target.checksum(part))[0] == 0
@@ -175,7 +181,7 @@ class _Comparisons:
                 await self._replacements.replace_range(part)
                 continue
             comparison, more = await self._find(KeyRanges((part,)), _RANGE_KEYS, 1, expects=expects)
-            expects = more or bool(comparison.keys)
+            expects = self._each if more or comparison.keys else 0
             if more:
                 await self._replacements.replace_range(part, compared=True)
             else:
@@ -203,7 +209,7 @@ class _Comparisons:
         found = await key_ranges(self._publisher.run, planned.name, planned.ordered, planned.bound_type, rows, any_order=True)
         return found.parts if found is not None else (WHOLE,)
 
-    async def _find(self, plan: KeyRanges | Blocks, most: int, jobs: int, *, expects: bool = False) -> tuple[TableComparison, bool]:
+    async def _find(self, plan: KeyRanges | Blocks, most: int, jobs: int, *, expects: int = 0) -> tuple[TableComparison, bool]:
         """Compare some rows. The second value says that more of them differ than were named."""
         report = TableReport(self._planned.name)
         comparison = TableComparison(
