@@ -28,7 +28,7 @@ from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable
 from subscriber.interfaces import CopyFormat, GroupingSink, PublishedTable, ReconcilingTableGroup, SyncMode, TableGroup, TableName
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["GROUP_TABLES", "TABLE_BYTES", "GroupSnapshot", "GroupSource", "GroupSynchronization"]
+__all__ = ["GROUP_TABLES", "TABLE_BYTES", "GroupSnapshot", "GroupSource", "GroupSynchronization", "most_bytes"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,13 @@ _GROUP_BYTES: Final = 256 * 1024**2
 """Maximum size of a group. While it is copied, more of its tables change, and its snapshot holds back the publisher."""
 TABLE_BYTES: Final = 32 * 1024**2
 """Larger tables get their own slot, and are copied in parallel parts. Smaller ones have a single part anyway."""
+_COMPARED: Final = 4
+"""A table that is compared may be so many times larger: that is faster."""
+
+
+def most_bytes(mode: SyncMode) -> int:
+    """The size of the largest tables that a group may have."""
+    return TABLE_BYTES * (1 if mode is SyncMode.COPY else _COMPARED)
 
 
 class GroupSnapshot(Protocol):
@@ -101,7 +108,6 @@ class GroupSynchronization:
         self._run = run
         self._sink = sink
         self._source = source
-        self._table_bytes = min(TABLE_BYTES, run.settings.copy_range_size)
 
     async def run(self, tables: Sequence[TableName], leave: Callable[[TableName], None]) -> None:
         """Synchronize the tables. Tables that neither left nor are SYNCDONE afterwards wait for another group.
@@ -150,7 +156,11 @@ class GroupSynchronization:
         copied: list[PublishedTable] = []
         for name in members:
             table = published.get(name)
-            if table is None or not table.columns or table.size > self._table_bytes:
+            if (
+                table is None
+                or not table.columns
+                or table.size > min(most_bytes(self._run.states.mode(name)), self._run.settings.copy_range_size)
+            ):
                 leave(name)
             elif size + table.size <= _GROUP_BYTES:
                 size += table.size

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from subscriber.apply.retry import Backoff, Policy, disables, policy
-from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization
+from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization, most_bytes
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.table_synchronization import TableSynchronization
 from subscriber.config import Settings
@@ -222,7 +222,12 @@ class SyncLauncher:
 
     def _is_fresh(self, table: TableName) -> bool:
         """Whether a group may take it, because its synchronization has not begun."""
-        if self._groups is None or table in self._alone or table in self._work or self._sizes.get(table, 0) > TABLE_BYTES:
+        if (
+            self._groups is None
+            or table in self._alone
+            or table in self._work
+            or self._sizes.get(table, 0) > most_bytes(self._states.mode(table))
+        ):
             return False
         if asyncio.get_running_loop().time() < self._alone_until:
             return False

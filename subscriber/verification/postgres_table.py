@@ -56,13 +56,13 @@ class PostgresTable:
 
         async def take(own: Iterator[Part]) -> None:
             for part in own:
-                rows = 0
                 (lists,) = await self._read(lambda condition: self._sql.checksums(condition, by), part)
-                for bucket, count, total in zip(*(map(int, (each or "").split()) for each in lists), strict=True):
-                    before = sums.get(bucket, (0, 0))
-                    sums[bucket] = before[0] + count, before[1] + total
-                    rows += count
-                await read(rows)
+                buckets, counts, totals = (list(map(int, (each or "").split())) for each in lists)
+                found = dict(zip(buckets, zip(counts, totals, strict=True), strict=True))
+                for bucket in sums.keys() & found.keys():
+                    found[bucket] = found[bucket][0] + sums[bucket][0], found[bucket][1] + sums[bucket][1]
+                sums.update(found)
+                await read(sum(counts))
 
         waiting = iter(parts)
         await together([take(waiting) for _ in range(self._side.sessions)])

@@ -51,7 +51,7 @@ from subscriber.verification.sides import Rate, Side, together
 from subscriber.verification.tables import Blocks, KeyRanges, key_ranges, may_have_ranges
 from subscriber.verification.targets import OtherTarget, PlannedTable, PostgresTarget
 from subscriber.waits import moved
-from subscriber.walreceiver.copying.rows_by_key import rows_by_key
+from subscriber.walreceiver.copying.rows_by_key import Operators, key_operators, rows_by_key
 from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from subscriber.walreceiver.copying.table_copy import lock_query
 
@@ -266,6 +266,7 @@ class _Replacements:
         self._named = named
         self._turn = turn
         self._batch = min(_FIRST_ROWS, _ROWS)
+        self._operators: Operators | None = None
         self._delayed: list[_Counted] = []
         self.advanced = advanced
         self.written = self.copied = 0
@@ -298,7 +299,9 @@ class _Replacements:
         if not whole:
             return ()
         async with self._turn:
-            rows = await rows_by_key(self._named, self._table, self._key, whole, by_text=True)
+            if self._operators is None:
+                self._operators = await key_operators(self._named, self._table)
+            rows = await rows_by_key(self._named, self._table, self._key, whole, by_text=True, operators=self._operators)
         counted.rows = len(rows)
         size = sum(len(value or "") for row in rows for value in row)
         fit = len(whole) * _BYTES // max(size, 1)

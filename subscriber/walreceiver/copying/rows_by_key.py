@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from subscriber.errors import PublisherError
@@ -10,7 +10,7 @@ from subscriber.interfaces import PublishedTable
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.walreceiver.session import Row, Session
 
-__all__ = ["rows_by_key"]
+__all__ = ["Operators", "key_operators", "rows_by_key"]
 
 _UNFIT: Final = frozenset({"22", "23"})
 """Classes of the errors for a text that is no value of a type, or of a domain."""
@@ -36,8 +36,28 @@ SELECT a.attname, pg_catalog.format_type(CASE t.typtype WHEN 'd' THEN t.typbaset
 """
 
 
+Operators = Mapping[str, tuple[str | None, str | None]]
+"""Type and operator of equality of each column."""
+
+
+async def key_operators(session: Session, table: PublishedTable) -> Operators:
+    """Read by which operators the columns of a table are compared for equality.
+
+    Raises:
+        PublisherError: or a subclass.
+    """
+    rows = await session.execute(_OPERATORS.format(relation=table.relation_id))
+    return {name or "": (kind, operator) for name, kind, operator in rows}
+
+
 async def rows_by_key(
-    session: Session, table: PublishedTable, key: Sequence[str], keys: Sequence[Sequence[str]], *, by_text: bool = False
+    session: Session,
+    table: PublishedTable,
+    key: Sequence[str],
+    keys: Sequence[Sequence[str]],
+    *,
+    by_text: bool = False,
+    operators: Operators | None = None,
 ) -> list[Row]:
     """Return the published rows with these keys: all published columns, as text.
 
@@ -48,12 +68,13 @@ async def rows_by_key(
         table: as published.
         key: columns of the key.
         keys: different values of these columns, as PostgreSQL's texts.
+        operators: of the table, if they are known: :func:`key_operators`.
         by_text: only rows whose keys have exactly these texts; not also those with texts that are equal for the column's type.
 
     Raises:
         PublisherError: or a subclass.
     """
-    operators = {name: (kind, operator) for name, kind, operator in await session.execute(_OPERATORS.format(relation=table.relation_id))}
+    operators = operators or await key_operators(session, table)
     types = dict(zip(table.columns, table.column_types, strict=False))
     conditions, texts = [], []
     for place, name in enumerate(key):

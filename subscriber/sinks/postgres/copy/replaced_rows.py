@@ -182,9 +182,9 @@ def _names(columns: Sequence[str], table: str | None = None) -> str:
 
 async def _copy_data(rows: Sequence[Sequence[str | None]]) -> AsyncIterator[bytes]:
     """The rows in the text format of COPY."""
-    for row in rows:
-        line = "\t".join("\\N" if value is None else _escaped(value) for value in row)
-        yield f"{line}\n".encode(errors="surrogateescape")
+    lines = ["\t".join(["\\N" if value is None else _escaped(value) for value in row]) for row in rows]
+    # at once: each piece is a message of its own
+    yield "\n".join([*lines, ""]).encode(errors="surrogateescape")
 
 
 def _escaped(value: str) -> str:
