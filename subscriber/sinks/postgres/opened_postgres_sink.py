@@ -33,10 +33,10 @@ from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
 from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
+from subscriber.sinks.postgres.copy.repair import repair_rows
 from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.parallel.transaction import PostgresParallelTransaction
-from subscriber.sinks.postgres.repair import repair_rows
 from subscriber.sinks.postgres.session.activity import Watcher
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
@@ -295,7 +295,8 @@ class OpenedPostgresSink(CatalogSink):
     async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
         """See :meth:`subscriber.interfaces.RepairingSink.repair`."""
         self._require_ready()
-        await repair_rows(self.session, self.reader, table, key=key, keys=keys, rows=rows, as_owner=self._target.as_owner)
+        oid, as_owner = self.state.oid, self._target.as_owner
+        await repair_rows(self.session, self.reader, table, oid=oid, key=key, keys=keys, rows=rows, as_owner=as_owner)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
         """The table's synchronization. See :meth:`subscriber.interfaces.OpenedSink.open_table`."""

@@ -307,6 +307,8 @@ class OpenedSqlAlchemySink(CatalogSink):
             ApplyError, RelationError, TargetError, TargetUnavailable
         """
         kind = self._database.dialect_name
+        async with self.changing() as subscription:
+            await subscription.require_alone([table.name])
         async with self._transaction() as connection:
             try:
                 for statement in short_waits(kind):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from subscriber.catalog.target_kind import ComparedKind
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ApplyError, ConfigurationError, RelationError, SubscriberError
 from subscriber.interfaces import TableName
 from subscriber.subscription.comparison.snapshot_request import Asker
 from subscriber.subscription.targets import required_ability, target_kind
@@ -54,7 +54,7 @@ async def repair(report: VerificationReport, *, target: str, progress: Progress 
 
     Raises:
         ConfigurationError: rows of this kind of target cannot be repaired.
-        ApplyError, RelationError: the target rejects a row. Rows repaired before stay so.
+        ApplyError, RelationError: the target rejects a row, or a table cannot be repaired. The other tables are repaired.
         TargetError, PublisherError, SubscriptionInUse: as :func:`subscriber.verify`.
     """
     repaired: dict[TableName, int] = {}
@@ -62,9 +62,16 @@ async def repair(report: VerificationReport, *, target: str, progress: Progress 
         require_repairable(target).compared(target, report.subscription, 1) as found,
         Asker(found.requests, report.subscription, progress or Quiet()) as asker,
     ):
+        failed: SubscriberError | None = None
         for table in report.differing:
             if why_not_repairable(table) is None:
-                repaired[table.table] = await _repair(asker, table)
+                try:
+                    repaired[table.table] = await _repair(asker, table)
+                except (ApplyError, RelationError) as error:
+                    # of this table
+                    failed = failed or error
+        if failed is not None:
+            raise failed
     return repaired
 
 

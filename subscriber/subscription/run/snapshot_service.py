@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
+from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.hold import Hold, PublisherSnapshot
 from subscriber.apply.row_filters import copied_rows
 from subscriber.catalog.snapshot_requests import RequestedSink, Requests, RequestState, SnapshotRequest, error_answer, not_ready
@@ -185,6 +186,7 @@ class SnapshotService:
         if not found:
             raise RelationError(f'table "{name}" is not published any more', hint="verify again")
         table = copied_rows(found[0], self._spec.options)
+        require_all_changes([table])
 
         async def repair(answer: dict[str, Any], lsn: Lsn) -> None:
             # a copy may have begun since the verification
@@ -192,7 +194,7 @@ class SnapshotService:
                 raise RelationError(f'table "{name}" cannot be repaired: {reason}', hint="verify again when it is ready")
             try:
                 async with asyncio.timeout(_ACT_SECONDS):
-                    rows = await rows_by_key(exporter.session, table, key, keys)
+                    rows = await rows_by_key(exporter.session, table, key, keys, by_text=True)
                     ((rewritten,),) = await exporter.session.execute(was_rewritten_query(table.name))
             except TimeoutError:
                 raise PublisherUnavailable(f"the rows were not read within {_ACT_SECONDS:g} s", hint="try again") from None

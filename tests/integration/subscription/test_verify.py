@@ -145,6 +145,33 @@ async def test_repairs_values_that_two_rows_have_exchanged(replicated: Replicate
         assert (await verified(found)).equal
 
 
+async def test_repair_keeps_rows_whose_keys_are_equal_for_the_target_only(
+    replicated: Replicated, publisher18_db: Database, target_db: Database
+) -> None:
+    spans = "CREATE TABLE spans (id {} NOT NULL, v int); CREATE TABLE t (id int PRIMARY KEY)"
+    async with replicated(
+        f"{spans.format('text')}; ALTER TABLE spans ADD PRIMARY KEY (id)",
+        "INSERT INTO spans VALUES ('1 mon', 1), ('24:00:00', 2), ('1 day', 3); INSERT INTO t VALUES (1)",
+        there=f"{spans.format('interval')}; ALTER TABLE spans REPLICA IDENTITY FULL",
+    ) as found:
+        target_db.execute("UPDATE spans SET v = 5 WHERE id::text = '1 day'; INSERT INTO spans VALUES ('30 days', 4)")
+        await repair(await verified(found), target=target_db.dsn)
+        await found.same('SELECT id::text COLLATE "C", v FROM spans ORDER BY 1')
+        # a table that cannot be repaired prevents no other
+        target_db.execute("""
+            UPDATE spans SET v = 0; INSERT INTO t VALUES (2);
+            CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$;
+            CREATE TRIGGER tr AFTER DELETE ON t FOR EACH ROW EXECUTE FUNCTION f(); ALTER TABLE t ENABLE ALWAYS TRIGGER tr
+        """)
+        with pytest.raises(RelationError, match=r'trigger "tr" of table "public\.t" fires'):
+            await repair(await verified(found), target=target_db.dsn)
+        await found.same('SELECT id::text COLLATE "C", v FROM spans ORDER BY 1')
+        publisher18_db.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
+        target_db.execute("DROP TRIGGER tr ON t")
+        with pytest.raises(RelationError, match="do not publish updates and deletes"):
+            await repair(await verified(found), target=target_db.dsn)
+
+
 async def test_repairs_a_table_with_an_identity_column_beside_its_key(replicated: Replicated, target_db: Database) -> None:
     async with replicated(
         "CREATE TABLE t (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v int)",
@@ -357,10 +384,10 @@ async def test_repair_of_rows_that_a_prepared_transaction_has_locked_ends(
 async def test_repair_does_not_delete_the_rows_of_a_rewritten_table(
     replicated: Replicated, publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def after_rewriting(*arguments: Any) -> Any:
+    async def after_rewriting(*arguments: Any, **options: Any) -> Any:
         # the rows are now newer than the snapshot
         publisher18_db.execute("ALTER TABLE t ALTER v TYPE bigint")
-        return await rows_by_key(*arguments)
+        return await rows_by_key(*arguments, **options)
 
     async with replicated(NUMBERS, "INSERT INTO t VALUES (1, 1), (2, 2)") as found:
         target_db.execute("UPDATE t SET v = 0")

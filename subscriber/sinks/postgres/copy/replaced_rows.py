@@ -14,15 +14,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
-
-import asyncpg
+from typing import Any, Final, Protocol
 
 from subscriber.errors import RelationError
 from subscriber.interfaces import CopyFormat, ReplacedKeys, ReplacedRange, Replacement, TableName
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.protocol.session_settings import READING
-from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, qualified_name
 
 __all__ = ["ReplacedRows"]
@@ -50,6 +47,26 @@ class _Chosen:
     parameters: Sequence[object] = ()
 
 
+class Executing(Protocol):
+    """A session in a transaction."""
+
+    async def fetch(self, query: str, /, *values: object) -> Sequence[Any]:
+        """Run a query with the parameters $1 and so on."""
+        ...
+
+    async def execute(self, query: str, /, *values: object) -> object:
+        """Run a statement."""
+        ...
+
+
+class Copying(Protocol):
+    """Copies rows into the table, in the same session."""
+
+    async def copy(self, copy_format: CopyFormat, data: AsyncIterator[bytes], *, into: TableName | None = None) -> None:
+        """Copy the data; ``into``: into another table."""
+        ...
+
+
 class ReplacedRows:
     """Replaces rows of one table, in one transaction.
 
@@ -61,9 +78,7 @@ class ReplacedRows:
         kept: SQL of the rows that may be deleted; empty: all.
     """
 
-    def __init__(
-        self, connection: asyncpg.Connection[asyncpg.Record], copying: CopyIn, table: TargetTable, columns: Sequence[str], *, kept: str
-    ) -> None:
+    def __init__(self, connection: Executing, copying: Copying, table: TargetTable, columns: Sequence[str], *, kept: str) -> None:
         self._connection = connection
         self._copying = copying
         self._table = table

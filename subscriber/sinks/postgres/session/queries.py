@@ -12,7 +12,7 @@ from subscriber.sinks.postgres.session.postgres_errors import translated
 __all__ = ["become", "fetch_rows", "run_query"]
 
 
-async def run_query(connection: psycopg.AsyncConnection[tuple[Any, ...]], sql: str, /, *values: str) -> list[tuple[Any, ...]]:
+async def run_query(connection: psycopg.AsyncConnection[tuple[Any, ...]], sql: str, /, *values: object) -> list[tuple[Any, ...]]:
     """Run one query and return its rows, if any. The server plans it for these values.
 
     Raises:
