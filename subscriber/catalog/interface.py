@@ -122,7 +122,14 @@ class Catalog(Protocol):
 
 @runtime_checkable
 class ResyncingCatalog(Protocol):
-    """A :class:`Catalog` that can let a subscription begin again, for some tables or for all."""
+    """A :class:`Catalog` that can let a subscription begin again, for some tables or for all.
+
+    Attributes:
+        reconciles: tables are compared with the publisher's. False: they are copied into new versions, which can only follow the old ones
+            if their LSNs are higher.
+    """
+
+    reconciles: bool
 
     async def resync(self, oid: int, tables: Sequence[TableName], *, copy: bool) -> None:
         """Let the next run of the subscription synchronize these tables again. Call it under a claim.
@@ -140,13 +147,13 @@ class ResyncingCatalog(Protocol):
 
 
 @runtime_checkable
-class RestartingCatalog(Protocol):
-    """A :class:`Catalog` that can let a subscription begin again at a new slot, with the rows that the target has."""
+class RestartingCatalog(ResyncingCatalog, Protocol):
+    """A :class:`ResyncingCatalog` that can let a subscription begin again at a new slot, with the rows that the target has."""
 
     async def restart(
         self, oid: int, *, accept_target: bool = False, dry_run: bool = False
     ) -> tuple[SubscriptionState, Mapping[TableName, TableEntry]]:
-        """Forget the position, and let all tables be reconciled. The next start creates the slot. Call it under a claim.
+        """Forget the position, and let all tables be reconciled or copied. The next start creates the slot. Call it under a claim.
 
         Args:
             oid: the subscription's.

@@ -39,6 +39,8 @@ class _RolledBackError(Exception):
 class StoredCatalog(Generic[_Store]):
     """See :class:`subscriber.catalog.Catalog`."""
 
+    reconciles = True
+
     def __init__(self, store: _Store) -> None:
         self.store = store
 

@@ -8,14 +8,15 @@ Source: PostgreSQL manual, ALTER SUBSCRIPTION; subscriptioncmds.c (AlterSubscrip
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from subscriber.apply.all_changes import require_all_changes
+from subscriber.apply.all_changes import find_own_rows, require_all_changes
 from subscriber.apply.row_filters import filter_expressions
-from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, RestartingCatalog, ResyncingCatalog
+from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, ResyncingCatalog
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import ALTERABLE, NO_SLOT, CopyData, Settings, parse_changes, with_filters
 from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError
@@ -34,6 +35,8 @@ from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session, check_conninfo
 
 __all__ = ["SubscriptionAlteration", "accept_target", "alter_subscription", "limit_copies"]
+
+_log = logging.getLogger(__name__)
 
 
 async def accept_target(name: str, *, target: str) -> None:
@@ -269,9 +272,10 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         if self.definition.conninfo is not None:
             async with await Session.connect(self.definition.conninfo, application_name=session_name(self._name, "alter")) as session:
                 found = await published_tables(session, self.definition.publications, *tables)
-            # what cannot begin again, a lake, copies tables
-            if not copy and isinstance(catalog, RestartingCatalog):
+            if not copy and catalog.reconciles:
                 require_all_changes(found)
+                for finding in find_own_rows(self.definition.options.origin):
+                    _log.warning("%s (hint: %s)", finding.message, finding.hint)
             published = {table.name for table in found}
             for table in tables:
                 if table not in published:

@@ -2,8 +2,9 @@
 
 Changes are lost when the publisher can no longer send everything after the target's position. The target is then a consistent copy of an
 earlier moment, or of another server. The old slot is dropped. Then one transaction in the target's catalog forgets the position, and lets
-all tables be reconciled. The rest is the start of a new subscription: it creates the slot (here, if the catalog defines the subscription),
-and synchronizes each table at a snapshot of its own. After an interruption, ``recover`` can be repeated.
+all tables be reconciled; a lake copies them into new versions. The rest is the start of a new subscription: it creates the slot (here, if
+the catalog defines the subscription), and synchronizes each table at a snapshot of its own. After an interruption, ``recover`` can be
+repeated.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SlotInUse
 from subscriber.interfaces import Position, PublishedTable, SubscriptionState, TableEntry, TableName
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots
@@ -100,7 +102,15 @@ async def recover(
             state, entries = await restarting.restart(found.oid, accept_target=accept_target, dry_run=True)
             latest = [each.details for each in await observe_target(target) if each.definition.name == name]
             relayed = any(each.relay_log is not None for each in latest)
-            examined = _Examination(found, state, entries, force=force, accept_publisher=accept_publisher, relayed=relayed)
+            examined = _Examination(
+                found,
+                state,
+                entries,
+                reconciles=restarting.reconciles,
+                force=force,
+                accept_publisher=accept_publisher,
+                relayed=relayed,
+            )
             application_name = session_name(found.name, "recover")
             async with await WalReceiverConnection.connect(conninfo, application_name=application_name) as session:
                 recovery = await examined.recovery(session)
@@ -150,6 +160,7 @@ class _Examination:
     state: SubscriptionState
     entries: Mapping[TableName, TableEntry]
     _: KW_ONLY
+    reconciles: bool
     force: bool
     accept_publisher: bool
     relayed: bool
@@ -163,7 +174,14 @@ class _Examination:
                 f'subscription "{found.name}" has lost nothing: the publisher can send everything after its position',
                 hint="start it; `subscriber alter NAME --resync SCHEMA.TABLE` compares one table, and --force all of them",
             )
-        if await self._is_another(connection) and not self.accept_publisher:
+        another = await self._is_another(connection)
+        if not self.reconciles and (another or await self._is_earlier(connection)):
+            raise ConfigurationError(
+                f"{reason or 'the publisher has other WAL'}: the versions of a lake cannot continue at an earlier position, or on another"
+                " server",
+                hint="start over with another name and a new directory",
+            )
+        if another and not self.accept_publisher:
             raise ConfigurationError(
                 f"{reason}: rows that this publisher does not have would be deleted",
                 hint="correct the connection string; --accept-publisher if this server takes the other one's place",
@@ -180,7 +198,8 @@ class _Examination:
             raise PublisherError(
                 f'the publisher publishes no table of subscription "{found.name}"', hint="check the connection string and the publications"
             )
-        require_all_changes(tables)
+        if self.reconciles:
+            require_all_changes(tables)
         return Recovery(reason or "nothing seems to be lost", tables, sorted(entries.keys() - published.keys()))
 
     async def slot(self, connection: WalReceiverConnection, *, dry_run: bool) -> SlotInfo | None:
@@ -214,6 +233,9 @@ class _Examination:
             )
         return slot
 
+    async def _is_earlier(self, connection: WalReceiverConnection) -> bool:
+        return await connection.current_wal_lsn() < _furthest(self.state.position, self.entries)
+
     async def _is_another(self, connection: WalReceiverConnection) -> bool:
         position = self.state.position
         return position is not None and (await connection.identify_system()).system_identifier != position.system_identifier
@@ -223,7 +245,7 @@ async def _loss(connection: WalReceiverConnection, position: Position | None, en
     """Why the publisher cannot send everything after the target's position; None: it can."""
     if position is None:
         return "the target has no position"
-    furthest = max((entry.lsn for entry in entries.values() if entry.lsn is not None), default=position.lsn)
+    furthest = _furthest(position, entries)
     try:
         await check_position(connection, position)
         if furthest > position.lsn:
@@ -231,3 +253,9 @@ async def _loss(connection: WalReceiverConnection, position: Position | None, en
     except DataLossError as error:
         return str(error)
     return None
+
+
+def _furthest(position: Position | None, entries: Mapping[TableName, TableEntry]) -> Lsn:
+    """The highest LSN that the target has of the publisher."""
+    known = [entry.lsn for entry in entries.values() if entry.lsn is not None]
+    return max([*known, position.lsn if position is not None else INVALID_LSN])

@@ -35,7 +35,7 @@ from subscriber.sinks.spark.catalog.lake import Lake
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.lakes import applied, assert_same, lake_rows, storage
 from tests.support.managed import QUICK, at_work
-from tests.support.program import slots, subscriber
+from tests.support.program import Ended, slots, subscriber
 
 T, U = TableName("public", "t"), TableName("public", "u")
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t"
@@ -295,6 +295,50 @@ async def test_table_changed_by_another_writer_is_copied_again(publisher18_db: D
         assert_same(lake, snapshot, publisher18_db, [T, U])
         found = await until(lake, lambda _: True)
         assert [item["stopped"] for item in found["tables"]] == [None, None]
+
+
+async def test_recover(publisher18_db: Database, publisher16_db: Database, lake: Path) -> None:
+    publisher, target = publisher18_db, f"spark://{lake}"
+    publisher.execute(f"{TABLES}, u; INSERT INTO t VALUES (1, 'a'), (2, 'b'); INSERT INTO u VALUES (1, 'a')")
+    publisher16_db.execute(TABLES)
+    name = await create(publisher, lake)
+
+    async def recover(*arguments: str) -> Ended:
+        return await asyncio.to_thread(subscriber, "recover", name, f"--target={target}", *arguments)
+
+    async with launched(lake):
+        await landed(lake, publisher)
+        before = await applied(lake)
+        done = await recover("--dry-run")
+        assert (done.status, "has lost nothing" in done.errors) == (1, True)
+        # landed, and not applied: it belongs to the old versions
+        publisher.execute("INSERT INTO t VALUES (3, 'c')")
+        await landed(lake, publisher)
+    publisher.wait(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{name}'", False)
+    publisher.execute(f"SELECT pg_drop_replication_slot('{name}'); DELETE FROM t WHERE id = 1; UPDATE t SET v = 'lost' WHERE id = 2")
+    documents = {path.name: path.read_bytes() for path in lake.glob("*.json")}
+    done = await recover("--dry-run")
+    assert (done.status, f'replication slot "{name}" does not exist' in done.output) == (0, True), done.errors
+    assert {path.name: path.read_bytes() for path in lake.glob("*.json")} == documents
+    for _ in range(2):
+        done = await recover()
+        assert done.status == 0, done.errors
+    # readers have the old versions until the new ones are complete
+    assert set(lake_rows(lake, before, T, ["id", "v"])) == {("1", "a"), ("2", "b")}
+    publisher.execute("INSERT INTO t VALUES (4, 'later'); INSERT INTO u VALUES (2, 'later')")
+    async with launched(lake):
+        await until(lake, lambda found: all(item["state"] in {"s", "r"} for item in found["tables"]))
+        publisher.execute("INSERT INTO t VALUES (5, 'followed')")
+        await landed(lake, publisher)
+        assert_same(lake, await applied(lake), publisher, [T, U])
+        async with alter_subscription(name, target=target, settings=QUICK) as subscription:
+            await subscription.set_connection(publisher16_db.conninfo())
+            await subscription.disable()
+        done = await recover()
+        assert (done.status, "the versions of a lake cannot continue" in done.errors, done.errors.count("\n")) == (1, True, 1)
+        async with alter_subscription(name, target=target, settings=QUICK) as subscription:
+            await subscription.set_connection(publisher.conninfo())
+    await drop_subscription(name, target=target, settings=QUICK)
 
 
 async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: Path) -> None:

@@ -23,7 +23,8 @@ from subscriber.catalog import Definition
 from subscriber.catalog.definition import require_name
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
-from subscriber.interfaces import TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.interfaces import SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.sinks.spark.catalog.definition import (
     DEFINITION,
     GENERATION,
@@ -103,6 +104,8 @@ def defined(storage: Storage, lake: Lake, *, claimed: bool = False) -> Definitio
 
 class LakeCatalog:
     """A :class:`subscriber.catalog.Catalog`. Created by :meth:`open`."""
+
+    reconciles = False
 
     def __init__(self, storage: Storage, root: Path) -> None:
         self._storage = storage
@@ -308,6 +311,48 @@ class LakeCatalog:
             return state
 
         lake.change(change)
+
+    async def restart(
+        self, oid: int, *, accept_target: bool = False, dry_run: bool = False
+    ) -> tuple[SubscriptionState, Mapping[TableName, TableEntry]]:
+        """See :meth:`subscriber.catalog.RestartingCatalog.restart`. Each table is copied into new versions."""
+        if accept_target:
+            raise ConfigurationError("this kind of target can be moved without a command", hint="omit --accept-target")
+        lake = await self._present()
+        found, position = await run_in_thread(lambda: (defined(self._storage, lake), lake.position))
+        state = SubscriptionState(
+            oid=OID,
+            name=lake.name,
+            target_identifier=lake.target_identifier,
+            slot_name=found.slot_name,
+            publications=found.publications,
+            two_phase=found.two_phase,
+            position=position and replace(position, lsn=found.position or position.lsn),
+            managed=found.conninfo is not None,
+            generation=found.generation,
+        )
+        tables = {name: table.entry for name, table in lake.state.tables.items()}
+        if not dry_run:
+            async with self._writing(lake.name):
+                await run_in_thread(lambda: self._restart(lake, managed=state.managed))
+        return state, tables
+
+    def _restart(self, lake: Lake, *, managed: bool) -> None:
+        # without a position, an earlier attempt was interrupted after this
+        if (position := lake.landed()) is not None:
+
+            def change(state: LakeState) -> LakeState:
+                for name in state.tables:
+                    state = with_table(without_table(state, name, position), name, TableEntry(TableState.INIT), position)
+                return state if managed else replace(state, slot_name=None)
+
+            lake.change(change)
+        # what is still prepared on the publisher is sent again
+        self._storage.remove_directory("prepared")
+        self._storage.delete([POSITION])
+        self._storage.sync([""])
+        if (found := read_definition(self._storage)) is not None:
+            write_definition(self._storage, replace(found, skip_lsn=INVALID_LSN))
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
         if await self._find() is not None:
