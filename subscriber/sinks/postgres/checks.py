@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, PublishedTable, Query, TableName
+from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
@@ -25,6 +26,8 @@ from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, T
 from subscriber.sinks.postgres.tables.table_reader import read_tables
 
 __all__ = ["check_target", "querying", "subscription_exists"]
+
+Grant = tuple[str, str]
 
 _APPLICATION: Final = "subscriber check"
 _FIRST_NORMAL_OID: Final = 16384
@@ -59,7 +62,9 @@ FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 _RIGHTS: Final = """
 SELECT wanted.oid, pg_catalog.pg_has_role(wanted.role, 'MEMBER') AS member,
        ARRAY(SELECT p.name FROM pg_catalog.unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'SELECT']) AS p(name)
-             WHERE NOT pg_catalog.has_table_privilege(wanted.role, wanted.oid, p.name)) AS missing
+             WHERE NOT pg_catalog.has_table_privilege(wanted.role, wanted.oid, p.name)) AS missing,
+       pg_catalog.has_database_privilege(wanted.role, pg_catalog.current_database(), 'TEMPORARY') AS temporary,
+       pg_catalog.current_database()::text AS database
 FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::oid[])) AS wanted(role, oid)
 """
 _TYPE_NAMES: Final = """
@@ -240,13 +245,13 @@ async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: 
 
 async def _tables(reader: CatalogReader, published: Sequence[PublishedTable], *, as_owner: bool) -> list[Finding]:
     targets = await read_tables(reader, [table.name for table in published], as_owner=as_owner)
-    rights = await _rights(reader, targets.values())
+    rights, temporary = await _rights(reader, targets.values())
     type_names = await _type_names(reader, {oid for table in published for oid in table.column_types})
     findings = list[Finding]()
     for table in published:
         found = _fit(table, targets.get(table.name), type_names)
         if table.name in targets and not any(finding.severity == "error" for finding in found):
-            found = [*rights[table.name], *found]
+            found = [*rights[table.name], *found, *_temporary(table, targets[table.name], temporary[table.name])]
         findings += [replace(finding, table=table.name) for finding in found]
     return findings
 
@@ -267,14 +272,27 @@ def _fit(published: PublishedTable, target: TargetTable | None, type_names: Mapp
     return findings
 
 
-async def _rights(reader: CatalogReader, tables: Collection[TargetTable]) -> Mapping[TableName, list[Finding]]:
+async def _rights(
+    reader: CatalogReader, tables: Collection[TargetTable]
+) -> tuple[Mapping[TableName, list[Finding]], Mapping[TableName, Grant | None]]:
+    """What the roles that change the tables may not do; and the role that may not create temporary tables, with the database."""
     ((current,),) = [row.values() for row in await reader.fetch("SELECT current_user::text AS role")]
     roles = [table.role or current for table in tables]
     rows = {row["oid"]: row for row in await reader.fetch(_RIGHTS, roles, [table.oid for table in tables])}
-    return {
-        table.name: _right(table, role, rows[table.oid]["missing"], current=current, member=rows[table.oid]["member"])
-        for table, role in zip(tables, roles, strict=True)
-    }
+    found = {table.name: (table, role, rows[table.oid]) for table, role in zip(tables, roles, strict=True)}
+    return (
+        {name: _right(table, role, row["missing"], current=current, member=row["member"]) for name, (table, role, row) in found.items()},
+        {name: None if row["temporary"] else (role, row["database"]) for name, (_, role, row) in found.items()},
+    )
+
+
+def _temporary(published: PublishedTable, target: TargetTable, lacking: Grant | None) -> list[Finding]:
+    own = [column.name for column in target.columns if column.name not in published.columns and not column.generated]
+    if lacking is None or not own or not published.key_columns:
+        return []
+    role, database = lacking
+    message = f'role "{role}" may not create temporary tables: table "{published.name}", which has columns of its own, cannot be reconciled'
+    return [Finding("warning", message, f"GRANT TEMPORARY ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)}")]
 
 
 def _right(table: TargetTable, role: str, missing: Sequence[str], *, current: str, member: bool) -> list[Finding]:

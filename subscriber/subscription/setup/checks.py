@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from subscriber.apply.all_changes import find_archives
+from subscriber.apply.all_changes import find_archives, find_own_rows
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, CopyData, Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
@@ -63,7 +63,7 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
         publisher += await _first_slot(connection, spec.slot_name, options)
     publisher += find_filter_problems(options, tables)
     if options.copy_data == "reconcile" and not known:
-        publisher += find_archives(tables)
+        publisher += [*find_archives(tables), *find_own_rows(options.origin)]
     publisher += await find_loops(connection, spec)
     publisher += await find_large_rows(connection, tables, settings.logical_decoding_work_mem)
     target = await spec.sink.check(tables, two_phase=options.two_phase)

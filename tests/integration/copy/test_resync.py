@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from subscriber import SubscriptionOptions, TableName, alter_subscription, crash_points
+from subscriber import SubscriptionOptions, TableName, alter_subscription, check, crash_points
+from subscriber.apply.all_changes import OWN_ROWS
 from subscriber.errors import ConfigurationError, PublisherUnavailable, RelationError
 from tests.support.database import Database
 from tests.support.managed import create, launched, same
@@ -54,7 +55,7 @@ async def test_one_table_again(publisher_db: Database, target_db: Database) -> N
             await same(publisher_db, target_db, name, query)
 
 
-async def test_what_is_refused(publisher18_db: Database, target_db: Database) -> None:
+async def test_what_is_refused(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
@@ -65,7 +66,18 @@ async def test_what_is_refused(publisher18_db: Database, target_db: Database) ->
         with pytest.raises(ConfigurationError, match="when two_phase is enabled"):
             await alteration.resync([T])
         await alteration.disable()
-        await alteration.set({"two_phase": False})
+        await alteration.set({"two_phase": False, "origin": "none"})
+        await alteration.resync([T])
+        # a warning, as for a subscription that begins with it
+        assert OWN_ROWS.message in caplog.text
+        found = await check(
+            "new",
+            connection=publisher18_db.dsn,
+            publications=["pub"],
+            target=target_db.dsn,
+            options=SubscriptionOptions(copy_data="reconcile", origin="none"),
+        )
+        assert OWN_ROWS in found
         with pytest.raises(RelationError, match="is not published any more"):
             await alteration.resync([T, TableName("public", "u")])
         publisher18_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update')")

@@ -118,6 +118,24 @@ async def test_role_without_rights(target_db: Database, plain_role: str) -> None
         target_db.execute("REVOKE SET ON PARAMETER session_replication_role FROM checker")
 
 
+async def test_columns_of_its_own_without_temporary_tables(target_db: Database) -> None:
+    """A reconciliation keeps their values in temporary tables."""
+    owner = f"owner_{target_db.name}"
+    target_db.execute(f"""
+        CREATE TABLE own (id int PRIMARY KEY, more int); CREATE TABLE same (id int PRIMARY KEY); CREATE TABLE bag (id int, more int);
+        CREATE ROLE {owner}; GRANT USAGE ON SCHEMA public TO {owner}; ALTER TABLE own OWNER TO {owner}; ALTER TABLE same OWNER TO {owner};
+        ALTER TABLE bag OWNER TO {owner}; REVOKE TEMPORARY ON DATABASE {target_db.name} FROM public
+    """)
+    try:
+        (found,) = await findings(target_db, published("own", "*id"), published("same", "*id"), published("bag", "id", identity="n"))
+        assert (found.severity, found.table) == ("warning", TableName("public", "own"))
+        assert f'role "{owner}" may not create temporary tables: table "public.own", which has columns of its own' in found.message
+        target_db.execute(found.hint)
+        assert await findings(target_db, published("own", "*id")) == []
+    finally:
+        target_db.execute(f"DROP OWNED BY {owner} CASCADE; DROP ROLE {owner}")
+
+
 async def test_functions_that_were_revoked(target_db: Database) -> None:
     target_db.execute("""
         CREATE ROLE hardened LOGIN PASSWORD 'pw'; GRANT SET ON PARAMETER session_replication_role TO hardened;
