@@ -303,7 +303,8 @@ class TableSql:
         # no name of ours may be the one of a column
         given = f"unnest('{{{','.join(str(bucket << by.shift) for bucket in some)}}}'::int8[]) AS subscriber_given(subscriber_low)"
         within = f"{column} >= subscriber_low AND {column} <= subscriber_low + {(1 << by.shift) - 1}"
-        selects = [f"SELECT {row} FROM {given} JOIN {self.relation} ON {within}{self.where(condition)}"] if some else []
+        # not JOIN: it hides system columns, which a condition may have
+        selects = [f"SELECT {row} FROM {given}, {self.relation}{self.where(within, condition)}"] if some else []
         if len(some) < len(buckets):
             selects.append(f"SELECT {row} FROM {self.relation}{self.where(condition, f'{column} IS NULL')}")
         return f"SELECT {names} FROM ({' UNION ALL '.join(selects)}) AS hashed"

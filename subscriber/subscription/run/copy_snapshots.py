@@ -235,6 +235,7 @@ class PublishedGroup:
                 advanced=advanced,
                 mode=SyncMode.RECONCILE,
                 expects=self._differed,
+                one_transaction=True,
             )
             assert found is not None
             self._differed = found.written > 0

@@ -61,7 +61,8 @@ Rows = Sequence[Sequence[str | None]]
 Count = Callable[[int], None]
 
 _RANGE_KEYS: Final = 10_000
-"""So many rows of a range are replaced one by one."""
+"""So many rows of a range are replaced one by one, or one of :data:`_FEW`."""
+_FEW: Final = 20
 _TABLE_KEYS: Final = 100_000
 """So many of a table that is compared as a whole."""
 _READS: Final = 4
@@ -88,6 +89,7 @@ async def reconcile(
     advanced: Count,
     mode: SyncMode,
     expects: bool = False,
+    one_transaction: bool = False,
 ) -> ReconciledRows | None:
     """Make the target's rows equal to those of the snapshot.
 
@@ -102,6 +104,7 @@ async def reconcile(
         advanced: called with the number of rows that are done.
         mode: in mode COPY, ``rows`` are those of a copy that was interrupted; else they are all rows of the table.
         expects: the rows probably differ. Then they are read once less.
+        one_transaction: all replacements are in one transaction of the target, which the first error ends.
 
     Returns:
         How many rows were kept and written. None: nothing was done, because it is faster to copy again. Only in mode COPY.
@@ -130,7 +133,15 @@ async def reconcile(
         return None
     crash_points.reached("reconcile.planned")
     replacements = _Replacements(
-        sink, table, tuple(planned.key), copy_format=copy_format, read=read, named=readers[0], turn=turn, advanced=advanced
+        sink,
+        table,
+        tuple(planned.key),
+        copy_format=copy_format,
+        read=read,
+        named=readers[0],
+        turn=turn,
+        advanced=advanced,
+        may_delay=not one_transaction,
     )
     work = _Comparisons(planned, publisher, replacements, mode, expects=expects)
     await (work.whole(plan) if isinstance(plan, Blocks) or not planned.key else work.ranges(plan.parts))
@@ -174,13 +185,14 @@ class _Comparisons:
 
     async def _take(self, parts: Iterator[Part]) -> None:
         expects = self._each if self._expects else 0
+        most = min(max(_RANGE_KEYS, self._each // _FEW), _TABLE_KEYS)
         for part in parts:
             # a copy that was interrupted has no rows of most ranges
             absent = self._mode is SyncMode.COPY and (await self._planned.target.checksum(part))[0] == 0
             if absent or self._mode is SyncMode.REPLACE:
                 await self._replacements.replace_range(part)
                 continue
-            comparison, more = await self._find(KeyRanges((part,)), _RANGE_KEYS, 1, expects=expects)
+            comparison, more = await self._find(KeyRanges((part,)), most, 1, expects=expects)
             expects = self._each if more or comparison.keys else 0
             if more:
                 await self._replacements.replace_range(part, compared=True)
@@ -240,6 +252,7 @@ class _Replacements:
         named: reads rows by their keys.
         turn: held while it reads.
         advanced: see :func:`reconcile`.
+        may_delay: a replacement that fails may be made again later.
 
     Attributes:
         written: how many rows were written.
@@ -257,7 +270,9 @@ class _Replacements:
         named: SnapshotReader,
         turn: asyncio.Lock,
         advanced: Count,
+        may_delay: bool,
     ) -> None:
+        self._may_delay = may_delay
         self._sink = sink
         self._table = table
         self._key = key
@@ -321,7 +336,7 @@ class _Replacements:
             await self._sink.replace([each.replacement for each in some if each.replacement], self._table.columns, self._format)
         except TargetError as error:
             state = error.sqlstate or ""
-            if last or not (state.startswith(_IN_THE_WAY) or state == _DEADLOCK):
+            if last or not self._may_delay or not (state.startswith(_IN_THE_WAY) or state == _DEADLOCK):
                 raise
             return False
         for each in some:

@@ -33,9 +33,11 @@ def reconciled(log: str) -> dict[str, tuple[int, int]]:
     return {table: (int(kept), int(written)) for table, kept, written in RECONCILED.findall(log)}
 
 
+@pytest.mark.parametrize("workers", [4, 16], ids=["in groups", "alone"])
 async def test_only_what_differs_is_written(
-    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
+    settings = changed(SETTINGS, max_sync_workers_per_subscription=workers)
     monkeypatch.setattr(tables, "_RANGE_ROWS", 300)
     monkeypatch.setattr(reconciliation, "_RANGE_KEYS", 40)
     monkeypatch.setattr(reconciliation, "_ROWS", 7)
@@ -96,7 +98,7 @@ async def test_only_what_differs_is_written(
         assert target_db.value("SELECT count(*) FROM bag") > 90
 
     with crash_points.watched(fail), caplog.at_level("INFO"):
-        async with replica(publisher_db, target_db, settings=SETTINGS, copy_data="reconcile") as running:
+        async with replica(publisher_db, target_db, settings=settings, copy_data="reconcile") as running:
             await running.same("SELECT id, kind, v, u FROM ranges ORDER BY id, kind")
             await running.same("SELECT v, n FROM bag ORDER BY v, n")
             for name in names:

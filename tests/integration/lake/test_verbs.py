@@ -320,8 +320,8 @@ async def test_recover(publisher18_db: Database, publisher16_db: Database, lake:
     done = await recover("--dry-run")
     assert (done.status, f'replication slot "{name}" does not exist' in done.output) == (0, True), done.errors
     assert {path.name: path.read_bytes() for path in lake.glob("*.json")} == documents
-    for _ in range(2):
-        done = await recover()
+    for arguments in ((), ("--force",)):
+        done = await recover(*arguments)
         assert done.status == 0, done.errors
     # readers have the old versions until the new ones are complete
     assert set(lake_rows(lake, before, T, ["id", "v"])) == {("1", "a"), ("2", "b")}

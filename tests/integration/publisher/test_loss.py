@@ -321,6 +321,26 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, tm
         assert "connect to the server that was promoted" in line
 
 
+async def test_promoted_standby_without_the_slot(make_server: MakeServer, target_db: Database) -> None:
+    primary = make_server()
+    primary.createdb("pub")
+    with contextlib.ExitStack() as stack:
+        publisher = stack.enter_context(contextlib.closing(Database(ServerAddress(primary.dsn(), 18), "pub")))
+        make_tables(publisher, target_db)
+        standby = stack.enter_context(standby_of(primary))
+        copy = stack.enter_context(contextlib.closing(Database(ServerAddress(standby.dsn(), 18), "pub")))
+        async with replica(publisher, target_db) as found:
+            await all_ready(found)
+            publisher.execute("INSERT INTO t VALUES (2, 'before')")
+            await found.same(ROWS)
+        await eventually(copy, f"SELECT pg_last_wal_replay_lsn() >= '{publisher.current_lsn()}'", True)
+        copy.execute("SELECT pg_promote()")
+        copy.execute("INSERT INTO t VALUES (3, 'lost')")
+        line = await refused(publisher, target_db, conninfo=copy.conninfo())
+        assert "does not exist on the publisher any more" in line
+        await recovered(copy, target_db, line)
+
+
 async def test_what_is_refused(publisher18_db: Database, target_db: Database) -> None:
     """Before anything is changed: the slot and the catalog stay, and the dry run says the same."""
     publisher, target = publisher18_db, target_db

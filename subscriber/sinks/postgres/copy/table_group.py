@@ -132,10 +132,12 @@ class PostgresTableGroup:
         return relation_ids
 
     async def _connect(self) -> CatalogReader:
-        # the settings of READING: both servers must write the same texts
-        self._compares = await self._target.connect(self._application_name, READING)
-        settings = apply_settings(self._synchronous_commit)
-        return CatalogReader(await self._target.connect_asyncpg(self._compares, self._application_name, settings))
+        like = await self._target.connect(self._application_name)
+        try:
+            settings = apply_settings(self._synchronous_commit)
+            return CatalogReader(await self._target.connect_asyncpg(like, self._application_name, settings))
+        finally:
+            await like.close()
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         async with self._begun(table) as copying:
@@ -160,9 +162,11 @@ class PostgresTableGroup:
 
     async def compared(self, table: PublishedTable) -> TargetRows:
         """Begin to reconcile a table. See :meth:`subscriber.interfaces.ReconcilingTableGroup.compared`."""
-        target, connection = self._tables[table.name], self._compares
-        if connection is None:
-            raise TargetUnavailable("the session of a group of tables was lost", hint="it is retried")
+        target = self._tables[table.name]
+        if self._compares is None:
+            # the settings of READING: both servers must write the same texts
+            self._compares = await self._target.connect(self._application_name, READING)
+        connection = self._compares
         query, fetch = partial(run_query, connection), partial(fetch_rows, connection)
         map_relation(described_relation(table), target)
         await become(connection, None)
