@@ -39,27 +39,31 @@ __all__ = [
 ]
 
 _DESCRIBE: Final = """
-WITH RECURSIVE given AS (
-    SELECT c.oid, c.relkind, c.reltuples, c.relam FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-     WHERE n.nspname = {namespace} AND c.relname = {name}
-), base(attnum, typ) AS (
-    SELECT a.attnum, a.atttypid FROM pg_catalog.pg_attribute AS a JOIN given ON a.attrelid = given.oid
+WITH RECURSIVE given AS MATERIALIZED (
+    SELECT c.oid, n.nspname, c.relname, c.relkind, c.relam
+      FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE (n.nspname, c.relname) IN ({names})
+), base(relid, attnum, typ) AS (
+    SELECT a.attrelid, a.attnum, a.atttypid FROM pg_catalog.pg_attribute AS a JOIN given ON a.attrelid = given.oid
      WHERE a.attnum > 0 AND NOT a.attisdropped
   UNION ALL
-    SELECT base.attnum, t.typbasetype FROM base JOIN pg_catalog.pg_type AS t ON t.oid = base.typ WHERE t.typtype = 'd'
+    SELECT base.relid, base.attnum, t.typbasetype FROM base JOIN pg_catalog.pg_type AS t ON t.oid = base.typ WHERE t.typtype = 'd'
+), columns AS (
+    SELECT base.relid, pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
+               CASE WHEN n.nspname = 'pg_catalog' THEN t.typname::text ELSE n.nspname || '.' || t.typname END,
+               a.atttypmod, a.attnotnull))::text AS described
+      FROM base JOIN pg_catalog.pg_attribute AS a ON a.attrelid = base.relid AND a.attnum = base.attnum
+      JOIN pg_catalog.pg_type AS t ON t.oid = base.typ AND t.typtype <> 'd'
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
+     GROUP BY base.relid
 )
-SELECT given.relkind::text, pg_catalog.pg_relation_size(given.oid)::text, pg_catalog.current_setting('block_size'),
-       (am.amname = 'heap')::text, (pg_catalog.current_setting('server_version_num')::int >= 140000)::text,
-       pg_catalog.getdatabaseencoding()::text,
-       (SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'TimeZone'),
-       (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
-                   CASE WHEN n.nspname = 'pg_catalog' THEN t.typname::text ELSE n.nspname || '.' || t.typname END,
-                   a.atttypmod, a.attnotnull))
-          FROM base JOIN pg_catalog.pg_attribute AS a ON a.attrelid = given.oid AND a.attnum = base.attnum
-          JOIN pg_catalog.pg_type AS t ON t.oid = base.typ AND t.typtype <> 'd'
-          JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace)::text
-  FROM given LEFT JOIN pg_catalog.pg_am AS am ON am.oid = given.relam
+SELECT given.nspname::text, given.relname::text, given.relkind::text, pg_catalog.pg_relation_size(given.oid)::text,
+       pg_catalog.current_setting('block_size'), (am.amname = 'heap')::text,
+       (pg_catalog.current_setting('server_version_num')::int >= 140000)::text, pg_catalog.getdatabaseencoding()::text,
+       zone.reset_val, columns.described
+  FROM given LEFT JOIN pg_catalog.pg_am AS am ON am.oid = given.relam LEFT JOIN columns ON columns.relid = given.oid
+ CROSS JOIN (SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'TimeZone') AS zone
 """
+_SOME: Final = 500
 _STATISTICS: Final = """
 SELECT correlation::text, pg_catalog.array_to_json(histogram_bounds::text::text[])::text
   FROM pg_catalog.pg_stats
@@ -125,25 +129,29 @@ class SideTable:
     columns: Mapping[str, tuple[str, int, bool]]
 
 
-async def describe(query: Query, table: TableName) -> SideTable | None:
-    """Read a table's description from the catalog of its server; None: it does not exist.
+async def describe(query: Query, tables: Sequence[TableName]) -> dict[TableName, SideTable]:
+    """Read the descriptions of tables from the catalog of their server. Those that do not exist are missing.
 
     Raises:
         SubscriberError: the server rejected the query, or the session was lost.
     """
-    rows = await query(_DESCRIBE.format(namespace=quote_literal(table.namespace), name=quote_literal(table.name)))
-    for kind, size, block_size, is_heap, by_blocks, encoding, time_zone, columns in rows:
-        return SideTable(
-            kind or "",
-            int(size or 0),
-            int(block_size or 8192),
-            is_heap == "true" and kind == "r",
-            is_heap == by_blocks == "true" and kind == "r",
-            encoding or "",
-            time_zone or "UTC",
-            {name: (base, modifier, not_null) for name, base, modifier, not_null in json.loads(columns or "[]")},
-        )
-    return None
+    found: dict[TableName, SideTable] = {}
+    for begin in range(0, len(tables), _SOME):
+        names = ", ".join(f"({quote_literal(each.namespace)}, {quote_literal(each.name)})" for each in tables[begin : begin + _SOME])
+        for namespace, name, kind, size, block_size, is_heap, by_blocks, encoding, time_zone, columns in await query(
+            _DESCRIBE.format(names=names)
+        ):
+            found[TableName(namespace or "", name or "")] = SideTable(
+                kind or "",
+                int(size or 0),
+                int(block_size or 8192),
+                is_heap == "true" and kind == "r",
+                is_heap == by_blocks == "true" and kind == "r",
+                encoding or "",
+                time_zone or "UTC",
+                {column: (base, modifier, not_null) for column, base, modifier, not_null in json.loads(columns or "[]")},
+            )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from subscriber.verification.model import VerificationLimits
 from subscriber.verification.parts import WHOLE, TableSide
 from subscriber.verification.postgres_table import PostgresTable
 from subscriber.verification.row_sql import TableSql, client_column_sql
-from subscriber.verification.sides import Side
+from subscriber.verification.sides import Side, together
 from subscriber.verification.tables import (
     Blocks,
     KeyRanges,
+    SideTable,
     block_ranges,
     bucket_mask,
     describe,
@@ -69,6 +70,10 @@ class PlannedTable:
 class TargetSnapshot(Protocol):
     """A snapshot of the target."""
 
+    async def describe(self, tables: Sequence[TableName], publisher: Side) -> None:
+        """Read the descriptions of tables that will be planned, all at once. A table that was not described costs :meth:`plan` more."""
+        ...
+
     async def plan(self, table: PublishedTable, publisher: Side, limits: VerificationLimits) -> PlannedTable | str:
         """Plan the comparison of a table. A text says why it cannot be compared."""
         ...
@@ -76,6 +81,22 @@ class TargetSnapshot(Protocol):
     async def is_intact(self, table: PublishedTable) -> bool:
         """Whether the table's rows can still be read as of the snapshot. Asked after they were read."""
         ...
+
+
+class _Descriptions:
+    """Descriptions of tables, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Side, TableName], SideTable | None] = {}
+
+    async def read(self, side: Side, tables: Sequence[TableName]) -> None:
+        found = await describe(side.run, tables)
+        self._known |= {(side, table): found.get(table) for table in tables}
+
+    async def of(self, side: Side, table: TableName) -> SideTable | None:
+        if (side, table) not in self._known:
+            await self.read(side, [table])
+        return self._known[side, table]
 
 
 class PostgresTarget:
@@ -89,10 +110,15 @@ class PostgresTarget:
     def __init__(self, side: Side, condition: str = "") -> None:
         self._side = side
         self._condition = condition
+        self._descriptions = _Descriptions()
+
+    async def describe(self, tables: Sequence[TableName], publisher: Side) -> None:
+        """Describe tables on both sides."""
+        await together([self._descriptions.read(side, tables) for side in (publisher, self._side)])
 
     async def plan(self, table: PublishedTable, publisher: Side, limits: VerificationLimits) -> PlannedTable | str:
         """Plan the comparison of a table."""
-        here, there = await describe(publisher.run, table.name), await describe(self._side.run, table.name)
+        here, there = await self._descriptions.of(publisher, table.name), await self._descriptions.of(self._side, table.name)
         if here is None or there is None:
             return f"it does not exist {'in the target' if here is not None else 'on the publisher'}"
         planned = pair(table, here, there)
@@ -132,10 +158,15 @@ class OtherTarget:
 
     def __init__(self, snapshot: ComparedTables) -> None:
         self._snapshot = snapshot
+        self._descriptions = _Descriptions()
+
+    async def describe(self, tables: Sequence[TableName], publisher: Side) -> None:
+        """Describe tables of the publisher."""
+        await self._descriptions.read(publisher, tables)
 
     async def plan(self, table: PublishedTable, publisher: Side, limits: VerificationLimits) -> PlannedTable | str:
         """Plan the comparison of a table."""
-        here = await describe(publisher.run, table.name)
+        here = await self._descriptions.of(publisher, table.name)
         if here is None:
             return "it does not exist on the publisher"
         bases = {name: here.columns[name][0] for name in table.columns}

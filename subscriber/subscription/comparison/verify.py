@@ -197,6 +197,7 @@ class _Verification:
         left_out = not_ready(opened.entries, [table.name for table in tables], opened.lsn)
         rows = sum(table.estimated_rows or 0 for table in tables)
         self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
+        await opened.target.describe([table.name for table in tables if table.name not in left_out], opened.publisher)
         # the largest first, so that all sessions end at about the same time
         waiting = iter(sorted(tables, key=lambda table: -table.size))
         reports: list[TableReport] = []
