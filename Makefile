@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE =
 ELSEWHERE := --ignore tests/spark --ignore tests/delta --ignore tests/docker --ignore tests/debezium
 QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/publisher/test_stream.py tests/native/test_changes.py
 
-.PHONY: help demo demo-migration quick test test-spark test-crash test-matrix test-lowest test-postgres test-all test-docker test-debezium chaos soak crash-spark fuzz golden \
+.PHONY: help demo demo-migration compiled quick test test-spark test-crash test-matrix test-lowest test-postgres test-all test-docker test-debezium chaos soak crash-spark fuzz golden \
 	bench lint docs format wheel image hashes sbom servers mariadb clean
 
 help:
@@ -74,6 +74,10 @@ bench: $(VENV)/.group-bench $(if $(filter spark,$(SINK)),$(VENV)/.spark)
 	$(BIN)/python -m tests.benchmark $(SINK) $(foreach key,TARGET VERSION ROWS SIZE WORKLOAD ENGINE SECONDS JSON DOCS RELAY,$(if $($(key)),$(key)=$($(key))))
 
 # --- test it
+
+# each worker of pytest would compile all modules of a new clone, 15 seconds long
+compiled: $(VENV)/.dev
+	$(PYTEST) --collect-only --quiet --quiet $(ELSEWHERE) >/dev/null
 
 quick: $(VENV)/.dev
 	$(PYTEST) $(TEST_ARGS) -m 'not slow and not crash and not crash_points and not endurance and not spark' $(QUICK)

@@ -195,7 +195,11 @@ NO_START = [
         marks=pytest.mark.endurance,
     ),
     # there, but nothing that Spark ships
-    (["--master=local[1]", "--py-files=nosuch://x/y.zip"], "cannot ship nosuch://x/y.zip: .*No FileSystem for scheme"),
+    pytest.param(
+        ["--master=local[1]", "--py-files=nosuch://x/y.zip"],
+        "cannot ship nosuch://x/y.zip: .*No FileSystem for scheme",
+        marks=pytest.mark.endurance,
+    ),
 ]
 
 
