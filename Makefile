@@ -96,7 +96,8 @@ test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 # with the lowest versions of what we depend on, and with other versions of Python; what needs neither MariaDB nor Spark
 test-lowest:
 	$(MAKE) test-postgres VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
-	$(MAKE) test-postgres VENV=.venv-3.13 PYTHON=$(or $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13),python3.13)
+	set -e; $(foreach version,3.12 3.13,$(MAKE) test-postgres VENV=.venv-$(version) \
+		PYTHON=$(or $(firstword $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python$(version))),python$(version));)
 test-postgres: $(VENV)/.dev
 	SUBSCRIBER_TEST_WITHOUT_MARIADB=1 $(PYTEST) $(TEST_ARGS) -m 'not slow and not crash and not crash_points and not endurance and not spark' \
 		tests/unit tests/integration/postgres
