@@ -46,6 +46,13 @@ def pytest_configure() -> None:
             pytest.exit("entry points in pyproject.toml are new here: .venv/bin/pip install --no-deps --editable .", returncode=4)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # the bug was that two tests of Spark had no mark: `make test` skipped them without pyspark, and `make test-spark` left them out
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+
+
 def pytest_collection_finish() -> None:
     # five thousand tests stay to the end: the garbage collector need not look through them again and again
     gc.collect()

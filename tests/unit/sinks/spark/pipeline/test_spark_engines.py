@@ -42,7 +42,6 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.mark.spark
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
 async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(tmp_path: Path, spark: SparkSession) -> None:
@@ -78,7 +77,6 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_snapshot(t
     assert spark_snapshot(spark, str(tmp_path)).lsn > newest.lsn
 
 
-@pytest.mark.spark
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["a blank ümläut [x]{y}*? 50%", "a%zz:b"])
