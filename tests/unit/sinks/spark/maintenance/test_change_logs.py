@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from subscriber.sinks.spark.maintenance.append_planner import AppendPlanner
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.support.examples import some_and_others
 from tests.unit.sinks.spark.damage import rot
 from tests.unit.sinks.spark.maintenance.test_retention import OTHER, OTHER_TABLE, sweeping
 from tests.unit.sinks.spark.model import NAMES, Publisher
@@ -219,9 +221,20 @@ async def test_log_that_is_damaged_while_files_are_written_stops_alone(tmp_path:
     assert _ids(tmp_path, "t") == _ids(tmp_path, "other") == [200, 300]
 
 
-@pytest.mark.parametrize("remedy", ["restored", "removed"])
-@pytest.mark.parametrize("damage", ["missing", "damaged", "rotten"])
-@pytest.mark.parametrize("read_by", ["new type", "compaction"])
+LACKS = [
+    ("new type", "missing", "restored"),
+    ("new type", "rotten", "removed"),
+    ("compaction", "damaged", "removed"),
+    ("compaction", "rotten", "restored"),
+]
+"""Each reader, damage and remedy."""
+
+
+@some_and_others(
+    ["read_by", "damage", "remedy"],
+    LACKS,
+    sorted({*itertools.product(("new type", "compaction"), ("missing", "damaged", "rotten"), ("restored", "removed"))} - {*LACKS}),
+)
 async def test_log_that_lacks_a_file_stops_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_by: str, damage: str, remedy: str
 ) -> None:
