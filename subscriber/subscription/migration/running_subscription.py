@@ -17,7 +17,7 @@ from subscriber.subscription.migration.step_log import goes_away
 
 __all__ = ["RunningSubscription"]
 
-_FIRST_SECONDS: Final = 0.05
+_FIRST_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.5
 _CORRECT_SECONDS: Final = 10.0
 """Longer than the subscription waits after an error, unless ``wal_retrieve_retry_interval`` is changed."""
@@ -99,7 +99,8 @@ class RunningSubscription:
                 if not corrected and found is not None and (error := error and self._stuck(found)) is not None:
                     error.add_note("nothing else can be done until this is corrected: then start the same command again")
                     raise error
-            await self._pause(min(_POLL_SECONDS, _FIRST_SECONDS + (clock() - began) / 10))
+            # each look is a session with the target
+            await self._pause(min(_POLL_SECONDS, _FIRST_SECONDS + (clock() - began) / 5))
 
     async def is_dropped(self, seconds: float) -> bool:
         """Wait for so long, or until the subscription is dropped.
