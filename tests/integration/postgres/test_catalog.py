@@ -30,10 +30,10 @@ from subscriber.interfaces import Position, SubscriptionState, TableEntry, Table
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.schema import VERSION
 from subscriber.sinks.postgres.catalog.store import PostgresStore
-from subscriber.sinks.postgres.catalog.subscriptions import observe
-from subscriber.sinks.postgres.session.target import asyncpg_arguments
+from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog, observe
+from subscriber.sinks.postgres.session.target import Target, asyncpg_arguments
 from subscriber.sinks.postgres.sink import PostgresSink
-from tests.support.database import Database
+from tests.support.database import WAIT_SECONDS, Database
 from tests.support.sink_postgres import NAME, START, Feed, Remote, opened
 
 
@@ -389,3 +389,24 @@ async def test_dropped_and_opened_again(target_db: Database) -> None:
     with pytest.raises(SubscriptionChanged, match="was dropped or renamed"):
         await sink.open(NAME, lambda _: None)
     assert target_db.fetch("SELECT count(*) FROM subscriber.pg_subscription") == [(0,)]
+
+
+async def test_verbs_open_one_session(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was that each of them first connected through libpq, only to find out how asyncpg has to connect."""
+
+    async def refuse(*_: object) -> None:
+        raise AssertionError("a second session")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Target, "connect_asyncpg", refuse)
+        catalog = await PostgresCatalog.open(target_db.dsn, "test")
+        assert await catalog.subscriptions() == []
+        assert await observe(target_db.dsn) == []
+        await catalog.close()
+    # a launcher waits for notifications, which psycopg does not read between two queries
+    catalog = await PostgresCatalog.open(target_db.dsn, "test")
+    await catalog.become_launcher()
+    target_db.execute("NOTIFY subscriber")
+    async with asyncio.timeout(WAIT_SECONDS):
+        await catalog.wait(2 * WAIT_SECONDS)
+    await catalog.close()
