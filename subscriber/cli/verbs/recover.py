@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "After changes are lost (the slot was dropped or invalidated, a server was restored): says what happened, and lets the next run"
         " create a new slot, compare all tables with the publisher, and write only what differs. Readers never see an empty table."
+        " A lake copies its tables into new versions."
     )
     add_name_argument(parser)
     add_target_argument(parser)
@@ -60,9 +61,11 @@ async def _execute(args: argparse.Namespace) -> int:
         for table in found.tables:
             rows = "an unknown number of rows" if table.estimated_rows is None else f"about {table.estimated_rows:,} rows"
             how = "compared by its key" if table.primary_key or table.key_columns else "compared as a whole"
+            how = "copied into new versions" if found.copies else how
             lines.append(f"{table.name}: {how}, {rows}, {table.size / 1024**2:,.0f} MB")
     lines += [f"{table}: not published any more; its rows stay" for table in found.unpublished]
     emit("".join(f"{line}\n" for line in lines))
     if not args.dry_run:
-        confirm(args, f'the next run of subscription "{args.name}" compares {len(found.tables)} tables at a new slot')
+        does = "copies" if found.copies else "compares"
+        confirm(args, f'the next run of subscription "{args.name}" {does} {len(found.tables)} tables at a new slot')
     return 0

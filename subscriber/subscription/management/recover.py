@@ -42,11 +42,13 @@ class Recovery:
         reason: why changes are lost.
         tables: the tables that are compared with the publisher's, as published now.
         unpublished: tables of the subscription that are not published any more. Their rows stay.
+        copies: the tables are not compared, but copied: into new versions of a lake.
     """
 
     reason: str
     tables: Sequence[PublishedTable]
     unpublished: Sequence[TableName]
+    copies: bool
 
 
 async def recover(
@@ -200,7 +202,8 @@ class _Examination:
             )
         if self.reconciles:
             require_all_changes(tables)
-        return Recovery(reason or "nothing seems to be lost", tables, sorted(entries.keys() - published.keys()))
+        unpublished = sorted(entries.keys() - published.keys())
+        return Recovery(reason or "nothing seems to be lost", tables, unpublished, copies=not self.reconciles)
 
     async def slot(self, connection: WalReceiverConnection, *, dry_run: bool) -> SlotInfo | None:
         """Return the slot that is to be dropped."""

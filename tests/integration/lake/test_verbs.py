@@ -319,6 +319,7 @@ async def test_recover(publisher18_db: Database, publisher16_db: Database, lake:
     documents = {path.name: path.read_bytes() for path in lake.glob("*.json")}
     done = await recover("--dry-run")
     assert (done.status, f'replication slot "{name}" does not exist' in done.output) == (0, True), done.errors
+    assert "public.t: copied into new versions, " in done.output
     assert {path.name: path.read_bytes() for path in lake.glob("*.json")} == documents
     for arguments in ((), ("--force",)):
         done = await recover(*arguments)
