@@ -27,7 +27,7 @@ messages, hints and notes are escaped. Packages add context with :meth:`BaseExce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from subscriber.printable import printable
 
@@ -36,6 +36,7 @@ __all__ = [
     "ConfigurationError",
     "CopyOutdated",
     "DataLossError",
+    "MissingColumns",
     "NeverPrepared",
     "ProtocolError",
     "PublisherError",
@@ -185,14 +186,31 @@ class SubscriptionChanged(TargetError):
     """The subscription was altered, refreshed or dropped while this run was disconnected, so that its state is outdated."""
 
 
+class MissingColumns(NamedTuple):
+    """Published columns that a table of the target lacks.
+
+    Attributes:
+        relation_id: oid of the table on the publisher.
+        namespace, name: of the table in the target.
+        columns: name, and oid and modifier of the type, of each column.
+    """
+
+    relation_id: int
+    namespace: str
+    name: str
+    columns: tuple[tuple[str, int, int], ...]
+
+
 class RelationError(TargetError):
     """A published table does not match the target's: it is missing, has other columns, or has no replica identity.
 
     Attributes:
         missing: of a table that has changes and that the target lacks, the oid on the publisher and the name; or None.
+        missing_columns: the columns that a table of the target lacks, if it could get them; or None.
     """
 
     missing: tuple[int, str] | None = None
+    missing_columns: MissingColumns | None = None
 
 
 class ApplyError(TargetError):

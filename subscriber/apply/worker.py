@@ -33,7 +33,7 @@ from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
-from subscriber.errors import ApplyError, NeverPrepared, RelationError
+from subscriber.errors import ApplyError, MissingColumns, NeverPrepared, RelationError
 from subscriber.interfaces import Batch, DescribedSink, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
@@ -84,6 +84,10 @@ class ApplyOwner(Protocol):
         """Whether the publisher rolled a transaction back; False if this is not known."""
         ...
 
+    async def add_columns(self, missing: MissingColumns) -> bool:
+        """Add columns that a table of the target lacks. False: they are not to be added."""
+        ...
+
     async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:
         """Whether the publisher dropped a table, which at least one of these transactions has changed; False if this is not certain."""
         ...
@@ -126,6 +130,7 @@ class ApplyWorker:
         self._advance_pause = _FIRST_PAUSE
         self._pinged_at = asyncio.get_running_loop().time()
         self._unsettled: tuple[Lsn, float] | None = None
+        self._added = set[MissingColumns]()
 
     async def run(self) -> None:
         """Apply until the owner is finished, or until the stream must be restarted to enable two_phase.
@@ -186,7 +191,7 @@ class ApplyWorker:
     async def _call(
         self, transactions: Sequence[Transaction], call: Callable[[], Awaitable[None]], *, committed: Collection[int] = ()
     ) -> None:
-        """Make a call to the sink. Repeat it without the changes of a table that the target lacks, if it was dropped or is to be added.
+        """Make a call to the sink. Repeat it without a table that was dropped or is to be added, and after missing columns were added.
 
         Args:
             transactions: the transactions that the call applies.
@@ -197,6 +202,11 @@ class ApplyWorker:
             try:
                 return await self._parallel.guard(call)
             except RelationError as error:
+                if (columns := error.missing_columns) is not None and columns not in self._added:
+                    await self._parallel.abandon_all()  # their locks would be waited for
+                    if await self._owner.add_columns(columns):
+                        self._added.add(columns)
+                        continue
                 missing = error.missing
                 if missing is None or missing in self._tables.dropped:
                     raise

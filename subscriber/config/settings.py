@@ -73,7 +73,10 @@ class Settings:
         ours=True,
     )
     schema_change: SchemaChange | SchemaChangeCallback = option(
-        "error", choice("error", "add", "ignore"), "what to do about a new column of the publisher; not for a PostgreSQL target", ours=True
+        "error",
+        choice("error", "add", "ignore"),
+        "what to do about a new column of the publisher; a PostgreSQL target: error or add",
+        ours=True,
     )
     """A word, or a function that decides for each table."""
     insert_conflict: InsertConflict = option(

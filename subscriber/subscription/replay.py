@@ -20,7 +20,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, DataLossError, ProtocolError
+from subscriber.errors import ConfigurationError, DataLossError, MissingColumns, ProtocolError
 from subscriber.interfaces import OpenedSink, Position, Spool, TableEntry, TableName, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.decoder import Decoder
@@ -277,6 +277,10 @@ class _Owner:
 
     async def was_rolled_back(self, xid: int) -> bool:
         """There is no publisher to ask."""
+        return False
+
+    async def add_columns(self, missing: MissingColumns) -> bool:
+        """Not: there is no publisher."""
         return False
 
     async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:

@@ -92,9 +92,10 @@ def _require_native(settings: Settings) -> None:
             "create_tables is not available for a PostgreSQL target: its tables must be those of the publisher",
             hint="copy them with pg_dump --schema-only | psql",
         )
-    for name, default in (("schema_change", "error"), ("insert_conflict", "error")):
-        if getattr(settings, name) != default:
+    for name, known in (("schema_change", ("error", "add")), ("insert_conflict", ("error",))):
+        if (value := getattr(settings, name)) not in known:
+            given = f"{name} = {value}" if isinstance(value, str) else f"a function for {name}"
             raise ConfigurationError(
-                f"{name} is not available for a PostgreSQL target, which behaves as a native subscription",
-                hint="omit it",
+                f"{given} is not available for a PostgreSQL target, which behaves as a native subscription",
+                hint=f"use {' or '.join(known)}",
             )

@@ -20,11 +20,12 @@ from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
-from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.errors import DataLossError, MissingColumns, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.interfaces import ParallelSink, Retry, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.stream_session import CAUTIOUSLY, FollowedSlot, StreamSession, undecodable
+from subscriber.subscription.run.added_columns import add_columns, adds_columns
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.status_reports import StatusReports
@@ -327,6 +328,13 @@ class SlotFollower:
     async def was_rolled_back(self, xid: int) -> bool:
         """Ask the publisher whether it has rolled back a transaction. False if it does not say."""
         return await self._asked(was_rolled_back, xid, what=f"whether the publisher has rolled back transaction {xid}")
+
+    async def add_columns(self, missing: MissingColumns) -> bool:
+        """Add columns that a table of the target lacks. False: they are not to be added."""
+        if not adds_columns(self._spec):
+            return False
+        await add_columns(self._spec, missing, synchronized=True)
+        return True
 
     async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:
         """Ask the publisher whether it has dropped a table, which one of these transactions has changed. False if it does not say."""

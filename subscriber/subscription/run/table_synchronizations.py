@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager
+import contextlib
+from collections.abc import AsyncIterator, Collection
 
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import disables
@@ -11,8 +11,9 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_groups import GroupSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
-from subscriber.errors import SubscriberError
+from subscriber.errors import RelationError, SubscriberError
 from subscriber.interfaces import GroupingSink, TableName
+from subscriber.subscription.run.added_columns import add_columns, adds_columns
 from subscriber.subscription.run.copy_source import PublisherSource, copy_format
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.watchdog import Watchdog
@@ -74,9 +75,16 @@ class TableSynchronizations:
         """Make a table's synchronization."""
         return TableSynchronization(self._run, table, self._target.opened.open_table(table), self._spool(table))
 
-    def watched(self) -> AbstractAsyncContextManager[None]:
-        """Let the watchdog watch a synchronization."""
-        return self._watchdog.watched(tables=True)
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Let the watchdog watch a synchronization. If the target lacks columns, add them, for the next attempt."""
+        try:
+            async with self._watchdog.watched(tables=True):
+                yield
+        except RelationError as error:
+            if error.missing_columns is not None and adds_columns(self._spec):
+                await add_columns(self._spec, error.missing_columns, synchronized=False)
+            raise
 
     def ended(self, _: TableName, error: SubscriberError | None) -> None:
         """Note the error of an attempt."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from subscriber.apply.hold import AppliedTransactions
-from subscriber.errors import SubscriberError
+from subscriber.errors import MissingColumns, SubscriberError
 from subscriber.protocol.frames import StandbyStatusUpdate, decode_status_update
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import (
@@ -45,6 +45,9 @@ class EndlessRun:
         return False
 
     async def was_rolled_back(self, _: int) -> bool:
+        return False
+
+    async def add_columns(self, _: MissingColumns) -> bool:
         return False
 
     async def is_dropped(self, _: int, __: Collection[int]) -> bool:

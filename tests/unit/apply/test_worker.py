@@ -15,7 +15,16 @@ from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import ApplyError, DataLossError, NeverPrepared, PublisherUnavailable, RelationError, TargetError, TargetUnavailable
+from subscriber.errors import (
+    ApplyError,
+    DataLossError,
+    MissingColumns,
+    NeverPrepared,
+    PublisherUnavailable,
+    RelationError,
+    TargetError,
+    TargetUnavailable,
+)
 from subscriber.interfaces import Batch, Position, RelationGate, TableEntry, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
@@ -65,6 +74,9 @@ class WorkerSetup:
 
     async def was_rolled_back(self, xid: int) -> bool:
         return xid in self.rolled_back
+
+    async def add_columns(self, missing: MissingColumns) -> bool:
+        return False
 
     async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:
         return False

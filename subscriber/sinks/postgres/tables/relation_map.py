@@ -114,7 +114,12 @@ class RelationMap(DescribedRelations):
             name = TableName(relation.namespace, relation.name)
             ahead = await self._read_ahead(name)
             table = ahead.table if ahead else await read_table(self._reader, name, as_owner=self._as_owner, hint=STREAM_HINT)
-            found = self._mappings[relation.relation_id] = map_relation(relation, table)
+            try:
+                found = self._mappings[relation.relation_id] = map_relation(relation, table)
+            except RelationError:
+                # somebody will alter the table
+                self._ahead = None
+                raise
         return found
 
     async def is_wanted(self, relation: Relation, final_lsn: Lsn, *, by_name: bool | None) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from subscriber.errors import RelationError
+from subscriber.errors import MissingColumns, RelationError
 from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.protocol.quoting import quote_identifier
@@ -230,7 +230,12 @@ def map_relation(remote: Relation, table: TargetTable) -> RelationMapping:
     """
     table.require_usable()
     local = {column.name: column for column in table.columns}
-    _require_columns(table.name, [column.name for column in remote.columns], local)
+    try:
+        _require_columns(table.name, [column.name for column in remote.columns], local)
+    except RelationError as error:
+        if lacking := tuple((each.name, each.type_oid, each.type_modifier) for each in remote.columns if each.name not in local):
+            error.missing_columns = MissingColumns(remote.relation_id, table.name.namespace, table.name.name, lacking)
+        raise
     columns = tuple(local[column.name] for column in remote.columns)
     key, problem = _key(remote, table)
     identity = next((index for index, column in enumerate(columns) if column.identity_always), None)

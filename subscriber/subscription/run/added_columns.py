@@ -1,0 +1,162 @@
+"""Columns that a published table has got, with ``schema_change = add``: added to the table of a PostgreSQL target.
+
+The stream names a new column and its type, and nothing else. The catalog of the publisher has the rest: collation, default, NOT NULL, and
+what the rows have that existed when the column was added (``attmissingval``), which PostgreSQL does not send. They get the same:
+
+* The catalog has a missing value: that one. It never changes.
+* It has none, and the table's file is the first one that it had: NULL. The table was never rewritten, so the rows were not either.
+* Otherwise the table was rewritten, as by a volatile default or VACUUM FULL: only the rows themselves know. That is an error, and
+  ``alter --resync`` adds the column and compares all rows. A table that is being synchronized gets its rows anyway.
+
+A column that the publisher has dropped since is added with the type that the stream says. Source: tablecmds.c (ATExecAddColumn), heapam.c
+(getmissingattr), PostgreSQL manual, 52.7 (pg_attribute).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from subscriber.errors import MissingColumns, RelationError, SubscriberError, TargetError
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.targets import is_postgres
+from subscriber.walreceiver.session import Session
+
+__all__ = ["add_columns", "adds_columns"]
+
+_log = logging.getLogger(__name__)
+
+_LOCK_SECONDS: Final = 5
+"""How long other sessions may keep the table locked. Meanwhile, those that come later wait behind ALTER TABLE."""
+
+_FACTS: Final = """
+SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod),
+       CASE WHEN a.attcollation <> t.typcollation
+            THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END,
+       a.attnotnull::text, a.attmissingval::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid),
+       (c.relkind = 'r' AND pg_catalog.pg_relation_filenode(c.oid) = c.oid)::text
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+  LEFT JOIN pg_catalog.pg_collation AS l ON l.oid = a.attcollation
+  LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = l.collnamespace
+  LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = '' AND a.attidentity = ''
+ WHERE c.oid = {relation_id:d}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """One column, as the publisher's catalog has it now.
+
+    Attributes:
+        type: its name with a schema.
+        collation: if it is not the type's.
+        not_null: whether it is NOT NULL.
+        missing: what the rows have that existed when it was added, as an array of one text; None: there is no such value.
+        default: the expression; None: there is none.
+        unwritten: whether a row without a missing value has NULL.
+    """
+
+    type: str
+    collation: str | None = None
+    not_null: bool = False
+    missing: str | None = None
+    default: str | None = None
+    unwritten: bool = True
+
+    def definition(self) -> str:
+        """What follows the name in ADD COLUMN."""
+        collation = "" if self.collation is None else f" COLLATE {self.collation}"
+        if self.missing is None:
+            return f"{self.type}{collation}"
+        # all existing rows get it without being written
+        value = f"({quote_literal(self.missing)}::pg_catalog.text[])[1]::{self.type}"
+        return f"{self.type}{collation} DEFAULT {value}{' NOT NULL' if self.not_null else ''}"
+
+    def later(self, name: str) -> str | None:
+        """What follows ALTER TABLE afterwards. None: nothing."""
+        if self.default is not None:
+            return f"ALTER COLUMN {name} SET DEFAULT {self.default}"
+        return None if self.missing is None else f"ALTER COLUMN {name} DROP DEFAULT"
+
+
+def adds_columns(spec: RunSpec) -> bool:
+    """Whether missing columns are added here. Other kinds of targets do it themselves."""
+    return spec.settings.schema_change == "add" and spec.target is not None and is_postgres(spec.target)
+
+
+async def add_columns(spec: RunSpec, missing: MissingColumns, *, synchronized: bool) -> None:
+    """Add columns to a table of the target. Those that exist are left as they are.
+
+    Args:
+        spec: the subscription.
+        missing: the columns.
+        synchronized: whether the table has its rows.
+
+    Raises:
+        RelationError: what the table's rows have is not known, or the target's role may not do it.
+        PublisherError: the catalog cannot be read.
+        TargetError: the columns cannot be added.
+    """
+    table = f"{quote_identifier(missing.namespace)}.{quote_identifier(missing.name)}"
+    async with await spec.connect("schema") as session:
+        columns = {name: await _column(session, missing.relation_id, name, oid, modifier) for name, oid, modifier in missing.columns}
+    if synchronized and (unknown := [name for name, column in columns.items() if column.missing is None and not column.unwritten]):
+        raise RelationError(
+            f'table "{missing.namespace}.{missing.name}" of the target lacks column "{unknown[0]}", and what its rows have there is not'
+            " known: the publisher has rewritten the table",
+            hint=f"`subscriber alter {spec.name} --resync {missing.namespace}.{missing.name}` adds the column and compares all rows",
+            sqlstate="55000",
+        )
+    await _alter(spec, table, columns)
+    for name in columns:
+        _log.warning('column "%s" was added to table "%s.%s" of the target', name, missing.namespace, missing.name)
+
+
+async def _column(session: Session, relation_id: int, name: str, type_oid: int, modifier: int) -> _Column:
+    rows = await session.execute(f"{_FACTS.format(relation_id=relation_id)} AND a.attname = {quote_literal(name)}")
+    for _, type_name, collation, not_null, missing, default, unwritten in rows:
+        return _Column(
+            type=type_name or "",
+            collation=collation,
+            not_null=not_null == "true",
+            missing=missing,
+            default=default,
+            unwritten=unwritten == "true",
+        )
+    ((type_name,),) = await session.execute(f"SELECT pg_catalog.format_type({type_oid:d}, {modifier:d})")
+    return _Column(type=type_name or "")
+
+
+def _statements(table: str, columns: Mapping[str, _Column]) -> Iterator[str]:
+    for name, column in columns.items():
+        yield f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {quote_identifier(name)} {column.definition()}"
+        if column.later(quote_identifier(name)) is not None and column.default is None:
+            yield f"ALTER TABLE {table} {column.later(quote_identifier(name))}"
+
+
+async def _alter(spec: RunSpec, table: str, columns: Mapping[str, _Column]) -> None:
+    from subscriber.sinks.postgres.scripts import ScriptSession  # noqa: PLC0415 -- its drivers come with an extra
+
+    assert spec.target is not None
+    statements = "; ".join(_statements(table, columns))
+    async with await ScriptSession.open(spec.target, "subscriber schema") as session:
+        limit = f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"
+        try:
+            await session.run(f"{limit}; {statements}")
+        except TargetError as error:
+            if error.sqlstate == "42501":
+                error.hint = f"let the role own the table, or execute: {statements}"
+            raise
+        for name, column in columns.items():
+            if column.default is None:
+                continue
+            try:
+                await session.run(f"{limit}; ALTER TABLE {table} {column.later(quote_identifier(name))}")
+            except SubscriberError as error:
+                # it may need a sequence or a function that the target lacks; no replicated row needs it
+                _log.warning('the default of column "%s" of table %s was not set: %s', name, table, error.one_line())
