@@ -75,7 +75,7 @@ class Settings:
     schema_change: SchemaChange | SchemaChangeCallback = option(
         "error",
         choice("error", "add", "ignore"),
-        "what to do about a new column of the publisher; a PostgreSQL target: error or add",
+        "what to do about a new column of the publisher (PostgreSQL: error, add)",
         ours=True,
     )
     """A word, or a function that decides for each table."""
