@@ -5,8 +5,12 @@ what the rows have that existed when the column was added (``attmissingval``), w
 
 * The catalog has a missing value: that one. It never changes.
 * It has none, and the table's file is the first one that it had: NULL. The table was never rewritten, so the rows were not either.
-* Otherwise the table was rewritten, as by a volatile default or VACUUM FULL: only the rows themselves know. That is an error, and
-  ``alter --resync`` adds the column and compares all rows. A table that is being synchronized gets its rows anyway.
+* Otherwise the table was rewritten, as by a volatile default or VACUUM FULL: only the rows themselves know.
+* A column that was there before, and was left out by a column list or as a generated column, has values that were never sent. A list of now
+  shows that, and a publication that got the table after the table got the column.
+
+What is not known is an error, and ``alter --resync`` adds the column and compares all rows. A table that is being synchronized gets its
+rows anyway.
 
 A column that the publisher has dropped since is added with the type that the stream says. Source: tablecmds.c (ATExecAddColumn), heapam.c
 (getmissingattr), PostgreSQL manual, 52.7 (pg_attribute).
@@ -15,7 +19,7 @@ A column that the publisher has dropped since is added with the type that the st
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,7 +41,13 @@ SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod),
        CASE WHEN a.attcollation <> t.typcollation
             THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END,
        a.attnotnull::text, a.attmissingval::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid),
-       (c.relkind = 'r' AND pg_catalog.pg_relation_filenode(c.oid) = c.oid)::text
+       (c.relkind = 'r' AND pg_catalog.pg_relation_filenode(c.oid) = c.oid)::text,
+       (a.attgenerated = '' AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
+             WHERE p.pubname IN ({publications})
+               AND (r.prrelid = c.oid OR r.prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))
+               AND (pg_catalog.to_jsonb(r) ->> 'prattrs' IS NOT NULL OR pg_catalog.age(r.xmin) < pg_catalog.age(a.xmin))
+       ){schemas})::text
   FROM pg_catalog.pg_class AS c
   JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
   JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
@@ -46,6 +56,11 @@ SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod),
   LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = '' AND a.attidentity = ''
  WHERE c.oid = {relation_id:d}
 """
+
+
+_SCHEMAS: Final = """ AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_publication_namespace AS s JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid
+             WHERE p.pubname IN ({publications}) AND s.pnnspid = c.relnamespace AND pg_catalog.age(s.xmin) < pg_catalog.age(a.xmin))"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +74,7 @@ class _Column:
         missing: what the rows have that existed when it was added, as an array of one text; None: there is no such value.
         default: the expression; None: there is none.
         unwritten: whether a row without a missing value has NULL.
+        published: whether the column was published since it exists.
     """
 
     type: str
@@ -67,6 +83,12 @@ class _Column:
     missing: str | None = None
     default: str | None = None
     unwritten: bool = True
+    published: bool = True
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what rows have that were not written since."""
+        return self.published and (self.missing is not None or self.unwritten)
 
     def definition(self) -> str:
         """What follows the name in ADD COLUMN."""
@@ -104,11 +126,14 @@ async def add_columns(spec: RunSpec, missing: MissingColumns, *, synchronized: b
     """
     table = f"{quote_identifier(missing.namespace)}.{quote_identifier(missing.name)}"
     async with await spec.connect("schema") as session:
-        columns = {name: await _column(session, missing.relation_id, name, oid, modifier) for name, oid, modifier in missing.columns}
-    if synchronized and (unknown := [name for name, column in columns.items() if column.missing is None and not column.unwritten]):
+        columns = {name: await _column(session, spec, missing.relation_id, name, type_) for name, *type_ in missing.columns}
+    if synchronized and (unknown := [name for name, column in columns.items() if not column.is_known]):
+        reason = (
+            "the publisher has rewritten the table" if columns[unknown[0]].published else "it may have been left out of the publication"
+        )
         raise RelationError(
             f'table "{missing.namespace}.{missing.name}" of the target lacks column "{unknown[0]}", and what its rows have there is not'
-            " known: the publisher has rewritten the table",
+            f" known: {reason}",
             hint=f"`subscriber alter {spec.name} --resync {missing.namespace}.{missing.name}` adds the column and compares all rows",
             sqlstate="55000",
         )
@@ -117,9 +142,13 @@ async def add_columns(spec: RunSpec, missing: MissingColumns, *, synchronized: b
         _log.warning('column "%s" was added to table "%s.%s" of the target', name, missing.namespace, missing.name)
 
 
-async def _column(session: Session, relation_id: int, name: str, type_oid: int, modifier: int) -> _Column:
-    rows = await session.execute(f"{_FACTS.format(relation_id=relation_id)} AND a.attname = {quote_literal(name)}")
-    for _, type_name, collation, not_null, missing, default, unwritten in rows:
+async def _column(session: Session, spec: RunSpec, relation_id: int, name: str, described: Sequence[int]) -> _Column:
+    publications = ", ".join(map(quote_literal, spec.publications))
+    schemas = _SCHEMAS.format(publications=publications) if session.capabilities.column_lists else ""
+    facts = _FACTS.format(relation_id=relation_id, publications=publications, schemas=schemas)
+    for _, type_name, collation, not_null, missing, default, unwritten, published in await session.execute(
+        f"{facts} AND a.attname = {quote_literal(name)}"
+    ):
         return _Column(
             type=type_name or "",
             collation=collation,
@@ -127,7 +156,9 @@ async def _column(session: Session, relation_id: int, name: str, type_oid: int, 
             missing=missing,
             default=default,
             unwritten=unwritten == "true",
+            published=published == "true",
         )
+    type_oid, modifier = described
     ((type_name,),) = await session.execute(f"SELECT pg_catalog.format_type({type_oid:d}, {modifier:d})")
     return _Column(type=type_name or "")
 

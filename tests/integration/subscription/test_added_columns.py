@@ -128,6 +128,31 @@ async def test_a_table_that_was_rewritten_is_reconciled_on_demand(publisher18_db
         assert (await verify(name, target=target_db.dsn)).equal
 
 
+@pytest.mark.parametrize("change", ["longer list", "no list", "schema", "generated"])
+async def test_a_column_that_was_left_out_before(publisher18_db: Database, target_db: Database, change: str) -> None:
+    """Its values were never sent."""
+    publisher18_db.execute(f"{TABLE}; ALTER TABLE t ADD a int DEFAULT 1, ADD g int GENERATED ALWAYS AS (id) STORED")
+    publisher18_db.execute("INSERT INTO t VALUES (1, 'v', 2); CREATE PUBLICATION pub FOR TABLE t (id, v)")
+    target_db.execute(TABLE)
+    async with replica(publisher18_db, target_db, settings=ADD) as found:
+        await found.caught_up()
+        publisher18_db.execute(
+            {
+                "longer list": "ALTER PUBLICATION pub SET TABLE t (id, v, a)",
+                "no list": "ALTER PUBLICATION pub SET TABLE t",
+                "schema": "ALTER PUBLICATION pub SET TABLES IN SCHEMA public",
+                "generated": "ALTER PUBLICATION pub SET TABLE t (id, v, g)",
+            }[change]
+        )
+        publisher18_db.execute("INSERT INTO t VALUES (2, 'v', 3)")
+        async with asyncio.timeout(30):
+            while (error := found.subscription.status.last_error) is None:
+                await asyncio.sleep(0.05)
+        assert "it may have been left out of the publication" in str(error)
+        assert "--resync public.t" in str(error.hint)
+    assert target_db.fetch("SELECT * FROM t") == [(1, "v")]
+
+
 async def test_a_role_that_may_not_do_it(publisher18_db: Database, target_db: Database) -> None:
     for database in (publisher18_db, target_db):
         database.execute(TABLE)
