@@ -36,7 +36,6 @@ __all__ = [
     "ConfigurationError",
     "CopyOutdated",
     "DataLossError",
-    "MissingColumns",
     "NeverPrepared",
     "ProtocolError",
     "PublisherError",

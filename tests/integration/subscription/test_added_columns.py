@@ -161,7 +161,7 @@ async def test_a_role_that_may_not_do_it(publisher18_db: Database, target_db: Da
         target_db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON t TO {limited.name}")
         target_db.execute(f"GRANT SET ON PARAMETER session_replication_role TO {limited.name}")
         target_db.execute(f"GRANT CREATE ON DATABASE {target_db.name} TO {limited.name}")
-        async with replica(publisher18_db, target_db, settings=ADD, target_url=limited.conninfo) as found:
+        async with replica(publisher18_db, target_db, settings=ADD, target_url=limited.conninfo, run_as_owner=True) as found:
             await found.caught_up()
             publisher18_db.execute("ALTER TABLE t ADD a int DEFAULT 7; INSERT INTO t VALUES (1)")
             async with asyncio.timeout(30):
