@@ -36,7 +36,11 @@ def test_docstring_shows_the_class_tree() -> None:
 
 
 def test_all_classes_are_public_and_described() -> None:
-    defined = {name for name, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__}
+    defined = {
+        name
+        for name, found in inspect.getmembers(errors, inspect.isclass)
+        if found.__module__ == errors.__name__ and issubclass(found, BaseException)
+    }
     assert defined == set(errors.__all__)
     for found in CLASSES.values():
         assert issubclass(found, SubscriberError)
