@@ -14,6 +14,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Final
 
+from subscriber.errors import ProtocolError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Tag
 from subscriber.recording.file import END, MESSAGES, end_lsn, messages
@@ -24,9 +25,7 @@ from subscriber.transaction.model import Event
 
 __all__ = ["Group", "RecentGroups", "StoredRecords", "read_groups"]
 
-_ENDS: Final = frozenset(
-    map(int, (Tag.COMMIT, Tag.STREAM_COMMIT, Tag.PREPARE, Tag.STREAM_PREPARE, Tag.COMMIT_PREPARED, Tag.ROLLBACK_PREPARED))
-)
+_ENDS: Final = bytes((Tag.COMMIT, Tag.STREAM_COMMIT, Tag.PREPARE, Tag.STREAM_PREPARE, Tag.COMMIT_PREPARED, Tag.ROLLBACK_PREPARED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def read_groups(segment: Segment, offset: int) -> Iterator[Group]:
             if record.kind == MESSAGES:
                 payloads += messages(record)
                 size += len(record.content)
-                if part is None and payloads[-1][0] not in _ENDS:
+                if part is None and not _ends(payloads):
                     part, offset = _skip(segment, offset)
                     break
             elif record.kind == END:
@@ -111,8 +110,15 @@ def read_groups(segment: Segment, offset: int) -> Iterator[Group]:
                 start, payloads, size, part = offset, [], 0, None
 
 
+def _ends(payloads: Sequence[bytes]) -> bool:
+    return bool(payloads) and bool(payloads[-1]) and payloads[-1][0] in _ENDS
+
+
 def _events(segment: Segment, payloads: list[bytes], part: StoredRecords | None) -> Sequence[Event]:
-    events = decode_events(payloads)
+    try:
+        events = decode_events(payloads)
+    except (ProtocolError, IndexError) as error:
+        raise damaged(segment.path, "it has something else than whole transactions") from error
     if part is not None:
         transaction = transaction_of(events[0]) if events else None
         if transaction is None or transaction.records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from subscriber.protocol.messages import (
     StreamStart,
     StreamStop,
 )
-from subscriber.recording.file import read_recording
+from subscriber.recording.file import END, MESSAGES, encode_record, messages_content, read_recording
 from subscriber.recording.relay_groups import Group, StoredRecords
 from subscriber.recording.relay_stream import RelayStream, is_applied
 from subscriber.sinks.memory.opened_memory_sink import OpenedMemorySink
@@ -197,4 +198,28 @@ async def test_large_transaction_is_read_once(tmp_path: Path) -> None:
     begin, _, *rest = group(2100)
     await log.append([begin, *rest], 0, Lsn(2108))
     assert len(await read(log, Lsn(2008))) == 1
+    await log.close()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        [[]],
+        [[b""]],
+        [[b"C"]],
+        [group(1100)[:1], [b"K"]],
+        [group(1100)[:3], group(1100)[3:]],
+        [group(1100)[1:]],
+        [group(1100)[:1]],
+    ],
+)
+async def test_what_no_relay_log_has_is_an_error(stored: Sequence[Sequence[bytes]], tmp_path: Path) -> None:
+    """Its checksums are correct, but it has no whole transactions."""
+    log = await made(tmp_path)
+    records = [encode_record(MESSAGES, 0, messages_content(payloads)) for payloads in stored]
+    with segments(tmp_path)[0].open("ab") as file:
+        file.write(b"".join([*records, encode_record(END, 0, Lsn(1108).to_bytes(8))]))
+    log.segments[0].size = segments(tmp_path)[0].stat().st_size
+    with pytest.raises(DataLossError, match=r"is damaged: (a transaction is not complete|it has something else)"):
+        await RelayStream(log, START, lambda _: None).events()
     await log.close()
