@@ -28,6 +28,8 @@ POINTS: Final[Mapping[str, str]] = {
     "reconcile.planned": "it is known how a table is compared with the publisher's, and nothing of it was changed",
     "reconcile.rows_written": "rows of a table that is reconciled were deleted and stored, and are not committed",
     "reconcile.replaced": "some rows that differed are replaced",
+    "park.stored": "the target says that a table is parked, and its changes are not left out yet",
+    "park.left": "the target says that a parked table is reconciled, and nothing is compared yet",
     "group.copied": "the rows of a table of a group were sent, and are not stored",
     "group.stored": "the rows of a table of a group and its state are stored, and the apply worker does not know it yet",
     "apply.taken": "a batch was received, and nothing of it is applied",

@@ -170,7 +170,15 @@ class NeverPrepared(DataLossError):
 
 
 class TargetError(SubscriberError):
-    """The target rejected a request, and waiting does not help."""
+    """The target rejected a request, and waiting does not help.
+
+    Attributes:
+        of_table: schema and name of the table whose change was rejected; None: not known.
+        finish_lsn: the final LSN of that change's transaction; None: not known.
+    """
+
+    of_table: tuple[str, str] | None = None
+    finish_lsn: int | None = None
 
 
 class TargetUnavailable(TargetError):

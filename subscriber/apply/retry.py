@@ -31,7 +31,7 @@ from subscriber.errors import (
     UndecidedTransaction,
 )
 
-__all__ = ["Backoff", "Policy", "disables", "is_coming_up", "may_recur", "policy"]
+__all__ = ["Backoff", "Policy", "disables", "is_coming_up", "is_of_a_table", "may_recur", "policy"]
 
 
 class Policy(Enum):
@@ -91,7 +91,7 @@ _STATEMENT_ENDED: Final = frozenset({"40P01", "57014"})
 
 
 def disables(error: SubscriberError) -> bool:
-    """Whether ``disable_on_error`` applies to an error that occurred while changes were received or a table was copied.
+    """Whether ``on_error = disable`` applies to an error that occurred while changes were received or a table was copied.
 
     In PostgreSQL it applies to every ERROR of the worker, including a lost connection to the publisher. It does not apply if the worker
     itself is ended, because the target's server stops or the subscription is altered. Nor does it apply to waits that only this program has
@@ -100,6 +100,17 @@ def disables(error: SubscriberError) -> bool:
     if isinstance(error, TargetUnavailable):
         return error.sqlstate in _STATEMENT_ENDED
     return not isinstance(error, SubscriptionInUse | SubscriptionChanged | SlotInUse | CopyOutdated)
+
+
+_OF_A_TABLE: Final = frozenset({"42501", "54000", "55000"})
+"""Permission denied, a row or value that is too large, and a table that is not in the state for a change."""
+
+
+def is_of_a_table(error: SubscriberError) -> bool:
+    """Whether an error at a change or a copy of a table is the table's own, so that it does not concern other tables."""
+    if isinstance(error, TargetUnavailable | SubscriptionInUse | SubscriptionChanged):
+        return False
+    return isinstance(error, ApplyError | RelationError) or (isinstance(error, TargetError) and error.sqlstate in _OF_A_TABLE)
 
 
 def may_recur(error: SubscriberError) -> bool:

@@ -23,6 +23,10 @@ the copy. So the wait is short even after a copy of hours, and it ends even if t
 A copy needs no stream if the apply worker received no change of the table since the snapshot. Then the synchronization is already at the
 apply worker's position (:meth:`TableStates.covered`), and the handover is the same. ``table_groups.py`` relies on that.
 
+A table that the target rejects can be *parked*: state ``p``, which PostgreSQL does not have. The apply worker leaves out its changes. It
+stores the state before it applies the transaction again, so that it is in no transaction that was applied before, and in none after. From
+``p`` it goes back to ``i``, to be reconciled.
+
 Rejected: set ``s`` at the snapshot's LSN and let the apply worker hold everything back. This would stop all tables while one is being
 copied, or keep all their changes in a spool.
 """
@@ -101,6 +105,7 @@ class TableStates:
         retries: tables whose latest synchronization failed.
         additions: tables that are to be added.
         adds_new: whether published tables that the target lacks are created and added. Until then, their changes are left out.
+        parking: tables that the apply worker parks before it applies anything more, with their entries.
     """
 
     def __init__(self, handed: Lsn = INVALID_LSN) -> None:
@@ -108,6 +113,7 @@ class TableStates:
         # sets of the tables that are not ready, because they are queried after every batch, with thousands of tables
         self._own: set[TableName] = set()
         self._ahead: set[TableName] = set()
+        self._parked: set[TableName] = set()
         self._handed = handed
         self._handover: dict[TableName, Lsn] = {}
         self._storing: set[TableName] = set()
@@ -123,6 +129,7 @@ class TableStates:
         self.retries: dict[TableName, Retry] = {}
         self.additions = deque[Addition]()
         self.adds_new = False
+        self.parking: dict[TableName, TableEntry] = {}
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
@@ -131,7 +138,7 @@ class TableStates:
         The states of known tables are kept: they were set after they became durable, and may be newer than what was read.
         """
         known = self._entries
-        self._entries, self._own, self._ahead = {}, set(), set()
+        self._entries, self._own, self._ahead, self._parked = {}, set(), set(), set()
         for table, entry in entries.items():
             self._put(table, known.get(table, entry))
         for forgotten in (self._handover.keys() | self._requested) - self._entries.keys():
@@ -172,7 +179,11 @@ class TableStates:
 
     def _put(self, table: TableName, entry: TableEntry) -> None:
         self._entries[table] = entry
-        for members, is_member in ((self._own, entry.state in _OWN_SYNC), (self._ahead, entry.state is TableState.SYNCDONE)):
+        for members, is_member in (
+            (self._own, entry.state in _OWN_SYNC),
+            (self._ahead, entry.state is TableState.SYNCDONE),
+            (self._parked, entry.state is TableState.PARKED),
+        ):
             if is_member:
                 members.add(table)
             else:
@@ -184,6 +195,8 @@ class TableStates:
         self.retries.pop(table, None)
         self._own.discard(table)
         self._ahead.discard(table)
+        self._parked.discard(table)
+        self.parking.pop(table, None)
         self._storing.discard(table)
         self.abandon_handover(table)
 
@@ -221,8 +234,23 @@ class TableStates:
 
     @property
     def all_ready(self) -> bool:
-        """Whether the apply worker has taken over all tables."""
+        """Whether the apply worker has taken over all tables, except those that are parked."""
         return not self._own and not self._ahead
+
+    @property
+    def any_parked(self) -> bool:
+        """Whether a table is parked, or is to be."""
+        return bool(self._parked or self.parking)
+
+    @property
+    def parked(self) -> Mapping[TableName, TableEntry]:
+        """The tables whose changes are left out, with the reasons."""
+        return {table: self._entries[table] for table in sorted(self._parked)}
+
+    @property
+    def may_prepare(self) -> bool:
+        """Whether ``two_phase`` may be enabled: all tables are ready, and none has to be synchronized again."""
+        return bool(self._entries) and self.all_ready and not self._parked
 
     @property
     def handed(self) -> Lsn:
@@ -243,7 +271,7 @@ class TableStates:
             return False
         if entry.state is TableState.SYNCDONE:
             return entry.lsn is None or final_lsn >= entry.lsn
-        return entry.state is TableState.READY
+        return None if entry.state is TableState.PARKED else entry.state is TableState.READY
 
     def note_dropped(self, relation_id: int, name: str) -> None:
         """Leave out the changes of a table that the publisher has dropped and the target lacks."""

@@ -17,6 +17,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from subscriber.apply.parking import Parking
 from subscriber.apply.retry import Backoff, Policy, disables, policy
 from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization, most_bytes
 from subscriber.apply.table_state import TableStates
@@ -68,6 +69,7 @@ class SyncLauncher:
         settings: of the process.
         owner: the run.
         disable_on_error: end at the first error to which this option applies.
+        parking: parks tables that cannot be synchronized.
         groups: synchronizes many tables at once; None: the target cannot.
         sizes: bytes of tables, as far as known. The largest are copied first, so that no single one is left at the end.
     """
@@ -79,6 +81,7 @@ class SyncLauncher:
         owner: SyncOwner,
         *,
         disable_on_error: bool = False,
+        parking: Parking | None = None,
         groups: GroupSynchronization | None = None,
         sizes: Mapping[TableName, int] = _NO_SIZES,
     ) -> None:
@@ -86,6 +89,7 @@ class SyncLauncher:
         self._settings = settings
         self._owner = owner
         self._disable_on_error = disable_on_error
+        self._parking = parking or Parking(states)
         self._groups = groups
         self._sizes = sizes
         self._work: dict[TableName, TableSynchronization] = {}
@@ -158,7 +162,7 @@ class SyncLauncher:
         return errors
 
     def _is_due(self, table: TableName) -> bool:
-        if table in self._busy or not (self._states.is_unsynchronized(table) or table in self._backoff):
+        if table in self._busy or table in self._states.parking or not (self._states.is_unsynchronized(table) or table in self._backoff):
             return False
         return self._begins(table) <= asyncio.get_running_loop().time()
 
@@ -270,7 +274,8 @@ class SyncLauncher:
         backoff = self._group_backoff if grouped else self._backoff.setdefault(tables[0], Backoff(self._settings))
         failed = {*self._states.retries, *tables}
         pause = backoff.pause(answer)
-        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._owner.is_patient(failed)):
+        parks = not grouped and self._parking.takes(error, copying=True)
+        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not parks and not self._owner.is_patient(failed)):
             raise error
         if self._disable_on_error and disables(error):
             raise error
@@ -290,5 +295,7 @@ class SyncLauncher:
         for table in tables:
             before = self._states.retries.get(table)
             self._states.retries[table] = Retry(error.one_line(), before.attempt + 1 if before else 1, time.time() + pause)
+        if parks:
+            self._parking.copy_failed(tables[0], error, self._states.retries[tables[0]].attempt)
         level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
         _log.log(level, "synchronization of %s failed, next attempt in %.1f s: %s", what, pause, error.one_line())

@@ -226,6 +226,7 @@ class TableSynchronization:
         self._spool = spool
         self._source = run.source
         self._states = run.states
+        self._slot: str | None = None
 
     async def run(self) -> None:
         """Do the remaining steps of the table. Raises on the first error; call it again then.
@@ -233,10 +234,15 @@ class TableSynchronization:
         Raises:
             SubscriberError: of the publisher, the target or the spool.
         """
+        if self._states.state(self._table) is TableState.PARKED:
+            # its slot would retain WAL
+            if self._slot is not None:
+                await self._source.drop_slot(self._slot)
+            return
         try:
             entry = await self._begin()
             crash_points.reached("copy.begun")
-            slot = self._run.slot_name(self._sink.relation_id)
+            slot = self._slot = self._run.slot_name(self._sink.relation_id)
             # if an earlier attempt could not find out whether SYNCDONE was stored, this is known now
             self._states.known(self._table)
             if entry.state is TableState.SYNCDONE:

@@ -30,6 +30,7 @@ from subscriber import crash_points
 from subscriber.apply.batch import collect
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
+from subscriber.apply.parking import Parking
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
@@ -104,6 +105,7 @@ class ApplyWorker:
         two_phase: the state the stream was started with. With PENDING the worker ends once all tables are ready.
         skipping: the transaction to skip, if any.
         parallel: applies streamed transactions before their end; entered.
+        parking: parks tables.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class ApplyWorker:
         two_phase: TwoPhaseState,
         skipping: Skipping,
         parallel: ParallelApply | None = None,
+        parking: Parking | None = None,
     ) -> None:
         self._receiver = receiver
         self._sink = sink
@@ -126,6 +129,7 @@ class ApplyWorker:
         self._two_phase = two_phase
         self._skipping = skipping
         self._parallel = parallel or ParallelApply(receiver, None, tables, 0)
+        self._parking = parking or Parking(tables)
         self._advance_due = 0.0
         self._advance_pause = _FIRST_PAUSE
         self._pinged_at = asyncio.get_running_loop().time()
@@ -141,6 +145,8 @@ class ApplyWorker:
         while not self._owner.finished() and not self._enable_two_phase():
             if self._owner.hold is not None and not await self._owner.hold.passes(self._receiver, self._owner.applied):
                 continue
+            if self._tables.any_parked:
+                await self._parking.change(self._sink)
             event = self._receiver.peek()
             self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
             if event is None:
@@ -159,7 +165,7 @@ class ApplyWorker:
         await self._receiver.report_now()
 
     def _enable_two_phase(self) -> bool:
-        return self._two_phase is TwoPhaseState.PENDING and bool(self._tables.entries()) and self._tables.all_ready
+        return self._two_phase is TwoPhaseState.PENDING and self._tables.may_prepare
 
     async def _commit_parallel(self, event: Transaction | PreparedTransaction) -> bool:
         """Commit the next event if it was applied while it was streamed. False: it is still the next one, and was rolled back."""
@@ -286,8 +292,8 @@ class ApplyWorker:
 
     async def _commit_prepared(self, message: CommitPrepared) -> None:
         try:
-            sink, dropped = self._two_phase_sink, self._tables.dropped
-            await self._call([], lambda: sink.commit_prepared(message, dropped), committed=[message.xid])
+            sink, gate = self._two_phase_sink, self._tables.gate
+            await self._call([], lambda: sink.commit_prepared(message, gate), committed=[message.xid])
         except NeverPrepared:
             if self._owner.empty_prepares:
                 raise

@@ -184,6 +184,8 @@ PG_SUBSCRIPTION_REL: Final = Table(
     Column("srsubstate", Kind.CODE),
     Column("srsublsn", Kind.LSN, null=True),
     Column("srmode", Kind.CODE, default=SyncMode.COPY.value),
+    Column("srerror", Kind.TEXT, null=True),
+    Column("srerrortime", Kind.TIME, null=True),
     key=("srsubid", "srrelid"),
     subscription="srsubid",
 )

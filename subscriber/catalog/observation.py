@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from subscriber.catalog.definition import Definition
 from subscriber.catalog.verifications import TableVerification
-from subscriber.interfaces import Retry, TableEntry, TableName, WorkerActivity, WorkerDetails
+from subscriber.interfaces import Retry, TableEntry, TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["ApplierObservation", "Observation", "TableObservation"]
@@ -21,10 +21,9 @@ class TableObservation:
 
     Attributes:
         table: its name.
-        entry: its state, as ``pg_subscription_rel`` has it.
+        entry: its state, as ``pg_subscription_rel`` has it. PARKED if the applier of a lake cannot continue it.
         worker: the latest report of its synchronization, if that runs.
         retry: the failed attempt of its synchronization, if that will be retried.
-        stopped: why the applier cannot continue it, if so.
         verification: its last verification since it was synchronized, if there was one.
     """
 
@@ -32,13 +31,15 @@ class TableObservation:
     entry: TableEntry
     worker: WorkerActivity | None = None
     retry: Retry | None = None
-    stopped: str | None = None
     verification: TableVerification | None = None
 
     @property
-    def state(self) -> str:
-        """Its state, or ``stopped``."""
-        return self.entry.state.value if self.stopped is None else "stopped"
+    def parked(self) -> str | None:
+        """Since when its changes are left out, and why; None: they are not."""
+        if self.entry.state is not TableState.PARKED:
+            return None
+        when = "" if self.entry.since is None else f"{datetime.fromtimestamp(self.entry.since, UTC):%Y-%m-%d %H:%M:%S%z}, "
+        return f"since {when}{self.entry.lsn}: {self.entry.error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

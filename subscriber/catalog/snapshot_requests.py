@@ -38,7 +38,7 @@ from subscriber.errors import (
     TargetError,
     TargetUnavailable,
 )
-from subscriber.interfaces import TableEntry, TableName
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 
 __all__ = [
@@ -235,6 +235,8 @@ def not_ready(entries: Mapping[TableName, TableEntry], tables: Iterable[TableNam
         entry = entries.get(table)
         if entry is None:
             reasons[table] = "it is not part of the subscription"
+        elif entry.state is TableState.PARKED:
+            reasons[table] = f"it is parked since {entry.lsn}: {entry.error}"
         elif not entry.is_synchronized or (entry.lsn is not None and entry.lsn > lsn):
             reasons[table] = "it is still being synchronized"
     return reasons

@@ -15,7 +15,7 @@ from subscriber.catalog.model import Table
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
 
-__all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Plus", "Row", "Rows", "SharedTable", "Store", "verb_key", "writer_key"]
+__all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "FiringTrigger", "Plus", "Row", "Rows", "SharedTable", "Store", "verb_key", "writer_key"]
 
 CATALOG_KEY: Final = "catalog"
 """Key of the lock that is held while the catalog is created, and while a subscription is added or renamed."""
@@ -55,6 +55,30 @@ class SharedTable:
     relid: int | None
     of: TableName
     native: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FiringTrigger:
+    """A trigger of the target that fires for changes that are applied.
+
+    Attributes:
+        table: its table.
+        name: its name.
+        disable: SQL that keeps it from firing.
+    """
+
+    table: TableName
+    name: str
+    disable: str
+
+    @property
+    def reads_parked(self) -> RelationError:
+        """The error of ``on_error = park``."""
+        return RelationError(
+            f'trigger "{self.name}" of table "{self.table}" fires for changes, and may read a table that is parked',
+            sqlstate="55000",
+            hint=f"{self.disable}, or use on_error = retry",
+        )
 
 
 Row = Mapping[str, Any]
@@ -108,6 +132,10 @@ class Rows(Protocol):
 
     async def sharing(self, tables: Sequence[TableName]) -> Sequence[SharedTable]:
         """Return the tables that have rows of these tables, including themselves."""
+        ...
+
+    async def firing_trigger(self, tables: Sequence[TableName]) -> FiringTrigger | None:
+        """Return a trigger of one of these tables, or of their partitions, that fires for changes that are applied."""
         ...
 
     async def target_identifier(self) -> str:

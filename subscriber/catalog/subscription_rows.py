@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
-from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, known_values
+from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, VERIFICATION, known_values
 from subscriber.catalog.store import Row, Rows, SharedTable
 from subscriber.config import COPY_DATA_WORDS, CopyData
 from subscriber.errors import RelationError, SubscriptionChanged
@@ -17,7 +17,7 @@ from subscriber.protocol.lsn import INVALID_LSN
 
 __all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of", "pending_refresh_of"]
 
-_WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
+_WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY, TableState.PARKED})
 
 
 def entry_of(row: Row) -> TableEntry:
@@ -28,7 +28,8 @@ def entry_of(row: Row) -> TableEntry:
     """
     with known_values(PG_SUBSCRIPTION_REL):
         state, mode = TableState(row["srsubstate"]), SyncMode(row["srmode"])
-    return TableEntry(state, row["srsublsn"] if state in _WITH_LSN else None, mode)
+    lsn = row["srsublsn"] if state in _WITH_LSN else None
+    return TableEntry(state, lsn, mode, *((row["srerror"], row["srerrortime"]) if state is TableState.PARKED else ()))
 
 
 def pending_refresh_of(row: Row) -> CopyData | None:
@@ -37,7 +38,13 @@ def pending_refresh_of(row: Row) -> CopyData | None:
 
 
 def _stored(entry: TableEntry) -> Row:
-    return {"srsubstate": entry.state.value, "srsublsn": entry.lsn, "srmode": entry.mode.value}
+    return {
+        "srsubstate": entry.state.value,
+        "srsublsn": entry.lsn,
+        "srmode": entry.mode.value,
+        "srerror": entry.error,
+        "srerrortime": entry.since,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +218,39 @@ class SubscriptionRows:
     async def set_entries(self, relids: Sequence[int], entry: TableEntry) -> None:
         """Set the state of tables, whatever it was."""
         await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": list(relids)}, _stored(entry))
+
+    async def find(self, name: TableName) -> tuple[TableName, int] | None:
+        """The stored name and the number of the table whose changes have a name; None: it is not in the subscription."""
+        row = await self.table(name)
+        return None if row is None else (name, row.relid)
+
+    async def park(self, tables: Mapping[TableName, TableEntry]) -> Mapping[TableName, TableEntry]:
+        """See :meth:`subscriber.interfaces.ParkingSink.park`."""
+        parked: dict[TableName, TableEntry] = {}
+        trigger = await self.rows.firing_trigger([name for name, _ in await self.tables() if name not in tables])
+        if trigger is not None:
+            raise trigger.reads_parked
+        for name, entry in tables.items():
+            found = await self.find(name)
+            if found is not None:
+                stored, relid = found
+                await self.forget_position(relid)
+                await self.set_entries([relid], entry)
+                parked[stored] = entry
+        return parked
+
+    async def reconcile(self, tables: Sequence[TableName]) -> Mapping[TableName, TableEntry]:
+        """See :meth:`subscriber.interfaces.ParkingSink.reconcile`."""
+        existing = await self.rows.relids(tables)
+        present = [table for table in tables if not isinstance(existing[table], RelationError)]
+        await self.require_alone(present)
+        entry, begun = TableEntry(TableState.INIT, mode=SyncMode.RECONCILE), {}
+        for table in present:
+            row = await self.table(table, lock=True)
+            if row is not None and await self.set_entry(row.relid, entry, only_from=TableState.PARKED):
+                await self.rows.delete(VERIFICATION, {"subid": self.oid, "nspname": table.namespace, "relname": table.name})
+                begun[table] = entry
+        return begun
 
     async def require_alone(self, tables: Sequence[TableName]) -> None:
         """Check that no other subscription writes these tables, or parts of them. Its rows would be deleted when they are reconciled.

@@ -166,7 +166,11 @@ class StoredCatalog(Generic[_Store]):
     async def resync(self, oid: int, tables: Sequence[TableName], *, copy: bool) -> None:
         """See :meth:`subscriber.catalog.ResyncingCatalog.resync`."""
         async with self.store.transaction() as rows:
+            await self._look_again(rows, oid, accept_target=False)
             known = dict(await SubscriptionRows(rows, oid).tables(lock=True))
+            for relid in (await rows.relids([table for table in tables if table in known])).values():
+                if isinstance(relid, RelationError):
+                    raise relid
             for table in tables:
                 if table not in known:
                     raise RelationError(
@@ -223,6 +227,19 @@ class StoredCatalog(Generic[_Store]):
             if "srrelid" in table.columns and table.name != PG_SUBSCRIPTION_REL.name:
                 await rows.delete(table, {"srsubid": oid, "srrelid": relids})
         await own.set_entries(relids, TableEntry(TableState.INIT, mode=mode))
+
+    async def require_parking(self, oid: int) -> None:
+        """Check that no trigger fires that may read a parked table of the subscription.
+
+        Raises:
+            RelationError: one does.
+            TargetError, TargetUnavailable
+        """
+        async with self.store.reading() as rows:
+            tables = [name for name, _ in await SubscriptionRows(rows, oid).tables()]
+            trigger = await rows.firing_trigger(tables) if len(tables) > 1 else None
+        if trigger is not None:
+            raise trigger.reads_parked
 
     async def become_launcher(self, lost: int | None = None) -> int | None:
         try:

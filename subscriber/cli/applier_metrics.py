@@ -54,8 +54,8 @@ class ApplierCollector:
         amplification = gauge("write_amplification", "Bytes written to tables and logs for each byte of landed changes, since the start.")
         phases = counter("phase_seconds", "Duration of the phases of rounds, as in the progress events.", "phase")
         slowest = gauge("table_seconds", "Seconds of work for the slowest tables in the last 100 rounds.", "table")
-        stopped = gauge("tables_stopped", "Tables that the applier cannot continue.")
-        stop = gauge("table_stopped", "1 for each table that the applier cannot continue.", "table")
+        stopped = gauge("tables_parked", "Tables that the applier cannot continue.")
+        stop = gauge("table_parked", "1 for each table that the applier cannot continue.", "table")
         log = gauge("change_log_stopped", "1 for each table whose change log the applier cannot continue.", "table")
         if self._progress is not None:
             progress = self._progress

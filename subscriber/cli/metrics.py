@@ -99,6 +99,7 @@ class SubscriptionCollector:
         relay_bytes = gauge("relay_log_bytes", "Size of the relay log.")
         relay_paused = gauge("relay_log_paused", "1 while the relay log is full, so that nothing is received.")
         tables = gauge("tables", "Tables by state, as in pg_subscription_rel.", "state")
+        parked = gauge("table_parked", "When the table was parked, in seconds since 1970.", "table", "lsn", "error")
         left_out = gauge("tables_left_out", "Published tables that the subscription does not replicate.")
         verified = gauge("table_verified_timestamp_seconds", "When a table was last compared with the publisher's, since 1970.", "table")
         verified_lsn = gauge("table_verified_lsn_bytes", "The position in the publisher's WAL as of which it was compared.", "table")
@@ -126,6 +127,9 @@ class SubscriptionCollector:
             states = [entry.state for entry in status.tables.values()]
             for state in TableState:
                 tables.add_metric([name, state.value], states.count(state))
+            for table, entry in status.tables.items():
+                if entry.state is TableState.PARKED:
+                    parked.add_metric([name, printable(str(table)), str(entry.lsn), printable(entry.error or "")], entry.since or 0.0)
             left_out.add_metric([name], len(status.left_out))
             for found in status.verifications.values():
                 labels = [name, printable(str(found.table))]
@@ -148,6 +152,7 @@ class SubscriptionCollector:
             relay_bytes,
             relay_paused,
             tables,
+            parked,
             left_out,
             verified,
             verified_lsn,

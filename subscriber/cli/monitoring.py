@@ -108,9 +108,10 @@ def _verdicts(status: SubscriptionStatus, limit: MaxLag) -> Iterator[tuple[Sever
         yield Severity.CRITICAL, observation.last_error or ""
     elif failing := [str(table.table) for table in observation.tables if table.retry is not None]:
         yield Severity.WARNING, f"synchronization fails: {', '.join(failing)}"
-    stopped = [str(table.table) for table in observation.tables if table.stopped]
-    if stopped := [*stopped, *(observation.applier.stopped if observation.applier is not None else ())]:
-        yield Severity.WARNING, f"stopped: {', '.join(stopped)}"
+    if parked := [f"{table.table} {table.parked}" for table in observation.tables if table.parked]:
+        yield Severity.WARNING, f"parked: {', '.join(parked)}"
+    if observation.applier is not None and observation.applier.stopped:
+        yield Severity.WARNING, f"stopped: {', '.join(observation.applier.stopped)}"
     if unequal := [table.verification for table in observation.tables if table.verification is not None and not table.verification.equal]:
         yield Severity.WARNING, f"not equal to the publisher: {', '.join(str(each.table) for each in unequal)}"
     if observation.left_out:

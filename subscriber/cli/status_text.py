@@ -20,7 +20,7 @@ _STATES = {
     TableState.FINISHEDCOPY: "catching up",
     TableState.SYNCDONE: "synchronized",
     TableState.READY: "ready",
-    "stopped": "stopped",
+    TableState.PARKED: "parked",
 }
 
 
@@ -111,7 +111,7 @@ def _freshness(applier: ApplierObservation) -> str:
 
 def _tables(status: SubscriptionStatus) -> list[str]:
     tables = status.observation.tables
-    counts = [(word, sum(table.state == state for table in tables)) for state, word in _STATES.items()]
+    counts = [(word, sum(table.entry.state is state for table in tables)) for state, word in _STATES.items()]
     counts.append(("left out", len(status.observation.left_out)))
     lines = ["  tables        " + (", ".join(f"{count} {word}" for word, count in counts if count) or "none")]
     for table in tables:
@@ -120,7 +120,7 @@ def _tables(status: SubscriptionStatus) -> list[str]:
         elif table.entry.state is TableState.DATASYNC and table.worker is not None:
             of = f" of about {table.worker.estimated_rows}" if table.worker.estimated_rows else ""
             lines.append(f"    {table.table}: {table.worker.copied_rows} rows{of}")
-    lines += [f"    {table.table}: stopped: {table.stopped}" for table in tables if table.stopped]
+    lines += [f"    {table.table}: parked {table.parked}" for table in tables if table.parked]
     lines += [f"    {table}: left out: {reason}" for table, reason in status.observation.left_out.items()]
     return lines + _verifications([table.verification for table in tables if table.verification is not None], len(tables))
 

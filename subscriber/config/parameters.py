@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from subscriber.config.option import Option, declared, option, parse_options
-from subscriber.config.reading import BOOLEAN, RATE, TIME, OptionType, choice, parse_bool, parse_seconds
+from subscriber.config.reading import BOOLEAN, RATE, SECONDS, TIME, WHOLE, OptionType, choice, parse_bool, parse_seconds
 from subscriber.config.where import filters_of, parse_where, with_filters
 from subscriber.errors import ConfigurationError
 
@@ -19,6 +19,7 @@ __all__ = [
     "PARAMETERS",
     "STORED",
     "CopyData",
+    "OnError",
     "OriginFilter",
     "Streaming",
     "SubscriptionOptions",
@@ -29,6 +30,7 @@ __all__ = [
 Streaming = Literal["off", "on", "parallel"]
 SynchronousCommit = Literal["off", "local", "remote_write", "remote_apply", "on"]
 OriginFilter = Literal["none", "any"]
+OnError = Literal["retry", "disable", "park"]
 CopyData = bool | Literal["reconcile"]
 
 NO_SLOT: Final = "none"
@@ -147,7 +149,38 @@ class SubscriptionOptions:
         "off", _SYNCHRONOUS_COMMIT, "of the sessions that apply; on: each batch waits for the disk", alter="always", column="subsynccommit"
     )
     two_phase: bool = option(False, BOOLEAN, "prepare transactions in the target too", since=15, alter="disabled", alter_since=18)
-    disable_on_error: bool = option(False, BOOLEAN, "stop after an error, instead of retrying", alter="always", column="subdisableonerr")
+    disable_on_error: bool = option(
+        False, BOOLEAN, "as in PostgreSQL; the same as on_error: true is disable, false is retry", alter="always"
+    )
+    """True if and only if :attr:`on_error` is ``disable``."""
+    on_error: OnError = option(
+        "retry",
+        choice("retry", "disable", "park"),
+        "disable: stop after an error; park: leave out the table that an error belongs to, and continue with the others",
+        alter="always",
+        column="subonerror",
+        codes={"retry": "r", "disable": "d", "park": "p"},
+        ours=True,
+    )
+    park_after: int = option(
+        3,
+        WHOLE,
+        "attempts to apply a transaction or to copy a table, before on_error = park parks the table",
+        least=1,
+        alter="always",
+        column="subparkafter",
+        ours=True,
+    )
+    park_retry: float = option(
+        0.0,
+        SECONDS,
+        "how long after it was parked a table is reconciled; 0: only by alter --resync",
+        least=0,
+        alter="always",
+        column="subparkretry",
+        ours=True,
+    )
+    """In seconds."""
     password_required: bool = option(
         False, BOOLEAN, "fail if the publisher asks for no password", alter="always", column="subpasswordrequired"
     )
@@ -195,8 +228,15 @@ class SubscriptionOptions:
     """Give a mapping of ``SCHEMA.TABLE`` to expressions. It is kept as one text; :attr:`row_filters` returns the mapping."""
 
     def __post_init__(self) -> None:
-        for name in ("wal_receiver_timeout", "max_copy_rate"):
+        for name in ("wal_receiver_timeout", "max_copy_rate", "park_after", "park_retry"):
             PARAMETERS[name].check_range(getattr(self, name))
+        if self.disable_on_error and self.on_error == "park":
+            raise ConfigurationError(
+                "disable_on_error = true and on_error = park are mutually exclusive options", hint="specify one of them"
+            )
+        if self.disable_on_error:
+            object.__setattr__(self, "on_error", "disable")
+        object.__setattr__(self, "disable_on_error", self.on_error == "disable")
         if self.retain_dead_tuples:
             raise ConfigurationError(
                 "retain_dead_tuples = true is not supported: it keeps deleted rows of a PostgreSQL target for the conflict update_deleted,"
@@ -218,7 +258,7 @@ class SubscriptionOptions:
         Raises:
             ConfigurationError: unknown parameter or value, or a combination that CREATE SUBSCRIPTION rejects.
         """
-        values = parse_options(items, declared(cls), _UNRECOGNIZED)
+        values = _one_name(parse_options(items, declared(cls), _UNRECOGNIZED))
         for conflicting in ("enabled", "create_slot", "copy_data"):
             if values.get("connect") is False and values.get(conflicting):
                 given = PARAMETERS[conflicting].type.show(values[conflicting])
@@ -256,4 +296,15 @@ def parse_changes(items: Iterable[str], allowed: Mapping[str, Option] = ALTERABL
     Raises:
         ConfigurationError: unknown parameter or value.
     """
-    return parse_options(items, allowed, _UNRECOGNIZED)
+    return _one_name(parse_options(items, allowed, _UNRECOGNIZED))
+
+
+def _one_name(values: dict[str, Any]) -> dict[str, Any]:
+    """``on_error`` in place of PostgreSQL's ``disable_on_error``."""
+    if "disable_on_error" in values:
+        if "on_error" in values:
+            raise ConfigurationError(
+                'conflicting or redundant options: "disable_on_error" and "on_error" are given', hint="specify one of them"
+            )
+        values["on_error"] = "disable" if values.pop("disable_on_error") else "retry"
+    return values

@@ -15,6 +15,7 @@ from subscriber.interfaces.abilities import (
     KeyedRowSource,
     ParallelSink,
     ParallelTransaction,
+    ParkingSink,
     PingedSink,
     PostgresDatabase,
     Query,
@@ -57,6 +58,7 @@ from subscriber.interfaces.values import (
     TargetActivity,
     TwoPhaseState,
     WorkerActivity,
+    everything_applies,
 )
 from subscriber.interfaces.worker_details import RelayLogDetails, Retry, WorkerDetails, WorkerState
 
@@ -78,6 +80,7 @@ __all__ = [
     "OpenedSink",
     "ParallelSink",
     "ParallelTransaction",
+    "ParkingSink",
     "PingedSink",
     "Position",
     "PostgresDatabase",
@@ -118,4 +121,5 @@ __all__ = [
     "WorkerActivity",
     "WorkerDetails",
     "WorkerState",
+    "everything_applies",
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from subscriber.interfaces.tables import TableGroup
-from subscriber.interfaces.values import PublishedTable, RelationGate, TargetActivity
+from subscriber.interfaces.values import PublishedTable, RelationGate, TableEntry, TableName, TargetActivity, everything_applies
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
@@ -24,6 +24,7 @@ __all__ = [
     "KeyedRowSource",
     "ParallelSink",
     "ParallelTransaction",
+    "ParkingSink",
     "PingedSink",
     "PostgresDatabase",
     "Query",
@@ -69,12 +70,13 @@ class TwoPhaseSink(Protocol):
         """
         ...
 
-    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
+    async def commit_prepared(self, message: CommitPrepared, gate: RelationGate = everything_applies) -> None:
         """COMMIT PREPARED, together with the position. Idempotent.
 
         Args:
             message: the end of the prepared transaction.
-            dropped: oids and names of tables that the publisher has dropped. Without ``prepares_in_target`` their changes are left out.
+            gate: whether to apply the changes of a relation. Without ``prepares_in_target`` it is asked again, because a table may have
+                been parked, or dropped by the publisher, since PREPARE. Otherwise the changes were made at PREPARE.
 
         Raises:
             ApplyError, RelationError: only without ``prepares_in_target``. The transaction stays prepared.
@@ -107,6 +109,36 @@ class GroupingSink(Protocol):
 
     def open_group(self) -> TableGroup:
         """Create a group. Several groups may work at the same time."""
+        ...
+
+
+@runtime_checkable
+class ParkingSink(Protocol):
+    """An opened sink that can leave out a table that the target rejects, until it is reconciled. Calls are durable on return."""
+
+    async def park(self, tables: Mapping[TableName, TableEntry]) -> Mapping[TableName, TableEntry]:
+        """Store the state PARKED. The table's own position is forgotten.
+
+        Args:
+            tables: names, as the changes have them, and the entries to store.
+
+        Returns:
+            The tables that were found, by the names that the subscription has for them.
+
+        Raises:
+            RelationError: it would be wrong: a trigger of another table, which may read it, fires for changes. Nothing was changed.
+        """
+        ...
+
+    async def reconcile(self, tables: Sequence[TableName]) -> Mapping[TableName, TableEntry]:
+        """Let parked tables be synchronized again: their rows are reconciled.
+
+        Returns:
+            Their new entries. A table that is not parked, or that the target lacks, is left out.
+
+        Raises:
+            RelationError: rows of a table belong to another subscription, too. Nothing was changed.
+        """
         ...
 
 

@@ -13,6 +13,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
+    from subscriber.errors import RelationError
     from subscriber.interfaces.copy_parts import CopyPart
     from subscriber.protocol.messages import Relation
     from subscriber.transaction.model import Transaction
@@ -36,6 +37,7 @@ __all__ = [
     "TargetActivity",
     "TwoPhaseState",
     "WorkerActivity",
+    "everything_applies",
 ]
 
 
@@ -55,7 +57,7 @@ class TableName:
 
 
 class TableState(StrEnum):
-    """``pg_subscription_rel.srsubstate``, as in PostgreSQL."""
+    """``pg_subscription_rel.srsubstate``, with the values of PostgreSQL, and one more."""
 
     INIT = "i"
     """Nothing copied."""
@@ -67,6 +69,8 @@ class TableState(StrEnum):
     """Caught up to the entry's LSN. The apply worker applies transactions whose final LSN is at or past it."""
     READY = "r"
     """The apply worker applies its changes."""
+    PARKED = "p"
+    """Its changes are left out from the entry's LSN on, because the target rejected one. Not a state of PostgreSQL's."""
 
 
 class TwoPhaseState(StrEnum):
@@ -108,14 +112,17 @@ class SyncMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """State of one table of the subscription. ``lsn`` is set for SYNCDONE and READY, else None.
+    """State of one table of the subscription. ``lsn`` is set for SYNCDONE, READY and PARKED, else None.
 
-    ``mode`` has a meaning in INIT and DATASYNC. A target that does not store it copies the table.
+    ``mode`` has a meaning in INIT and DATASYNC. A target that does not store it copies the table. A PARKED table has the ``error`` that
+    the target rejected it with, one line, and the time in seconds since 1970 (``since``).
     """
 
     state: TableState
     lsn: Lsn | None = None
     mode: SyncMode = SyncMode.COPY
+    error: str | None = None
+    since: float | None = None
 
     @property
     def is_synchronized(self) -> bool:
@@ -243,6 +250,11 @@ class Finding:
         hint = "GRANT EXECUTE ON FUNCTION … TO the role"
         return cls("error", message, hint) if without is None else cls("warning", f"{message}: {without}", hint)
 
+    @classmethod
+    def of(cls, error: RelationError) -> Finding:
+        """The finding of an error that a run would raise."""
+        return cls("error", str(error), error.hint or "")
+
     @property
     def refuses(self) -> bool:
         """Whether this prevents creating or running the subscription until it is fixed."""
@@ -274,10 +286,15 @@ class CopyFormat(StrEnum):
 RelationGate = Callable[["Relation", Lsn], bool | None]
 """``gate(relation, final_lsn)``: whether to apply changes of this relation in a transaction with this final LSN.
 
-False for tables that are not part of the subscription, or that are still being synchronized. None for tables that the publisher has dropped
-and the target lacks: a sink need not distinguish None from False. The answer for a pair does not change while
-a batch is applied.
+False for tables that are not part of the subscription, or that are still being synchronized. None for tables that the target may lack:
+those that are parked, or that the publisher has dropped. A sink need not distinguish None from False. The answer for a pair does not change
+while a batch is applied.
 """
+
+
+def everything_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
+    """A gate that lets all changes through."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)

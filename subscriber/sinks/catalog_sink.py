@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.subscription_rows import CatalogStateStore
 from subscriber.errors import TargetError
-from subscriber.interfaces import ApplyStatistics, Position, RelationGate, SubscriptionState, WorkerActivity
+from subscriber.interfaces import (
+    ApplyStatistics,
+    Position,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    WorkerActivity,
+    everything_applies,
+)
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.transaction.model import PreparedTransaction
@@ -42,9 +51,14 @@ class PreparedTransactions(Protocol):
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None: ...
 
-    async def commit(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = (), /) -> None: ...
+    async def commit(self, message: CommitPrepared, gate: RelationGate, /) -> None: ...
 
     async def rollback(self, message: RollbackPrepared) -> None: ...
+
+
+def nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
+    """The gate of a transaction that is skipped."""
+    return False
 
 
 class CatalogSink(CatalogStateStore):
@@ -99,6 +113,26 @@ class CatalogSink(CatalogStateStore):
         self._has_position = True
         self._positioned.position = position.lsn
 
+    async def park(self, tables: Mapping[TableName, TableEntry]) -> Mapping[TableName, TableEntry]:
+        """See :meth:`subscriber.interfaces.ParkingSink.park`.
+
+        Raises:
+            RelationError: a trigger of another table fires for changes.
+            TargetError, TargetUnavailable
+        """
+        async with self.changing() as rows:
+            return await rows.park(tables)
+
+    async def reconcile(self, tables: Sequence[TableName]) -> Mapping[TableName, TableEntry]:
+        """See :meth:`subscriber.interfaces.ParkingSink.reconcile`.
+
+        Raises:
+            RelationError: rows of a table belong to another subscription, too.
+            TargetError, TargetUnavailable
+        """
+        async with self.changing() as rows:
+            return await rows.reconcile(tables)
+
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """See :meth:`subscriber.interfaces.StateStore.report`."""
         await self._reports.report(workers, last_error)
@@ -108,21 +142,16 @@ class CatalogSink(CatalogStateStore):
         with self._moving():
             await self._prepared.prepare(prepared, gate)
 
-    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
+    async def commit_prepared(self, message: CommitPrepared, gate: RelationGate = everything_applies) -> None:
         """See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
 
         Raises:
             DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
         """
         with self._moving():
-            await self._prepared.commit(message, dropped)
+            await self._prepared.commit(message, gate)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
         """See :meth:`subscriber.interfaces.TwoPhaseSink.rollback_prepared`."""
         with self._moving():
             await self._prepared.rollback(message)
-
-
-def nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
-    """The gate of a transaction that is skipped."""
-    return False

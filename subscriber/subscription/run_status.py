@@ -21,6 +21,7 @@ class Until:
     after its copy.
 
     If a published table is not replicated at the end, the run raises a RelationError that names it. ``allow_missing_tables`` accepts that.
+    It also raises one if a table is parked.
     """
 
     lsn: Lsn | None = None

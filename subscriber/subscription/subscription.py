@@ -86,7 +86,7 @@ class Subscription:
 
         Any error ends the first attempt, except that it waits for a server that is starting up. Later, the run waits for a server that
         cannot be reached, and retries every ``wal_retrieve_retry_interval`` after an error that the user must fix, unless ``until`` is
-        given. With ``disable_on_error`` any error ends the run, as in a native subscription, including a connection to the publisher that
+        given. With ``on_error = disable`` any error ends the run, as in a native subscription, including a connection to the publisher that
         is lost while changes arrive. A subscription that was just created also ends if none of its tables can be copied.
 
         Cancelling it is safe at any moment and loses nothing. After :meth:`stop`, the publisher has less to send again.
@@ -121,7 +121,7 @@ class Subscription:
         self._state.copy_rate.limit = rate
 
     async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
-        """Wait until all tables are synchronized and everything up to ``lsn`` is durable in the target.
+        """Wait until all tables are synchronized and everything up to ``lsn`` is durable in the target. Parked tables do not count.
 
         A table may be ahead of the others directly after its copy; on return none is. Any number of tasks may wait, from the moment at
         which :meth:`run` is scheduled.
@@ -174,5 +174,5 @@ class Subscription:
 
     @property
     def disabled_by(self) -> SubscriberError | None:
-        """The error that ended :meth:`run` because ``disable_on_error`` is set. None: another reason, or it is still running."""
+        """The error that ended :meth:`run` because of ``on_error = disable``. None: another reason, or it is still running."""
         return self._state.disabled_by

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from unittest import SkipTest
 
 import pytest
@@ -18,6 +18,7 @@ from subscriber.interfaces import (
     Sink,
     TableEntry,
     TableName,
+    everything_applies,
 )
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation
@@ -84,9 +85,9 @@ class _ForgetsPrepared(OpenedMemorySink):
 
 
 class _CommitsTwice(OpenedMemorySink):
-    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
+    async def commit_prepared(self, message: CommitPrepared, gate: RelationGate = everything_applies) -> None:
         kept = dict(self._record.prepared)
-        await super().commit_prepared(message, dropped)
+        await super().commit_prepared(message, gate)
         self._record.prepared.update(kept)
         self._record.position = dataclasses.replace(self._position, lsn=Lsn(message.end_lsn - 1))
 

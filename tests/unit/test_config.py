@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 from hypothesis import given
@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from subscriber.config import (
     NO_SLOT,
     CopyData,
+    OnError,
     Settings,
     SubscriptionOptions,
     declared,
     parse_assignments,
     parse_bytes,
+    parse_changes,
     parse_seconds,
     with_filters,
 )
@@ -58,9 +60,30 @@ def test_defaults_are_natives() -> None:
         "wal_receiver_timeout": -1.0,
         "retain_dead_tuples": False,
         # ours
+        "on_error": "retry",
+        "park_after": 3,
+        "park_retry": 0.0,
         "max_copy_rate": 0.0,
         "where": "",
     }
+
+
+def test_on_error_and_its_name_in_postgresql() -> None:
+    words: dict[str, OnError] = {"true": "disable", "false": "retry"}
+    for text, on_error in words.items():
+        assert SubscriptionOptions.parse([f"disable_on_error={text}"]) == SubscriptionOptions(on_error=on_error)
+        assert parse_changes([f"disable_on_error={text}"]) == {"on_error": on_error}
+    disabling = SubscriptionOptions(disable_on_error=True)
+    assert disabling == SubscriptionOptions(on_error="disable") == replace(disabling, copy_data=True)
+    assert disabling.disable_on_error
+    assert not any(each.disable_on_error for each in (DEFAULT, SubscriptionOptions(on_error="park")))
+    both = "disable_on_error=true", "on_error=park"
+    assert str(refused(*both)) == 'conflicting or redundant options: "disable_on_error" and "on_error" are given'
+    with pytest.raises(ConfigurationError, match="mutually exclusive"):
+        SubscriptionOptions(disable_on_error=True, on_error="park")
+    assert str(refused("on_error=stop")) == 'unrecognized on_error value: "stop"'
+    assert "outside the valid range" in str(refused("park_after=0"))
+    assert SubscriptionOptions.parse(["park_retry=10min", "park_after=1"]) == SubscriptionOptions(park_retry=600, park_after=1)
 
 
 def test_parameters_of_19() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
@@ -17,6 +17,7 @@ from subscriber.interfaces import (
     TableState,
     TwoPhaseState,
     WorkerActivity,
+    everything_applies,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
@@ -188,7 +189,7 @@ class OpenedMemorySink:
         self._move(transaction.end_lsn)
         await transaction.discard()
 
-    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
+    async def commit_prepared(self, message: CommitPrepared, gate: RelationGate = everything_applies) -> None:
         """Apply the changes of a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.commit_prepared`.
 
         Raises:

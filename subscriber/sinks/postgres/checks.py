@@ -17,6 +17,7 @@ from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
+from subscriber.sinks.postgres.session.firing import first_firing
 from subscriber.sinks.postgres.session.libpq_session import LibpqSession
 from subscriber.sinks.postgres.session.origins import Run, catalog_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
@@ -38,8 +39,8 @@ _FUNCTIONS: Final = """
 array_agg bool_and concat concat_ws count current_database current_setting format format_type generate_series hashtextextended
 json_build_array lo_create lo_unlink lower now pg_advisory_lock pg_advisory_lock_shared pg_advisory_unlock pg_advisory_xact_lock
 pg_advisory_xact_lock_shared pg_backend_pid pg_blocking_pids pg_control_system pg_current_xact_id pg_get_expr pg_get_indexdef pg_has_role
-pg_is_in_recovery pg_notify pg_partition_root pg_terminate_backend pg_try_advisory_xact_lock pg_xact_commit_timestamp_origin set_config
-split_part starts_with strpos to_regclass to_regtype unnest
+pg_is_in_recovery pg_notify pg_partition_root pg_terminate_backend pg_try_advisory_xact_lock pg_xact_commit_timestamp_origin quote_ident
+set_config split_part starts_with strpos to_regclass to_regtype unnest
 """
 _FALLBACKS: Final = {"pg_blocking_pids": "the log cannot say what a wait is for, and transactions are applied in parallel less often"}
 """What a run does without some of them."""
@@ -73,7 +74,7 @@ SELECT oid, pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.unnest($1:
 
 
 async def check_target(
-    target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool, origin_none: bool, asynchronous: bool
+    target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool, origin_none: bool, asynchronous: bool, parks: bool
 ) -> list[Finding]:
     """Check everything that a subscription of these tables needs.
 
@@ -84,6 +85,7 @@ async def check_target(
         as_owner: whether changes are made as the tables' owners.
         origin_none: the subscription has ``origin = none``, so it may be part of a loop.
         asynchronous: the subscription has ``synchronous_commit = off``.
+        parks: the subscription has ``on_error = park``.
 
     Raises:
         TargetUnavailable, TargetError: no session with the target.
@@ -93,6 +95,10 @@ async def check_target(
         findings += await _functions(reader, asynchronous=asynchronous)
         if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
             findings += await _origins(catalog_run(reader.connection))
+        if parks and len(tables) > 1:
+            async with reader.transaction() as execute:
+                trigger = await first_firing(execute, [table.name for table in tables], "${}".format)
+            findings += [] if trigger is None else [Finding.of(trigger.reads_parked)]
         return findings + await _tables(reader, tables, as_owner=as_owner)
 
 

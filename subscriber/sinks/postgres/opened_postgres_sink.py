@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from subscriber.catalog.snapshot_requests import StoredRequests
@@ -31,7 +32,7 @@ from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
-from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES
+from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES, REBIND_TABLES
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.copy.repair import repair_rows
 from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
@@ -170,6 +171,7 @@ class OpenedPostgresSink(CatalogSink):
             # the terminated session may have waited for a synchronous standby in COMMIT: this COMMIT waits for the standby too
             async with self.changing() as changing:
                 await changing.touch()
+        await self.reader.fetch(REBIND_TABLES.format("$1"), self.state.oid)
         await self.reader.fetch(FOLLOW_TABLES, self.state.oid)
         return {name: row.entry for name, row in await self._rows.tables()}
 
@@ -180,13 +182,23 @@ class OpenedPostgresSink(CatalogSink):
 
     async def remove_table(self, table: TableName) -> None:
         """Remove a table from the subscription."""
-        # tables() removes a table that was dropped in the target
-        with contextlib.suppress(RelationError):
-            relid = await self._rows.find_table(table)
+        found = await self._rows.find(table)
+        if found is not None:
+            _, relid = found
             async with self.changing() as rows:
                 await rows.remove_table(relid)
             if self.session.origin is not None:
                 await drop_origins(self.session.fetch, self.state.oid, relid, wait=False)
+
+    async def park(self, tables: Mapping[TableName, TableEntry]) -> Mapping[TableName, TableEntry]:
+        """See :meth:`subscriber.interfaces.ParkingSink.park`.
+
+        Raises:
+            RelationError: a trigger of another table fires for changes.
+            TargetError, TargetUnavailable
+        """
+        storable = self.reader.storable
+        return await super().park({table: replace(entry, error=storable(entry.error or "")) for table, entry in tables.items()})
 
     async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
         """Change the state from SYNCDONE to READY. Ignores tables that were dropped in the target: their next change is an error."""

@@ -154,6 +154,7 @@ class PostgresSink:
             as_owner=self._shared.as_owner,
             origin_none=self._options.origin == "none",
             asynchronous=self._options.synchronous_commit == "off",
+            parks=self._options.on_error == "park",
         )
 
     def querying(self) -> contextlib.AbstractAsyncContextManager[Query]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from subscriber.interfaces import (
     TableState,
     TwoPhaseState,
     WorkerActivity,
+    everything_applies,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
@@ -228,7 +229,7 @@ class OpenedSparkSink:
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         await (await self._streaming()).prepare(prepared, gate)
 
-    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
+    async def commit_prepared(self, message: CommitPrepared, gate: RelationGate = everything_applies) -> None:
         await (await self._streaming()).commit_prepared(message)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:

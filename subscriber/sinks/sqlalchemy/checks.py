@@ -17,6 +17,7 @@ from subscriber.interfaces import Finding, PublishedTable
 from subscriber.sinks.sqlalchemy.catalog.creation import catalog_version
 from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
 from subscriber.sinks.sqlalchemy.schema.table_creation import check
+from subscriber.sinks.sqlalchemy.schema.triggers import first_firing
 from subscriber.sinks.sqlalchemy.session.database import Database
 
 __all__ = ["check_target", "subscription_exists"]
@@ -60,6 +61,9 @@ async def check_target(
         return unwritable
     async with database.reading() as connection:
         findings = await _server(connection, database.dialect_name)
+        if options.on_error == "park" and len(tables) > 1:
+            trigger = await first_firing(connection, [table.name for table in tables])
+            findings += [] if trigger is None else [Finding.of(trigger.reads_parked)]
         findings += await check(connection, tables, creating=creating, adding=settings.schema_change != "error", binary=options.binary)
     return findings
 

@@ -227,10 +227,12 @@ class OpenedSqlAlchemySink(CatalogSink):
             rows = self._rows(connection)
             known = await rows.tables(lock=True)
             there = await existing_tables(connection, [name for name, _ in known])
+            # a parked table that was dropped stays in the subscription
+            kept = [(name, row) for name, row in known if name in there or row.entry.state is TableState.PARKED]
             for name, row in known:
-                if name not in there:
+                if (name, row) not in kept:
                     await rows.remove_table(row.relid)
-        return {name: row.entry for name, row in known if name in there}
+        return {name: row.entry for name, row in kept}
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
         """Add tables with their first state. See :meth:`subscriber.interfaces.StateStore.add_tables`."""

@@ -125,7 +125,7 @@ async def find_cutover_problems(
             for message, hint in await place.fence.problems(options.fence):
                 error(message, hint)
     for message in _not_ready(found, tables):
-        error(message, "`subscriber status` shows the tables; try again when all of them are ready")
+        error(message, "`subscriber status` shows the tables, `subscriber alter --resync` brings back one that is parked; try again later")
     if not found.tables:
         error(f'subscription "{name}" has no tables', "add tables to the publication, and use `subscriber alter --refresh`")
     elif destination.fence is not None:
@@ -186,10 +186,15 @@ async def lag(source: Place, link: Link, seconds: float) -> str | None:
 def _not_ready(found: Observation, tables: Sequence[PublishedTable]) -> list[str]:
     known = {each.table: each.entry.state for each in found.tables}
     missing = [f"table {table.name} is published, and not part of the subscription" for table in tables if table.name not in known]
-    return missing + [
-        f"table {table} is still being synchronized"
-        for table, state in known.items()
-        if state not in {TableState.READY, TableState.SYNCDONE}
+    parked = [f"table {each.table} is parked {each.parked}" for each in found.tables if each.parked]
+    return [
+        *missing,
+        *parked,
+        *(
+            f"table {table} is still being synchronized"
+            for table, state in known.items()
+            if state not in {TableState.READY, TableState.SYNCDONE, TableState.PARKED}
+        ),
     ]
 
 

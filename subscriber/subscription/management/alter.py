@@ -17,7 +17,7 @@ from typing import Any
 from subscriber.apply.all_changes import find_own_rows, require_all_changes
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, ResyncingCatalog
-from subscriber.catalog.subscriptions import no_such_subscription
+from subscriber.catalog.subscriptions import StoredCatalog, no_such_subscription
 from subscriber.config import ALTERABLE, NO_SLOT, CopyData, Settings, parse_changes, with_filters
 from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError
 from subscriber.interfaces import TableName, TwoPhaseState
@@ -27,6 +27,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import check_publication_list
 from subscriber.subscription.setup.setup import Setup
+from subscriber.subscription.setup.synchronous_publisher import find_synchronous
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.subscription.targets import open_catalog
@@ -334,11 +335,22 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         for name in changed:
             if ALTERABLE[name].alter == "disabled":
                 self._require_disabled(name)
+        if "on_error" in changed and changes["on_error"] == "park":
+            await self._require_parking()
         if "two_phase" in changes:
             changes["two_phase"] = await self._two_phase(wanted=changes["two_phase"]) if "two_phase" in changed else found.two_phase
         if "failover" in changed:
             await self._alter_slot("failover", wanted=changes["failover"])
         await self._update(changes)
+
+    async def _require_parking(self) -> None:
+        found, catalog = self.definition, self._catalog
+        if isinstance(catalog, StoredCatalog):
+            await catalog.require_parking(found.oid)
+        if found.conninfo is not None:
+            async with await Session.connect(found.conninfo, application_name=session_name(found.name, "alter")) as session:
+                for finding in await find_synchronous(session, found.name):
+                    raise ConfigurationError(finding.message, hint=finding.hint)
 
     def _require_disabled(self, option: str) -> None:
         if self.definition.slot_name is None:

@@ -62,7 +62,7 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "counters": dict(found.counters),
         "stats_reset": _time(found.stats_reset),
         "tables": [_table(table) for table in found.tables],
-        "tables_by_state": Counter(table.state for table in found.tables),
+        "tables_by_state": Counter(table.entry.state.value for table in found.tables),
         "tables_left_out": [
             {"schema": _text(table.namespace), "name": _text(table.name), "reason": _text(reason)}
             for table, reason in found.left_out.items()
@@ -107,12 +107,12 @@ def _table(table: TableObservation) -> dict[str, Any]:
     return {
         "schema": _text(table.table.namespace),
         "name": _text(table.table.name),
-        "state": table.state,
+        "state": table.entry.state.value,
         "lsn": _lsn(table.entry.lsn),
         "copied_rows": table.worker and table.worker.copied_rows,
         "estimated_rows": table.worker and table.worker.estimated_rows,
         "retry": _retry(table.retry),
-        "stopped": None if table.stopped is None else _text(table.stopped),
+        "parked": None if table.parked is None else {"error": _text(table.entry.error), "since": _seconds(table.entry.since)},
         "verification": None if table.verification is None else _verification(table.verification),
     }
 

@@ -32,10 +32,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from subscriber.apply.parking import RESYNC_HINT
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ApplyError, ConfigurationError, SubscriberError, TargetError, raise_all
+from subscriber.errors import ApplyError, ConfigurationError, RelationError, SubscriberError, TargetError, raise_all
 from subscriber.interfaces import TableName, TableState
 from subscriber.interfaces.schema import SchemaProgress
 from subscriber.interfaces.sequences import SequenceChoice
@@ -346,4 +347,7 @@ class Migration:
 
 
 def _is_copied(found: Observation) -> bool:
+    for table in found.tables:
+        if table.parked:
+            raise RelationError(f'table "{table.table}" is parked {table.parked}', hint=RESYNC_HINT)
     return all(table.entry.state is TableState.READY for table in found.tables)

@@ -56,7 +56,7 @@ class NewTables:
         if found is None:
             return ()
         new = await self._find(found)
-        waiting = [each.table for each in found.tables if each.entry.state is not TableState.READY]
+        waiting = [each.table for each in found.tables if each.entry.state not in {TableState.READY, TableState.PARKED}]
         if not new:
             return waiting
         listed = ", ".join(f'"{table}"' for table in new)

@@ -212,7 +212,7 @@ class Relay:
     def _is_final(self, error: SubscriberError, found: Policy, waited: float) -> bool:
         if found is Policy.NEVER or (found is Policy.INTERVAL and not self._state.patient):
             return True
-        if self._spec.options.disable_on_error and self._streamed and disables(error) and not is_undecodable(error):
+        if self._spec.options.on_error == "disable" and self._streamed and disables(error) and not is_undecodable(error):
             self._state.disabled_by = error
             return True
         return not (self._streamed or is_coming_up(error) or (isinstance(error, SlotInUse) and waited < _SLOT_SECONDS))

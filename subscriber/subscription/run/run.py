@@ -13,10 +13,12 @@ import logging
 import time
 from typing import Final
 
+from subscriber.apply.parking import RESYNC_HINT, Parking
 from subscriber.apply.retry import Backoff, is_coming_up, policy
+from subscriber.apply.table_state import TableStates
 from subscriber.apply.tasks import task_group
-from subscriber.errors import SubscriberError
-from subscriber.interfaces import FinishingSink, Retry, TwoPhaseState
+from subscriber.errors import RelationError, SubscriberError, raise_all
+from subscriber.interfaces import FinishingSink, ParkingSink, Retry, TwoPhaseState
 from subscriber.subscription.run.continuous_verification import ContinuousVerification
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.new_tables import NewTables
@@ -87,8 +89,8 @@ class Run:
             stack.push_async_callback(self._relay.close)
             await stack.enter_async_context(self._watchdog.watching())
             prepared = await self._prepare()
-            # with until and disable_on_error, an error that the user must fix is reported at once
-            state.patient = self._until is None and not spec.options.disable_on_error
+            # with until and on_error = disable, an error that the user must fix is reported at once
+            state.patient = self._until is None and spec.options.on_error != "disable"
             if self._until is not None:
                 state.until = self._until.lsn or prepared.publisher_lsn
             state.tracker = FlushTracker(prepared.position.lsn)
@@ -115,11 +117,12 @@ class Run:
 
     async def _work(self, prepared: Prepared) -> None:
         spec, state, reports, left_out = self._spec, self._state, self._reports, self._left_out
-        synchronizations = TableSynchronizations(self._target, prepared, state, self._progress, self._watchdog)
+        parking = self._make_parking()
+        synchronizations = TableSynchronizations(self._target, prepared, state, self._progress, self._watchdog, parking=parking)
         await synchronizations.sweep_spools()
         launcher = synchronizations.launcher
         relay = self._make_relay(prepared)
-        follower = SlotFollower(self._target, prepared, state, reports, self._watchdog, relay=relay)
+        follower = SlotFollower(self._target, prepared, state, reports, self._watchdog, parking=parking, relay=relay)
         service = SnapshotService(self._target, state)
         complete = self._until is not None and not self._until.allow_missing_tables
         async with task_group() as group:
@@ -146,8 +149,21 @@ class Run:
             await relay.settle(self._target.opened)
         if self._until is not None and not state.stop.is_set() and isinstance(sink := self._target.opened, FinishingSink):
             await sink.finish()
+        if self._until is not None and not state.stop.is_set():
+            _require_none_parked(state.states)
         if complete and not state.stop.is_set():
             left_out.require_none()
+
+    def _make_parking(self) -> Parking:
+        options, states = self._spec.options, self._state.states
+        if options.on_error != "park":
+            return Parking(states)
+        if not isinstance(self._target.opened, ParkingSink):
+            # a lake's applier parks tables by itself
+            if not isinstance(self._target.opened, FinishingSink):
+                _log.warning("this kind of target cannot park tables: errors are retried")
+            return Parking(states)
+        return Parking(states, after=options.park_after, retry=options.park_retry)
 
     def _make_relay(self, prepared: Prepared) -> Relay | None:
         if self._relay.log is None:
@@ -155,3 +171,12 @@ class Run:
         enabled = prepared.state.two_phase is TwoPhaseState.ENABLED
         self._state.relay = Relay(self._spec, self._state, self._relay.log, two_phase=enabled, spool_key=prepared.spool_key)
         return self._state.relay
+
+
+def _require_none_parked(states: TableStates) -> None:
+    raise_all(
+        [
+            RelationError(f'table "{table}" is parked since {entry.lsn}: {entry.error}', hint=RESYNC_HINT)
+            for table, entry in states.parked.items()
+        ]
+    )

@@ -46,7 +46,7 @@ class RunState:
         awaited: LSNs that callers wait for.
         last_error: the latest error.
         failed: the failed attempt to follow the stream, until the next attempt makes progress.
-        disabled_by: the error that ended the run because of ``disable_on_error``, or None.
+        disabled_by: the error that ended the run because of ``on_error = disable``, or None.
         applied: the transactions that were applied last.
         hold: where apply is to be held; None: nowhere.
         verifications: the last verification of each table, as far as this run has read it.

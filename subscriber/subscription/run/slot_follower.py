@@ -17,6 +17,7 @@ from typing import Final
 
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
+from subscriber.apply.parking import Parking
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
@@ -58,6 +59,7 @@ class SlotFollower:
         state: shared with the rest of the run.
         reports: reports an error to the target while the sink is open.
         watchdog: ends an attempt that makes no progress.
+        parking: parks tables.
         relay: the relay log to read from; None: the stream comes from the publisher.
     """
 
@@ -69,6 +71,7 @@ class SlotFollower:
         reports: StatusReports,
         watchdog: Watchdog,
         *,
+        parking: Parking,
         relay: Relay | None = None,
     ) -> None:
         spec = self._spec = target.spec
@@ -78,6 +81,7 @@ class SlotFollower:
         self._state = state
         self._reports = reports
         self._watchdog = watchdog
+        self._parking = parking
         self._relay = relay
         self._two_phase = prepared.state.two_phase
         self._skipping = Skipping(prepared.state.skip_lsn, self._name)
@@ -134,9 +138,11 @@ class SlotFollower:
         answer = policy(error)
         if self._relay is not None and error is self._relay.failure:
             raise error
-        if self._spec.options.disable_on_error and self._is_streaming and disables(error) and not is_undecodable(error):
+        if self._spec.options.on_error == "disable" and self._is_streaming and disables(error) and not is_undecodable(error):
             self._state.disabled_by = error
             raise error
+        if self._is_streaming and self._parking.takes(error):
+            return 0.0 if self._parking.refused(error) else self._backoff.pause(answer)
         if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._state.patient):
             raise error
         if not self._was_streaming:
@@ -188,7 +194,7 @@ class SlotFollower:
     async def _attempt(self) -> None:
         enabled = self._two_phase is TwoPhaseState.ENABLED
         # not before every table is ready: a table's synchronization cannot handle prepared transactions
-        enabling = self._two_phase is TwoPhaseState.PENDING and self._is_ready()
+        enabling = self._two_phase is TwoPhaseState.PENDING and self._state.states.may_prepare
         if self._relay is not None:
             await self._follow(await self._relay.open_session(self._position), enabling=enabling and self._relay.two_phase)
             return
@@ -218,9 +224,6 @@ class SlotFollower:
                 await self._enable_two_phase()
             await self._apply(session)
 
-    def _is_ready(self) -> bool:
-        return self._state.states.all_ready and bool(self._state.states.entries())
-
     async def _enable_two_phase(self) -> None:
         await self._target.opened.set_two_phase(TwoPhaseState.ENABLED)
         self._two_phase = TwoPhaseState.ENABLED
@@ -245,6 +248,7 @@ class SlotFollower:
             whole=workers > 0,
             paused=lambda: skipping.waits,
         )
+        self._parking.two_phase = self._two_phase is TwoPhaseState.ENABLED or (self._relay is not None and self._relay.two_phase)
         worker = ApplyWorker(
             session.receiver,
             sink,
@@ -253,6 +257,7 @@ class SlotFollower:
             two_phase=self._two_phase if session.capabilities.two_phase and self._relay is None else TwoPhaseState.DISABLED,
             skipping=skipping,
             parallel=parallel,
+            parking=self._parking,
         )
         try:
             async with parallel:
@@ -290,7 +295,7 @@ class SlotFollower:
         if self._relay is not None and session is not None:
             if self._relay.at_another_server and session.receiver.peek() is None:
                 return True
-            if self._two_phase is TwoPhaseState.PENDING and session.capabilities.two_phase and self._is_ready():
+            if self._two_phase is TwoPhaseState.PENDING and session.capabilities.two_phase and self._state.states.may_prepare:
                 self._relay.enable_two_phase()
                 # before anything is applied that was received with it
                 return self._relay.two_phase or self._state.finished()

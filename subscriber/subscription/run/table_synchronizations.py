@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Collection
 
+from subscriber.apply.parking import Parking
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import disables
 from subscriber.apply.spool import SpoolDirectory
@@ -32,12 +33,22 @@ class TableSynchronizations:
         state: shared with the rest of the run.
         progress: is told about copies.
         watchdog: ends a synchronization that makes no progress.
+        parking: parks tables.
 
     Attributes:
         launcher: runs the synchronizations.
     """
 
-    def __init__(self, target: TargetSession, prepared: Prepared, state: RunState, progress: CopyProgress, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        target: TargetSession,
+        prepared: Prepared,
+        state: RunState,
+        progress: CopyProgress,
+        watchdog: Watchdog,
+        *,
+        parking: Parking,
+    ) -> None:
         spec = self._spec = target.spec
         self._target = target
         self._prepared = prepared
@@ -56,8 +67,10 @@ class TableSynchronizations:
         )
         grouping = isinstance(target.opened, GroupingSink)
         groups = GroupSynchronization(self._run, target, source) if grouping else None
-        disable = spec.options.disable_on_error
-        self.launcher = SyncLauncher(state.states, spec.settings, self, disable_on_error=disable, groups=groups, sizes=prepared.sizes)
+        disable = spec.options.on_error == "disable"
+        self.launcher = SyncLauncher(
+            state.states, spec.settings, self, disable_on_error=disable, parking=parking, groups=groups, sizes=prepared.sizes
+        )
 
     async def sweep_spools(self) -> None:
         """Delete spools that are not used any more: a process that was killed right after synchronizing a table left its rows there."""
@@ -90,7 +103,7 @@ class TableSynchronizations:
         """Note the error of an attempt."""
         if error is not None:
             self._state.last_error = error
-            if self._spec.options.disable_on_error and disables(error):
+            if self._spec.options.on_error == "disable" and disables(error):
                 self._state.disabled_by = error
             self._spec.sink.statistics.sync_error_count += 1
         self._state.wake()

@@ -17,6 +17,7 @@ from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.row_filters import find_filter_problems
 from subscriber.subscription.setup.same_database import find_same_database
 from subscriber.subscription.setup.schema_differences import difference_findings, find_differences
+from subscriber.subscription.setup.synchronous_publisher import find_synchronous
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.targets import has_schema
 from subscriber.walreceiver.checks import check_publisher
@@ -64,6 +65,9 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
     publisher += find_filter_problems(options, tables)
     if options.copy_data == "reconcile" and not known:
         publisher += [*find_archives(tables), *find_own_rows(options.origin)]
+    if options.on_error == "park":
+        publisher += await find_synchronous(connection, spec.name)
+        publisher += find_own_rows(options.origin) if options.park_retry else []
     publisher += await find_loops(connection, spec)
     publisher += await find_large_rows(connection, tables, settings.logical_decoding_work_mem)
     target = await spec.sink.check(tables, two_phase=options.two_phase)

@@ -340,7 +340,7 @@ class Setup:
         slot = await connection.slot(position.slot_name)
         if slot is not None and slot.two_phase and two_phase is not TwoPhaseState.ENABLED:
             # an earlier process ended just after enabling it at the slot, or another client enabled it: prepares are sent from now on
-            if any(entry.state is not TableState.READY for entry in (await self._target.opened.tables()).values()):
+            if any(entry.state not in {TableState.READY, TableState.PARKED} for entry in (await self._target.opened.tables()).values()):
                 raise PublisherError(
                     f'two_phase of replication slot "{position.slot_name}" was enabled while tables are being synchronized',
                     hint="set it to false on the publisher again",

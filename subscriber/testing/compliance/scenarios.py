@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from unittest import SkipTest
 
-from subscriber.interfaces import ParallelSink, TwoPhaseSink
+from subscriber.interfaces import ParallelSink, ParkingSink, TwoPhaseSink
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.target import ComplianceTarget, SettableTarget
 
@@ -15,7 +15,7 @@ __all__ = ["Scenario", "Scenarios"]
 
 Function = Callable[[Feed], Awaitable[None]]
 
-_ABILITIES: Final = {"two_phase": TwoPhaseSink, "parallel_apply": ParallelSink}
+_ABILITIES: Final = {"two_phase": TwoPhaseSink, "parallel_apply": ParallelSink, "parking": ParkingSink}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Scenario:
 
     Attributes:
         name: module and function.
-        needs: ``two_phase``, ``parallel_apply``: the sink must have this ability. ``settings``: the target must be a
+        needs: ``two_phase``, ``parallel_apply``, ``parking``: the sink must have this ability. ``settings``: the target must be a
             :class:`SettableTarget`. Others are names of :class:`subscriber.testing.compliance.Traits`.
         function: the scenario. It gets a feed that is opened on an empty target.
     """

@@ -272,15 +272,16 @@ async def test_table_changed_by_another_writer_is_copied_again(publisher18_db: D
         assert set(snapshot.tables) == {U}
         assert_same(lake, snapshot, publisher18_db, [U])
         found = await until(lake, lambda _: True)
-        assert {item["name"]: bool(item["stopped"]) for item in found["tables"]} == {"t": True, "u": False}
+        assert {item["name"]: bool(item["parked"]) for item in found["tables"]} == {"t": True, "u": False}
         text = await asyncio.to_thread(subscriber, "status", f"--target=spark://{lake}")
-        assert found["tables_by_state"]["stopped"] == 1
-        assert [item["state"] for item in found["tables"]] in (["stopped", "r"], ["stopped", "s"])
-        assert re.search(r"^  tables        1 (ready|synchronized), 1 stopped$", text.output, re.MULTILINE)
-        assert f"    public.t: stopped: Delta table {lake}/tables/public/t was changed by another writer, in version 2 " in text.output
+        assert found["tables_by_state"]["p"] == 1
+        assert [item["state"] for item in found["tables"]] in (["p", "r"], ["p", "s"])
+        assert re.search(r"^  tables        1 (ready|synchronized), 1 parked$", text.output, re.MULTILINE)
+        assert re.search(r"^    public.t: parked since \S+ \S+, [0-9A-F]+/[0-9A-F]+: ", text.output, re.MULTILINE)
+        assert f": Delta table {lake}/tables/public/t was changed by another writer, in version 2 " in text.output
         checked = await asyncio.to_thread(subscriber, "status", f"--target=spark://{lake}", "--check")
         assert checked.status == 1, checked.output
-        assert "stopped: public.t" in checked.output
+        assert "parked: public.t since " in checked.output
         refused = await asyncio.to_thread(subscriber, "alter", name, f"--target=spark://{lake}", "--resync=public.nosuch")
         assert 'table "public.nosuch" is not published any more' in refused.errors
         # the command of the hint, as it is
@@ -294,7 +295,7 @@ async def test_table_changed_by_another_writer_is_copied_again(publisher18_db: D
         assert not snapshot.stopped
         assert_same(lake, snapshot, publisher18_db, [T, U])
         found = await until(lake, lambda _: True)
-        assert [item["stopped"] for item in found["tables"]] == [None, None]
+        assert [item["parked"] for item in found["tables"]] == [None, None]
 
 
 async def test_recover(publisher18_db: Database, publisher16_db: Database, lake: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,7 @@ from subscriber.interfaces import (
     TableState,
     TwoPhaseState,
     WorkerActivity,
+    everything_applies,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
@@ -258,7 +259,7 @@ class CrashableSink:
         self._move(prepared.transaction.end_lsn)
         self.settle()
 
-    async def commit_prepared(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
+    async def commit_prepared(self, message: CommitPrepared, gate: RelationGate = everything_applies) -> None:
         await self._step("commit_prepared")
         self._commit(self._state.prepared.pop(message.gid, []))
         self._move(message.end_lsn)

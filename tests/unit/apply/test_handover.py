@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import strategies as st
 
+from subscriber.apply.parking import Parking
 from subscriber.apply.progress import Quiet
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.table_sync_launcher import SyncLauncher
@@ -164,7 +165,7 @@ class Process:
         )
         launcher = SyncLauncher(running.states, servers.settings, self)
         reporting = StatusReports(target, running, KnownProgress(Quiet()))
-        attempts = SlotFollower(target, prepared, running, reporting, Watchdog(spec, running))
+        attempts = SlotFollower(target, prepared, running, reporting, Watchdog(spec, running), parking=Parking(running.states))
         attempts._was_streaming = True  # what fails at first is waited for as well
         with contextlib.suppress(Stopped):
             await self.follow(launcher, attempts)

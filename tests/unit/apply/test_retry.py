@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from subscriber import errors
-from subscriber.apply.retry import _TABLE, Backoff, Policy, policy
+from subscriber.apply.retry import _TABLE, Backoff, Policy, is_of_a_table, policy
 from subscriber.config import Settings
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
@@ -60,3 +60,29 @@ def test_errors_that_need_a_fix_are_retried_at_the_interval() -> None:
 def test_a_short_interval_bounds_the_first_pause_too() -> None:
     backoff = Backoff(Settings(wal_retrieve_retry_interval=0.02))
     assert [backoff.pause(policy(errors.SlotInUse("busy"))) for _ in range(2)] == [0.02, 0.02]
+
+
+def test_errors_of_one_table() -> None:
+    """Those that would not occur without its changes. A server that is away or full, and another process, concern all tables."""
+    own = [
+        errors.ApplyError("a constraint", sqlstate="23514"),
+        errors.ApplyError("of a trigger", sqlstate="P0001"),
+        errors.RelationError("no such column", sqlstate="42703"),
+        errors.TargetError("permission denied", sqlstate="42501"),
+        errors.TargetError("a row is too large", sqlstate="54000"),
+    ]
+    others = [
+        errors.TargetUnavailable("away"),
+        errors.TargetUnavailable("deadlock detected", sqlstate="40P01"),
+        errors.TargetUnavailable("could not serialize", sqlstate="40001"),
+        errors.TargetError("no space left on device", sqlstate="53100"),
+        errors.TargetError("read-only", sqlstate="25006"),
+        errors.TargetError("internal error", sqlstate="XX000"),
+        errors.SubscriptionInUse("another process"),
+        errors.SubscriptionChanged("dropped"),
+        errors.PublisherError("permission denied", sqlstate="42501"),
+        errors.SpoolError("full"),
+        errors.DataLossError("slot"),
+    ]
+    assert [is_of_a_table(error) for error in own] == [True] * len(own)
+    assert [is_of_a_table(error) for error in others] == [False] * len(others)

@@ -42,9 +42,9 @@ def test_wrong_value(capsys: pytest.CaptureFixture[str], verb: str, parameter: s
             expected = 'streaming requires a Boolean value or "parallel"'
         case "synchronous_commit":
             expected = 'invalid value for parameter "synchronous_commit": "@@"'
-        case "origin":
-            expected = 'unrecognized origin value: "@@"'
-        case "wal_receiver_timeout" | "max_copy_rate":
+        case "origin" | "on_error":
+            expected = f'unrecognized {parameter} value: "@@"'
+        case "wal_receiver_timeout" | "max_copy_rate" | "park_after" | "park_retry":
             expected = f'invalid value for parameter "{parameter}": "@@"'
         case "where":
             expected = "where requires the name of a table"

@@ -38,6 +38,7 @@ from subscriber.sinks.catalog_sink import Owner
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, find_collisions, unique_conflict
 from subscriber.sinks.postgres.apply.error_reports import Counted, RowsMissed, apply_error
+from subscriber.sinks.postgres.apply.refused_truncate import find_refused
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed
@@ -59,7 +60,7 @@ _TIMESTAMPTZ: Final = 1184
 _MICROSECONDS: Final = Struct(">q")
 
 BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-_COMMIT: Final = control("COMMIT")
+_COMMIT: Final = control("COMMIT", ends=True)
 WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
 # Division by zero if our row is missing or has another position: COMMIT is already sent and must not be executed then.
@@ -262,7 +263,7 @@ class Applier:
         pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
         _set_up_origin(pipeline, context, transaction, session)
         # needs no quoting: the variable parts of the gid are two numbers
-        pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+        pipeline.send(control(f"PREPARE TRANSACTION '{gid}'", ends=True), context)
 
     @property
     def differs(self) -> int | None:
@@ -335,6 +336,12 @@ class Applier:
 
     async def _final_error(self, failure: StatementFailed) -> TargetError:
         statement = failure.statement
+        if statement.truncated:
+            error = self.error(failure)
+            if error.of_table is None and not isinstance(error, TargetUnavailable):
+                blamed = await find_refused(self._session, statement.truncated)
+                error.of_table = None if blamed is None else (blamed.namespace, blamed.name)
+            return error
         if failure.diagnostics.sqlstate != UNIQUE_VIOLATION or statement.table is None:
             return self.error(failure)
         collisions = await find_collisions(self._session, failure)

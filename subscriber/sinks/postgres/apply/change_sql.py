@@ -30,7 +30,7 @@ from typing import Final
 
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.origins import PARALLEL
-from subscriber.sinks.postgres.session.statement import Statement, Written
+from subscriber.sinks.postgres.session.statement import Statement, Truncated, Written
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn, qualified_name
 
 __all__ = ["OWN_ROLE", "SWITCH_ROLE", "control", "delete", "insert", "set_role", "truncate", "update"]
@@ -44,9 +44,9 @@ _PARTITION: Final = {
 _FOUND: Final = "found.t = x.tableoid AND found.c = x.ctid"
 
 
-def control(sql: str, parameter_types: tuple[int, ...] = ()) -> Statement:
+def control(sql: str, parameter_types: tuple[int, ...] = (), *, ends: bool = False) -> Statement:
     """A statement that changes no replicated row: BEGIN, COMMIT, the position."""
-    return Statement(sql.encode(), parameter_types)
+    return Statement(sql.encode(), parameter_types, ends=ends)
 
 
 SWITCH_ROLE: Final = b"SET LOCAL ROLE "
@@ -263,9 +263,11 @@ def _replacement(mapping: RelationMapping, search: _Search, values: dict[str, st
 
 def truncate(mappings: Iterable[RelationMapping], *, restart_identity: bool) -> Statement:
     """Truncate several tables. Always RESTRICT, as in PostgreSQL: a table that is not replicated must not be truncated by CASCADE."""
-    tables = ", ".join(dict.fromkeys(mapping.table.scanned for mapping in mappings))
+    tables = {mapping.table.scanned: mapping.table for mapping in mappings}
+    truncated = tuple(Truncated(table.name, scanned, table.role, table.referenced_by) for scanned, table in tables.items())
     identity = "RESTART" if restart_identity else "CONTINUE"
-    return Statement(f"TRUNCATE {tables} {identity} IDENTITY RESTRICT".encode("utf-8", "surrogateescape"), message_type="TRUNCATE")
+    sql = f"TRUNCATE {', '.join(tables)} {identity} IDENTITY RESTRICT".encode("utf-8", "surrogateescape")
+    return Statement(sql, message_type="TRUNCATE", truncated=truncated)
 
 
 def delete_all(mapping: RelationMapping) -> Statement:

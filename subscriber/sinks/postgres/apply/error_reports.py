@@ -21,6 +21,7 @@ __all__ = ["Counted", "RowsMissed", "SetContext", "apply_error"]
 
 _BINARY_FORMAT: Final = "22P03"
 _DIVISION_BY_ZERO: Final = "22012"
+_NOT_SUPPORTED: Final = "0A000"
 _DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
 
 
@@ -91,11 +92,22 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
         if not found:
             error.add_note(f'Key already exists in unique index "{diagnostics.constraint}".')
         error.hint = "change or delete the target's row, or drop its constraint; the transaction is retried"
+    blamed = statement.table or (diagnostics.relation if statement.ends else None) or _truncated(failure)
+    error.of_table = None if blamed is None else (blamed.namespace, blamed.name)
     if isinstance(context, ChangeContext):
+        error.finish_lsn = context.final_lsn
         error.add_note(describe(context, statement.message_type or context.ending, statement.table, column))
     elif isinstance(context, SetContext):
         error.add_note(context.describe(statement))
     return error
+
+
+def _truncated(failure: StatementFailed) -> TableName | None:
+    """The table that keeps others from being truncated with it, if this is known: it is the only one, or another table references it."""
+    tables = failure.statement.truncated
+    names = {table.name for table in tables}
+    found = [table.name for table in tables if not table.referenced_by <= names] if len(tables) > 1 else [*names]
+    return found[0] if len(names) == 1 or (failure.diagnostics.sqlstate == _NOT_SUPPORTED and found) else None
 
 
 class Counted(apply_counters.Counted):

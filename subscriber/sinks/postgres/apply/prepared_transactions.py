@@ -32,7 +32,7 @@ PREPARE TRANSACTION and COMMIT PREPARED flush the WAL with any value of synchron
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from subscriber import crash_points
@@ -113,7 +113,7 @@ class PreparedTransactions:
             str(transaction.end_lsn),
         )
 
-    async def commit(self, message: CommitPrepared, _dropped: Collection[tuple[int, str]] = ()) -> None:
+    async def commit(self, message: CommitPrepared, _gate: RelationGate) -> None:
         """COMMIT PREPARED, unless that is done. The changes were made at PREPARE.
 
         Raises:

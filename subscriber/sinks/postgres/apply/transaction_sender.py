@@ -239,5 +239,6 @@ def _naming(relation: Relation, tag: int, context: ChangeContext) -> Iterator[No
     try:
         yield
     except RelationError as error:
+        error.of_table, error.finish_lsn = (relation.namespace, relation.name), context.final_lsn
         error.add_note(describe(context, Tag(tag).name, TableName(relation.namespace, relation.name)))
         raise

@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from subscriber.catalog.model import PG_SUBSCRIPTION, WORKER, Column, Kind, Table, known_values
-from subscriber.catalog.store import Plus, Row, SharedTable
+from subscriber.catalog.store import FiringTrigger, Plus, Row, SharedTable
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.target_identity import TARGET
 from subscriber.sinks.postgres.session.catalog_reader import Execute
+from subscriber.sinks.postgres.session.firing import first_firing
 from subscriber.sinks.postgres.session.locks import table_key, writer_number
 
 __all__ = ["PostgresRows"]
@@ -218,6 +219,10 @@ class PostgresRows:
             SharedTable(TableName(namespace, name), relid, TableName(of_namespace, of_name), native)
             for namespace, name, relid, of_namespace, of_name, native in rows
         ]
+
+    async def firing_trigger(self, tables: Sequence[TableName]) -> FiringTrigger | None:
+        """A trigger that is ENABLE REPLICA or ENABLE ALWAYS, and not one of a foreign key."""
+        return await first_firing(self.execute, tables, self._placeholder)
 
     async def target_identifier(self) -> str:
         """The server's system identifier."""

@@ -11,7 +11,8 @@ that all kinds of targets share.
     State of each table. ``srrelid`` is the oid of the target table, which follows a table that is renamed, and tells it from another one
     with its name. It is valid in the target that ``subtarget`` names. Elsewhere ``srnspname`` and ``srrelname`` find the table again.
     ``srmode``: whether its synchronization copies, reconciles or replaces rows (:class:`subscriber.interfaces.SyncMode`).
-    ``srcopyattempt`` counts the copies that were started.
+    ``srcopyattempt`` counts the copies that were started. Of a table that is parked (state ``p``), ``srsublsn`` is the final LSN of the
+    first transaction whose changes are left out, ``srerror`` and ``srerrortime`` say why and when.
 ``position``
     The position of the subscription (``srrelid`` 0), or of a table while it catches up.
 ``prepared_transaction``
@@ -89,9 +90,11 @@ _CATALOG: Final = """
         srrelid oid NOT NULL,
         srnspname name NOT NULL,
         srrelname name NOT NULL,
-        srsubstate "char" NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r')),
+        srsubstate "char" NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r', 'p')),
         srsublsn pg_lsn,
         srmode "char" NOT NULL DEFAULT 'c' CHECK (srmode IN ('c', 'r', 'w')),
+        srerror text,
+        srerrortime timestamptz,
         srcopyattempt bigint NOT NULL DEFAULT 0,
         PRIMARY KEY (srsubid, srrelid)
     );

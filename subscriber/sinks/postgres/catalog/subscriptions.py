@@ -17,7 +17,7 @@ from subscriber.errors import TargetError
 from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.catalog.schema import catalog_version, ensure_catalog
 from subscriber.sinks.postgres.catalog.store import PostgresStore
-from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES, accept, require_own_target
+from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES, REBIND_TABLES, accept, require_own_target
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.libpq_session import LibpqSession
 from subscriber.sinks.postgres.session.origins import catalog_run, drop_origins
@@ -111,6 +111,7 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
         else:
             (row,) = await rows.select(PG_SUBSCRIPTION, {"oid": oid})
             await require_own_target(rows.execute, oid, row["subname"])
+            await rows.execute(REBIND_TABLES.format("$1"), oid)
             await rows.execute(FOLLOW_TABLES, oid)
 
     async def accept_target(self, name: str) -> None:

@@ -27,7 +27,7 @@ from subscriber.interfaces import SyncMode, TableName, TableState
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.catalog_reader import Execute
 
-__all__ = ["FOLLOW_TABLES", "TARGET", "accept", "require_own_target"]
+__all__ = ["FOLLOW_TABLES", "REBIND_TABLES", "TARGET", "accept", "require_own_target"]
 
 TARGET: Final = """
 SELECT pg_catalog.concat_ws('/', s.system_identifier, d.oid, c.oid)
@@ -35,8 +35,17 @@ FROM pg_catalog.pg_control_system() AS s, pg_catalog.pg_database AS d, pg_catalo
 WHERE d.datname = pg_catalog.current_database() AND c.oid = 'subscriber.pg_subscription'::pg_catalog.regclass
 """
 
+# a parked table that was dropped stays in the subscription, and a new one with its name takes its place
+REBIND_TABLES: Final = """
+UPDATE subscriber.pg_subscription_rel r SET srrelid = c.oid
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE r.srsubid = {}::int8::oid AND r.srsubstate::text = 'p' AND n.nspname = r.srnspname AND c.relname = r.srrelname
+  AND c.relkind IN ('r', 'p') AND NOT EXISTS (SELECT FROM pg_catalog.pg_class old WHERE old.oid = r.srrelid)
+  AND NOT EXISTS (SELECT FROM subscriber.pg_subscription_rel same WHERE same.srsubid = r.srsubid AND same.srrelid = c.oid)
+"""
+
 # as in PostgreSQL, a table that was renamed stays in the subscription, and a dropped one leaves it at once, with its other rows:
-# a remaining position would keep its slot
+# a remaining position would keep its slot. With on_error = park it stays, and is parked at its next change
 FOLLOW_TABLES: Final = """
 WITH renamed AS (
     UPDATE subscriber.pg_subscription_rel r SET srnspname = n.nspname, srrelname = c.relname
@@ -44,7 +53,9 @@ WITH renamed AS (
     WHERE r.srsubid = $1::int8::oid AND c.oid = r.srrelid AND (r.srnspname <> n.nspname OR r.srrelname <> c.relname)
 ), gone AS (
     DELETE FROM subscriber.pg_subscription_rel r
-    WHERE r.srsubid = $1::int8::oid AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid) RETURNING r.srrelid
+    WHERE r.srsubid = $1::int8::oid AND r.srsubstate::text <> 'p'
+      AND NOT EXISTS (SELECT FROM subscriber.pg_subscription s WHERE s.oid = r.srsubid AND s.subonerror::text = 'p')
+      AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid) RETURNING r.srrelid
 ), positions AS (
     DELETE FROM subscriber."position" AS p USING gone WHERE p.srsubid = $1::int8::oid AND p.srrelid = gone.srrelid
 )

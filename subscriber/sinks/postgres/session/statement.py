@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from subscriber.interfaces import TableName
 
-__all__ = ["Statement", "Written"]
+__all__ = ["Statement", "Truncated", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,23 @@ class Written:
     role: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """A table that is truncated, perhaps with others.
+
+    Attributes:
+        name: its name.
+        scanned: the table, for TRUNCATE.
+        role: the role that changes it; None: the session's own role.
+        referenced_by: tables with a foreign key to it.
+    """
+
+    name: TableName
+    scanned: str
+    role: str | None
+    referenced_by: frozenset[TableName]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
     """SQL with typed parameters. Statements are compared by identity, because they are the keys of the prepared statements.
@@ -40,6 +57,8 @@ class Statement:
         identity: columns that find its row, for messages about conflicts; empty: all columns.
         written: the row that an INSERT or UPDATE writes.
         together: it makes the changes of a set of rows. Its parameters are arrays. It fails if a row is not found.
+        ends: it ends the transaction: constraints that were deferred are checked then.
+        truncated: the tables that it truncates.
     """
 
     sql: bytes
@@ -52,3 +71,5 @@ class Statement:
     identity: tuple[str, ...] = ()
     written: Written | None = None
     together: bool = False
+    ends: bool = False
+    truncated: tuple[Truncated, ...] = ()

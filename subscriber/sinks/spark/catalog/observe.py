@@ -12,7 +12,7 @@ from typing import Any, Final
 from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.catalog.verifications import since_synchronized
 from subscriber.errors import TargetError
-from subscriber.interfaces import Retry, TableName, WorkerActivity, WorkerDetails
+from subscriber.interfaces import Retry, TableEntry, TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import COPY_DOCUMENT, LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, StoppedTable, read_snapshot
@@ -69,16 +69,19 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     reset = read_quietly(storage, RESET)
     definition = defined(storage, lake)
     stopped = _stopped(storage)
-    ours = {name: stop.error for name, stop in stopped.items() if _is_of(lake.state.tables.get(name), stop)}
+    ours = {
+        name: TableEntry(TableState.PARKED, stop.lsn, error=stop.error, since=stop.since)
+        for name, stop in stopped.items()
+        if _is_of(lake.state.tables.get(name), stop)
+    }
     others = {str(name): stop.error for name, stop in stopped.items() if name not in lake.state.tables}
     verified = read_verifications(storage)
     tables = tuple(
         TableObservation(
             table=name,
-            entry=table.entry,
+            entry=ours.get(name, table.entry),
             worker=workers.get(name),
             retry=_retry(workers.get(name)),
-            stopped=ours.get(name),
             verification=since_synchronized(table.entry, verified.get(name)),
         )
         for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])

@@ -152,11 +152,15 @@ class Applier:
             try:
                 await self._once(transactions, gate, relations, finish, exact=exact)
             except SchemaBehind as behind:
-                relation_id = behind.relation.relation_id
-                if relation_id in added:
-                    raise RelationError(str(behind), hint="add them to the target's table") from None
-                added.add(relation_id)
-                await self._add_columns(behind)
+                relation = behind.relation
+                try:
+                    if relation.relation_id in added:
+                        raise RelationError(str(behind), hint="add them to the target's table") from None
+                    added.add(relation.relation_id)
+                    await self._add_columns(behind)
+                except TargetError as error:
+                    error.of_table, error.finish_lsn = (relation.namespace, relation.name), transactions[0].final_lsn
+                    raise
             else:
                 return
 

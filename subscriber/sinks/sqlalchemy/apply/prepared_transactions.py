@@ -35,7 +35,7 @@ retried, or skipped by the LSN of COMMIT PREPARED.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from struct import Struct
 from typing import Any, Final
@@ -178,8 +178,8 @@ class PreparedTransactions:
         for table in (tables.prepared_transaction_chunk, tables.prepared_transaction, tables.received_prepare):
             await connection.execute(delete(table).where(table.c.srsubid == self._oid, table.c.xid == xid))
 
-    async def commit(self, message: CommitPrepared, dropped: Collection[tuple[int, str]] = ()) -> None:
-        """Apply the stored transaction without changes of dropped tables, unless it was applied already.
+    async def commit(self, message: CommitPrepared, gate: RelationGate) -> None:
+        """Apply the stored transaction, unless it was applied already. The gate is asked a second time.
 
         Raises:
             DataLossError: it was received, and is lost. NeverPrepared: it was never received.
@@ -213,10 +213,6 @@ class PreparedTransactions:
             size=header["size"],
         )
         transaction.spool = _Kept(self._session, self._tables, self._oid, transaction)
-
-        def gate(relation: Relation, _final_lsn: Lsn) -> bool:
-            """The apply worker's gate was asked at PREPARE."""
-            return (relation.relation_id, f"{relation.namespace}.{relation.name}") not in dropped
 
         try:
             await self._applier.apply_all([transaction], gate, self._make_relations(), remove)

@@ -282,6 +282,7 @@ def _naming(table: TableName, tag: int, context: ChangeContext, *, count: Counte
             conflict = "insert_exists" if kind == "INSERT" else "update_exists"
             error.add_note(f'conflict detected on relation "{table}": conflict={conflict}')
             count.failed = conflict
+        error.of_table, error.finish_lsn = (table.namespace, table.name), context.final_lsn
         _describe(error, describe(context, kind, table, getattr(error, "column", None)))
         raise
 

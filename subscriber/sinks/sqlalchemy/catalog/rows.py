@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.catalog import model
 from subscriber.catalog.model import known_values
-from subscriber.catalog.store import Plus, Row, SharedTable
+from subscriber.catalog.store import FiringTrigger, Plus, Row, SharedTable
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.interfaces import TableName
@@ -21,6 +21,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog_tables import FENCE, CatalogTables
 from subscriber.sinks.sqlalchemy.schema.names import target_name
 from subscriber.sinks.sqlalchemy.schema.sqlite_reflection import sqlite_tables
+from subscriber.sinks.sqlalchemy.schema.triggers import first_firing
 
 __all__ = ["SqlAlchemyRows", "existing_tables", "move_position", "subscription_rows"]
 
@@ -90,6 +91,10 @@ class SqlAlchemyRows:
     async def sharing(self, tables: Sequence[TableName]) -> Sequence[SharedTable]:
         """The tables themselves."""
         return [SharedTable(table, None, table) for table in tables]
+
+    async def firing_trigger(self, tables: Sequence[TableName]) -> FiringTrigger | None:
+        """Any trigger: they cannot be suppressed."""
+        return await first_firing(self._connection, tables)
 
     async def target_identifier(self) -> str:
         """Return the random number that was stored when the catalog was created."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.interfaces import TableEntry, TableState
+from subscriber.interfaces import ParkingSink, SyncMode, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.feed import Feed
@@ -56,3 +56,26 @@ async def ready_after_synchronized(feed: Feed) -> None:
     found = await feed.opened.tables()
     equal(found[t.name].state, TableState.INIT, "a table that was not synchronized")
     equal(found[u.name], TableEntry(TableState.READY, Lsn(0x1500)), "a table that was")
+
+
+@scenarios.needing("parking")
+async def parked_and_reconciled(feed: Feed) -> None:
+    """The next process knows a parked table and the reason. It goes back to INIT, to be reconciled."""
+    t, u, missing = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2), TableName("public", "missing")
+    await feed.create(t, u)
+    await feed.apply(t.relation, u.relation, t.insert(1), u.insert(1))
+    assert isinstance(feed.opened, ParkingSink)
+    entry = TableEntry(TableState.PARKED, Lsn(0x1500), error='relation "t" has a "Prüfbedingung"', since=1_800_000_000.25)
+    equal(set(await feed.opened.park({t.name: entry, missing: entry})), {t.name}, "the tables that are parked")
+    feed.closed.add(t.name)
+    await feed.apply(t.insert(2), u.insert(2))
+    await feed.reopen()
+    found = await feed.opened.tables()
+    equal((found[t.name], found[u.name].state), (entry, TableState.READY), "the states in the next process")
+    await feed.expect(t, (1,))
+    await feed.expect(u, (1,), (2,))
+    assert isinstance(feed.opened, ParkingSink)
+    again = TableEntry(TableState.INIT, mode=SyncMode.RECONCILE)
+    equal(await feed.opened.reconcile([t.name, u.name, missing]), {t.name: again}, "the tables that are reconciled")
+    await feed.reopen()
+    equal((await feed.opened.tables())[t.name], again, "the state of a table that is to be reconciled")

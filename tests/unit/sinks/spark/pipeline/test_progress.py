@@ -107,5 +107,5 @@ async def test_metrics_of_an_applier(tmp_path: Path) -> None:
     assert 0.5 <= found["lag_seconds", "landed"] <= found["lag_seconds", "applied"] < 20
     assert found["write_amplification",] == pytest.approx(found["written_bytes_total", "table"] / found["landed_bytes_total",])
     assert found["table_seconds", str(TABLE)] > 0
-    assert found["tables_stopped",] == 0
+    assert found["tables_parked",] == 0
     assert found["phase_seconds_total", "addBatch"] > 0

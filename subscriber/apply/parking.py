@@ -1,0 +1,127 @@
+"""Park tables that the target rejects, and let them be reconciled later (``on_error = park``).
+
+An error that belongs to one table ends the attempt, as any error does. After some attempts with the same error, the next one begins with
+parking: the table's state is stored, before anything more is applied. From then on the gate leaves out its changes
+(:meth:`TableStates.gate`). So the transaction comes again without them, however it is applied: as a set, in parallel, or prepared. A crash
+in between loses nothing: either the state is stored, or the transaction is attempted again with all its changes.
+
+The apply worker stores the state, because it is the one caller of the sink. That is also so for a table whose synchronization failed.
+
+A parked table goes back to INIT with mode RECONCILE: by ``alter --resync``, or after ``park_retry`` by the apply worker. While two_phase is
+enabled, no table can be synchronized, as in PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from subscriber import crash_points
+from subscriber.apply.retry import is_of_a_table
+from subscriber.apply.table_state import TableStates
+from subscriber.errors import RelationError, SubscriberError, TargetError
+from subscriber.interfaces import OpenedSink, ParkingSink, TableEntry, TableName, TableState
+from subscriber.protocol.lsn import Lsn
+
+__all__ = ["RESYNC_HINT", "Parking"]
+
+_log = logging.getLogger(__name__)
+
+RESYNC_HINT: Final = "fix the cause, then `subscriber alter NAME --resync SCHEMA.TABLE`"
+
+
+class Parking:
+    """Decides which tables are parked in one run, and when they are reconciled.
+
+    Args:
+        states: of the subscription's tables.
+        after: so many failed attempts park a table; 0: none does.
+        retry: so many seconds after it was parked, a table is reconciled; 0: never.
+
+    Attributes:
+        two_phase: whether prepared transactions are received. Then no table is reconciled.
+    """
+
+    def __init__(self, states: TableStates, *, after: int = 0, retry: float = 0.0) -> None:
+        self._states = states
+        self._after = after
+        self._retry = retry
+        self._refused: tuple[object, int] = None, 0
+        self._tried: dict[TableName, float] = {}
+        self.two_phase = False
+
+    def takes(self, error: SubscriberError, *, copying: bool = False) -> bool:
+        """Whether an error is of one table, which is parked after some attempts. ``copying``: it is of a table's synchronization."""
+        return self._after > 0 and is_of_a_table(error) and (copying or (isinstance(error, TargetError) and error.of_table is not None))
+
+    def refused(self, error: SubscriberError) -> bool:
+        """Count a failed attempt to apply a transaction. True: the next attempt begins with parking the table."""
+        assert isinstance(error, TargetError)
+        assert error.of_table is not None
+        what = error.of_table, error.finish_lsn
+        self._refused = what, self._refused[1] + 1 if self._refused[0] == what else 1
+        return self._park(TableName(*error.of_table), error, self._refused[1], error.finish_lsn)
+
+    def copy_failed(self, table: TableName, error: SubscriberError, attempts: int) -> None:
+        """Note a failed attempt to synchronize a table, with the number of consecutive ones. It is not tried again before it is parked."""
+        if not self._states.is_storing(table):
+            self._park(table, error, attempts, None)
+
+    def _park(self, table: TableName, error: SubscriberError, attempts: int, lsn: int | None) -> bool:
+        if attempts % self._after:
+            return False
+        lsn = self._states.handed if lsn is None else lsn
+        self._states.parking[table] = TableEntry(TableState.PARKED, Lsn(lsn), error=error.one_line(), since=time.time())
+        return True
+
+    async def change(self, sink: OpenedSink) -> None:
+        """Park the tables that are to be parked, and reconcile those that have been parked for long enough.
+
+        Args:
+            sink: of the apply worker, which calls this.
+
+        Raises:
+            TargetError: or a subclass. It is not known what is stored.
+        """
+        assert isinstance(sink, ParkingSink)
+        if self._states.parking:
+            await self._store(sink)
+        now = time.time()
+        parked = self._states.parked if self._retry and not self.two_phase else {}
+        due = [table for table, entry in parked.items() if now - max(entry.since or 0.0, self._tried.get(table, 0.0)) >= self._retry]
+        if due:
+            self._tried.update(dict.fromkeys(due, now))
+            await self._reconcile(sink, due)
+
+    async def _store(self, sink: ParkingSink) -> None:
+        wanted = dict(self._states.parking)
+        try:
+            stored = await sink.park(wanted)
+        except RelationError as error:
+            _log.error("%s cannot be parked: %s", ", ".join(f'table "{table}"' for table in wanted), error.one_line())
+            stored = {}
+        else:
+            # one that was renamed is stored by its earlier name
+            for table in wanted.keys() - stored.keys() if len(stored) < len(wanted) else ():
+                _log.error('table "%s" cannot be parked: it is not part of the subscription', table)
+        crash_points.reached("park.stored")
+        self._states.parking.clear()
+        for table, entry in stored.items():
+            self._states.retries.pop(table, None)
+            _log.error(
+                'table "%s" is parked: its changes from %s on are left out: %s (hint: %s)', table, entry.lsn, entry.error, RESYNC_HINT
+            )
+        self._states.update(stored)
+        self._states.changed.notify()
+
+    async def _reconcile(self, sink: ParkingSink, tables: list[TableName]) -> None:
+        try:
+            begun = await sink.reconcile(tables)
+        except RelationError as error:
+            _log.error("parked tables cannot be reconciled: %s", error.one_line())
+            return
+        crash_points.reached("park.left")
+        self._states.update(begun)
+        for table in begun:
+            _log.info('table "%s" was parked, and is reconciled now', table)
