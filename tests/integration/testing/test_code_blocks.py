@@ -165,7 +165,7 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
         )
         assert main(["--quiet", *words]) == 0
-    elif verb == "run" and parsed.connection is None and "relay_log" in " ".join(words) and not page_setup.defined:
+    elif verb == "run" and parsed.connection is None and not page_setup.defined:
         definition = [f"--connection={page_setup.publisher.dsn}", "--publication=app", f"--target={parsed.target}"]
         run_subscriber(["subscriber", "create", "copy", *definition], page_setup)
         run_subscriber(["subscriber", *words], page_setup)
