@@ -72,6 +72,7 @@ class TableReport:
     Attributes:
         table: its name.
         key: the columns that name its rows; empty: rows are compared as a multiset.
+        same_keys: the text of a key names the row on both sides; else equal keys may have other texts there.
         publisher_rows, target_rows: how many rows were compared on each side.
         ranges: into how many parts it was divided.
         differing_ranges: how many of them differ.
@@ -87,6 +88,7 @@ class TableReport:
 
     table: TableName
     key: tuple[str, ...] = ()
+    same_keys: bool = True
     publisher_rows: int = 0
     target_rows: int = 0
     ranges: int = 0

@@ -238,6 +238,7 @@ class _Verification:
         if isinstance(planned, str):
             return planned
         report.key, report.columns, report.row_filters = tuple(planned.key), tuple(planned.columns), tuple(table.row_filters)
+        report.same_keys = planned.same_keys
 
         def comparing(publisher: PostgresTable, report: TableReport) -> TableComparison:
             return TableComparison(

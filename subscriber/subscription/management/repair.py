@@ -99,6 +99,7 @@ async def _repair(asker: Asker, table: TableReport) -> int:
             "kind": "repair",
             "table": [table.table.namespace, table.table.name],
             "key": list(table.key),
+            "by_text": table.same_keys,
             "keys": [list(key) for key in keys[begin : begin + _ROWS]],
         }
         async with asker.ask(payload):

@@ -187,6 +187,13 @@ class SnapshotService:
             raise RelationError(f'table "{name}" is not published any more', hint="verify again")
         table = copied_rows(found[0], self._spec.options)
         require_all_changes([table])
+        by_text = bool(request.payload["by_text"])
+        if not by_text and isinstance(opened, ExportingSink):
+            # PostgreSQL, which deletes a row only by the text of its key
+            raise RelationError(
+                f'table "{name}" has a key whose text is another one in the target: its rows cannot be repaired one by one',
+                hint="reconcile it as a whole: `subscriber alter NAME --resync SCHEMA.TABLE`",
+            )
 
         async def repair(answer: dict[str, Any], lsn: Lsn) -> None:
             # a copy may have begun since the verification
@@ -194,7 +201,7 @@ class SnapshotService:
                 raise RelationError(f'table "{name}" cannot be repaired: {reason}', hint="verify again when it is ready")
             try:
                 async with asyncio.timeout(_ACT_SECONDS):
-                    rows = await rows_by_key(exporter.session, table, key, keys, by_text=True)
+                    rows = await rows_by_key(exporter.session, table, key, keys, by_text=by_text)
                     ((rewritten,),) = await exporter.session.execute(was_rewritten_query(table.name))
             except TimeoutError:
                 raise PublisherUnavailable(f"the rows were not read within {_ACT_SECONDS:g} s", hint="try again") from None

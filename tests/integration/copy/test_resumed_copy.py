@@ -105,6 +105,7 @@ async def test_a_copy_that_cannot_be_resumed_begins_again(
     # In a third table, more rows differ than are replaced one by one. The fourth has a trigger
     monkeypatch.setattr(tables, "_RANGE_ROWS", 500)
     monkeypatch.setattr(reconciliation, "_RANGE_KEYS", 1)
+    monkeypatch.setattr(reconciliation, "_FEW", ROWS)
     names = ("compared", "refused", "many", "watched")
     for database in (publisher_db, target_db):
         database.execute("CREATE TYPE kind AS ENUM ('private'); CREATE TABLE compared (id int PRIMARY KEY, v text, kind kind NOT NULL)")

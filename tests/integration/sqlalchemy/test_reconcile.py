@@ -129,7 +129,8 @@ async def test_only_what_differs_is_written(
     )
     name = f"other_{publisher18_db.name}"
     own = "FROM subscriber_position WHERE srrelid = 0 AND srsubid IN (SELECT oid FROM subscriber_pg_subscription)"
-    verified = f"INSERT INTO subscriber_verification SELECT srsubid, 'public', '{{}}', remote_lsn, 1, 1, '1', '1', 0, NULL {own}"
+    values = "srsubid, 'public', '{}', remote_lsn, remote_lsn, 0, 1, 0, 0, 1, '1', 1, 1, '1', '1'"
+    verified = f"INSERT INTO subscriber_verification SELECT {values} {own}"
     proofs = "SELECT relname FROM subscriber_verification"
     other_target.execute(verified.format("t"))
     # the rows of a prepared transaction: the publisher sends it again at the new slot

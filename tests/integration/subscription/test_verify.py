@@ -148,13 +148,13 @@ async def test_repairs_values_that_two_rows_have_exchanged(replicated: Replicate
 async def test_repair_keeps_rows_whose_keys_are_equal_for_the_target_only(
     replicated: Replicated, publisher18_db: Database, target_db: Database
 ) -> None:
-    spans = "CREATE TABLE spans (id {} NOT NULL, v int); CREATE TABLE t (id int PRIMARY KEY)"
+    spans = "CREATE TABLE spans (id interval NOT NULL, v int); CREATE TABLE t (id int PRIMARY KEY)"
     async with replicated(
-        f"{spans.format('text')}; ALTER TABLE spans ADD PRIMARY KEY (id)",
-        "INSERT INTO spans VALUES ('1 mon', 1), ('24:00:00', 2), ('1 day', 3); INSERT INTO t VALUES (1)",
-        there=f"{spans.format('interval')}; ALTER TABLE spans REPLICA IDENTITY FULL",
+        f"{spans}; ALTER TABLE spans ADD PRIMARY KEY (id)",
+        "INSERT INTO spans VALUES ('1 mon', 1), ('24:00:00', 2), ('2 days', 3); INSERT INTO t VALUES (1)",
+        there=f"{spans}; ALTER TABLE spans REPLICA IDENTITY FULL",
     ) as found:
-        target_db.execute("UPDATE spans SET v = 5 WHERE id::text = '1 day'; INSERT INTO spans VALUES ('30 days', 4)")
+        target_db.execute("UPDATE spans SET v = 5 WHERE id = '2 days'; INSERT INTO spans VALUES ('30 days', 4), ('1 day', 2)")
         await repair(await verified(found), target=target_db.dsn)
         await found.same('SELECT id::text COLLATE "C", v FROM spans ORDER BY 1')
         # a table that cannot be repaired prevents no other
