@@ -102,7 +102,7 @@ async def test_a_copy_that_cannot_be_resumed_begins_again(
     publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # the bug was that each attempt failed in the same way. A value of the target cannot be read as text, or the target rejects a new row.
-    # In a third table, rows differ in many ranges. The fourth has a trigger
+    # In a third table, more rows differ than are replaced one by one. The fourth has a trigger
     monkeypatch.setattr(tables, "_RANGE_ROWS", 500)
     monkeypatch.setattr(reconciliation, "_RANGE_KEYS", 1)
     monkeypatch.setattr(reconciliation, "_FEW", ROWS)
@@ -141,4 +141,4 @@ async def test_a_copy_that_cannot_be_resumed_begins_again(
         assert f'the copy of table "public.{name}" was interrupted, and begins again' in caplog.text
     ((kept, copied),) = [(int(kept), int(copied)) for name, kept, copied in RESUMED.findall(caplog.text) if name == "many"]
     assert kept + copied == ROWS
-    assert ROWS - stored + 8 <= copied < ROWS - stored + 200, "the rows that differ, and not their ranges"
+    assert copied > ROWS - stored + 7 * 200
