@@ -200,12 +200,14 @@ class MissingColumns(NamedTuple):
         relation_id: oid of the table on the publisher.
         namespace, name: of the table in the target.
         columns: name, and oid and modifier of the type, of each column.
+        present: name, and oid of the type, of the columns that the table of the target has.
     """
 
     relation_id: int
     namespace: str
     name: str
     columns: tuple[tuple[str, int, int], ...]
+    present: tuple[tuple[str, int], ...] = ()
 
 
 class RelationError(TargetError):

@@ -106,6 +106,7 @@ class TableStates:
         additions: tables that are to be added.
         adds_new: whether published tables that the target lacks are created and added. Until then, their changes are left out.
         parking: tables that the apply worker parks before it applies anything more, with their entries.
+        replicated: oids of the subscription's tables on the publisher, as far as known. A table keeps its own when it is renamed.
     """
 
     def __init__(self, handed: Lsn = INVALID_LSN) -> None:
@@ -130,6 +131,7 @@ class TableStates:
         self.additions = deque[Addition]()
         self.adds_new = False
         self.parking: dict[TableName, TableEntry] = {}
+        self.replicated = set[int]()
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
@@ -278,14 +280,15 @@ class TableStates:
         self.dropped.add((relation_id, name))
         self._unknown = {table for table in self._unknown if str(table) != name}
 
-    def awaits(self, name: str) -> bool:
+    def awaits(self, relation_id: int, name: str) -> bool:
         """Whether a table that the target lacks is to be created and added, so that its changes are left out until then."""
-        return self.adds_new and all(str(table) != name for table in self._entries)
+        return self.adds_new and relation_id not in self.replicated and all(str(table) != name for table in self._entries)
 
     def added(self, addition: Addition, failed: Mapping[TableName, RelationError]) -> None:
         """Note that tables were added, except those that failed."""
         names = [table.name for table in addition.tables if table.name not in failed]
         self.dropped -= {each for each in self.dropped if each[1] in set(map(str, names))}
+        self.replicated |= {table.relation_id for table in addition.tables if table.name not in failed}
         for name in names:
             self.left_out.pop(name, None)
         self.update(dict.fromkeys(names, addition.entry))

@@ -216,7 +216,7 @@ class ApplyWorker:
                 missing = error.missing
                 if missing is None or missing in self._tables.dropped:
                     raise
-                if self._tables.awaits(missing[1]):
+                if self._tables.awaits(*missing):
                     self._tables.note_dropped(*missing)
                     _log.info('table "%s" does not exist in the target yet: its changes are left out until it is copied', missing[1])
                     continue

@@ -87,6 +87,8 @@ def of_new_tables(entries: Sequence[Entry], existing: Collection[tuple[str, str]
 def of_tables(entries: Sequence[Entry], names: Collection[tuple[str, str]]) -> list[Entry]:
     """Leave out all but some tables, what belongs to them, and what both need.
 
+    Foreign keys of other tables that refer to these are left out: the target checks the rows of the other tables at once, against no rows.
+
     Args:
         entries: each after those that it needs.
         names: schema and name of the tables.
@@ -94,7 +96,10 @@ def of_tables(entries: Sequence[Entry], names: Collection[tuple[str, str]]) -> l
     tables = {entry.number for entry in entries if entry.type == "TABLE" and (entry.schema, entry.name) in names}
     wanted = set(tables)
     for entry in entries:
-        if entry.type not in _OF_THEIR_OWN and entry.needs & wanted:
+        others = entry.type == "FK CONSTRAINT" and not any(
+            entry.schema == schema and entry.name.startswith(f"{name} ") for schema, name in names
+        )
+        if entry.type not in _OF_THEIR_OWN and entry.needs & wanted and not others:
             wanted.add(entry.number)
     for entry in reversed(entries):
         if entry.number in wanted:

@@ -1,16 +1,17 @@
 """Columns that a published table has got, with ``schema_change = add``: added to the table of a PostgreSQL target.
 
-The stream names a new column and its type, and nothing else. The catalog of the publisher has the rest: collation, default, NOT NULL, and
-what the rows have that existed when the column was added (``attmissingval``), which PostgreSQL does not send. They get the same:
+The stream names a new column and its type, and nothing else. The catalog of the publisher has the rest: collation, default, and what the
+rows have that existed when the column was added (``attmissingval``), which PostgreSQL does not send. They get the same:
 
 * The catalog has a missing value: that one. It never changes.
 * It has none, and the table's file is the first one that it had: NULL. The table was never rewritten, so the rows were not either.
 * Otherwise the table was rewritten, as by a volatile default or VACUUM FULL: only the rows themselves know.
 * A column that was there before, and was left out by a column list or as a generated column, has values that were never sent. A list of now
-  shows that, and a publication that got the table after the table got the column.
+  shows that, a publication that got the table after the table got the column, and a later column that the target has.
+* The target has a column of this type that the publisher lacks: the new one may be this one, renamed.
 
 What is not known is an error, and ``alter --resync`` adds the column and compares all rows. A table that is being synchronized gets its
-rows anyway.
+rows anyway. NOT NULL is left out, as other constraints are: rows in the stream may be older than it.
 
 A column that the publisher has dropped since is added with the type that the stream says. Source: tablecmds.c (ATExecAddColumn), heapam.c
 (getmissingattr), PostgreSQL manual, 52.7 (pg_attribute).
@@ -19,7 +20,7 @@ A column that the publisher has dropped since is added with the type that the st
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,7 +41,7 @@ _FACTS: Final = """
 SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod),
        CASE WHEN a.attcollation <> t.typcollation
             THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END,
-       a.attnotnull::text, a.attmissingval::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid),
+       a.attmissingval::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid), a.attnum::text, a.attisdropped::text,
        (c.relkind = 'r' AND pg_catalog.pg_relation_filenode(c.oid) = c.oid)::text,
        (a.attgenerated = '' AND NOT EXISTS (
             SELECT FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
@@ -49,18 +50,18 @@ SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod),
                AND (pg_catalog.to_jsonb(r) ->> 'prattrs' IS NOT NULL OR pg_catalog.age(r.xmin) < pg_catalog.age(a.xmin))
        ){schemas})::text
   FROM pg_catalog.pg_class AS c
-  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-  JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
+  LEFT JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
   LEFT JOIN pg_catalog.pg_collation AS l ON l.oid = a.attcollation
   LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = l.collnamespace
   LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = '' AND a.attidentity = ''
  WHERE c.oid = {relation_id:d}
 """
-
-
 _SCHEMAS: Final = """ AND NOT EXISTS (
             SELECT FROM pg_catalog.pg_publication_namespace AS s JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid
              WHERE p.pubname IN ({publications}) AND s.pnnspid = c.relnamespace AND pg_catalog.age(s.xmin) < pg_catalog.age(a.xmin))"""
+_FIRST_USER_OID: Final = 16384
+"""Types from here on have another oid in each database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,34 +71,39 @@ class _Column:
     Attributes:
         type: its name with a schema.
         collation: if it is not the type's.
-        not_null: whether it is NOT NULL.
         missing: what the rows have that existed when it was added, as an array of one text; None: there is no such value.
         default: the expression; None: there is none.
         unwritten: whether a row without a missing value has NULL.
         published: whether the column was published since it exists.
+        renamed: whether the target may have it under another name.
     """
 
     type: str
     collation: str | None = None
-    not_null: bool = False
     missing: str | None = None
     default: str | None = None
     unwritten: bool = True
     published: bool = True
+    renamed: bool = False
 
     @property
     def is_known(self) -> bool:
         """Whether it is known what rows have that were not written since."""
-        return self.published and (self.missing is not None or self.unwritten)
+        return self.published and not self.renamed and (self.missing is not None or self.unwritten)
 
     def definition(self) -> str:
-        """What follows the name in ADD COLUMN."""
+        """What follows the name in ADD COLUMN. All existing rows get the value without being written."""
         collation = "" if self.collation is None else f" COLLATE {self.collation}"
-        if self.missing is None:
-            return f"{self.type}{collation}"
-        # all existing rows get it without being written
-        value = f"({quote_literal(self.missing)}::pg_catalog.text[])[1]::{self.type}"
-        return f"{self.type}{collation} DEFAULT {value}{' NOT NULL' if self.not_null else ''}"
+        # NULL, even if a domain has a default
+        value = "NULL" if self.missing is None else f"({quote_literal(self.missing)}::pg_catalog.text[])[1]::{self.type}"
+        return f"{self.type}{collation} DEFAULT {value}"
+
+    @property
+    def doubt(self) -> str:
+        """Why it is not known."""
+        if self.renamed:
+            return "it may be a column that was renamed, because the target has one of its type that the publisher lacks"
+        return "the publisher has rewritten the table" if self.published else "it may have been left out of the publication"
 
     def later(self, name: str) -> str | None:
         """What follows ALTER TABLE afterwards. None: nothing."""
@@ -126,15 +132,14 @@ async def add_columns(spec: RunSpec, missing: MissingColumns, *, synchronized: b
     """
     table = f"{quote_identifier(missing.namespace)}.{quote_identifier(missing.name)}"
     async with await spec.connect("schema") as session:
-        columns = {name: await _column(session, spec, missing.relation_id, name, type_) for name, *type_ in missing.columns}
+        columns = await _columns(session, spec, missing)
     if synchronized and (unknown := [name for name, column in columns.items() if not column.is_known]):
-        reason = (
-            "the publisher has rewritten the table" if columns[unknown[0]].published else "it may have been left out of the publication"
-        )
+        column = columns[unknown[0]]
         raise RelationError(
             f'table "{missing.namespace}.{missing.name}" of the target lacks column "{unknown[0]}", and what its rows have there is not'
-            f" known: {reason}",
-            hint=f"`subscriber alter {spec.name} --resync {missing.namespace}.{missing.name}` adds the column and compares all rows",
+            f" known: {column.doubt}",
+            hint=("rename that column, or drop it if the publisher has dropped it; or " if column.renamed else "")
+            + f"`subscriber alter {spec.name} --resync {missing.namespace}.{missing.name}` adds the column and compares all rows",
             sqlstate="55000",
         )
     await _alter(spec, table, columns)
@@ -142,25 +147,32 @@ async def add_columns(spec: RunSpec, missing: MissingColumns, *, synchronized: b
         _log.warning('column "%s" was added to table "%s.%s" of the target', name, missing.namespace, missing.name)
 
 
-async def _column(session: Session, spec: RunSpec, relation_id: int, name: str, described: Sequence[int]) -> _Column:
+async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> dict[str, _Column]:
     publications = ", ".join(map(quote_literal, spec.publications))
     schemas = _SCHEMAS.format(publications=publications) if session.capabilities.column_lists else ""
-    facts = _FACTS.format(relation_id=relation_id, publications=publications, schemas=schemas)
-    for _, type_name, collation, not_null, missing, default, unwritten, published in await session.execute(
-        f"{facts} AND a.attname = {quote_literal(name)}"
-    ):
-        return _Column(
+    rows = await session.execute(_FACTS.format(relation_id=missing.relation_id, publications=publications, schemas=schemas))
+    live = {row[0]: row for row in rows if row[6] == "false"}
+    last = max((int(row[5] or 0) for name, row in live.items() if name in dict(missing.present)), default=0)
+    others = {type_oid for name, type_oid in missing.present if name not in live}
+    columns: dict[str, _Column] = {}
+    for name, type_oid, modifier in missing.columns:
+        if name not in live:
+            ((type_name,),) = await session.execute(f"SELECT pg_catalog.format_type({type_oid:d}, {modifier:d})")
+            # if it was not dropped, it was renamed, or this server is a standby that lags behind
+            dropped = not rows or any(row[6] == "true" and int(row[5] or 0) > last for row in rows)
+            columns[name] = _Column(type=type_name or "", unwritten=dropped)
+            continue
+        _, type_name, collation, value, default, number, _, unwritten, published = live[name]
+        columns[name] = _Column(
             type=type_name or "",
             collation=collation,
-            not_null=not_null == "true",
-            missing=missing,
+            missing=value,
             default=default,
             unwritten=unwritten == "true",
-            published=published == "true",
+            published=published == "true" and int(number or 0) > last,
+            renamed=any(type_oid == other or min(type_oid, other) >= _FIRST_USER_OID for other in others),
         )
-    type_oid, modifier = described
-    ((type_name,),) = await session.execute(f"SELECT pg_catalog.format_type({type_oid:d}, {modifier:d})")
-    return _Column(type=type_name or "")
+    return columns
 
 
 def _statements(table: str, columns: Mapping[str, _Column]) -> Iterator[str]:

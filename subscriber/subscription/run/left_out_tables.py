@@ -41,7 +41,6 @@ class LeftOutTables:
     def __init__(self, spec: RunSpec, states: TableStates) -> None:
         self._spec = spec
         self._states = states
-        self._replicated: set[int] = set()
 
     def compare(
         self,
@@ -57,9 +56,9 @@ class LeftOutTables:
             partitions: of a published table, those whose updates and deletes are lost.
         """
         entries, before = self._states.entries(), dict(self._states.left_out)
-        self._replicated |= {oid for name, oid in published.items() if name in entries}
+        self._states.replicated |= {oid for name, oid in published.items() if name in entries}
         # a renamed table is still replicated; otherwise its next change in the stream raises an error that names it
-        found = [name for name, oid in published.items() if name not in entries and oid not in self._replicated]
+        found = [name for name, oid in published.items() if name not in entries and oid not in self._states.replicated]
         known = {**before, **(reasons or {})}
         self._states.left_out = {name: known.get(name, NOT_IN_SUBSCRIPTION) for name in sorted(found)}
         self._states.left_out |= {

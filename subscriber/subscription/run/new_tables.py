@@ -15,11 +15,12 @@ from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.table_state import NOT_IN_SUBSCRIPTION, Addition
 from subscriber.catalog.target_kind import SchemaKind
 from subscriber.errors import ConfigurationError, SubscriberError
-from subscriber.interfaces import PublishedTable, SubscriptionState, TableName, TwoPhaseState
+from subscriber.interfaces import PublishedTable, TableName, TwoPhaseState
 from subscriber.interfaces.schema import SchemaStep, Section, StepState
 from subscriber.schema.inspection import SchemaScope, inspect
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.setup.table_refresh import NOT_WITH_TWO_PHASE, first_entry
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.targets import is_postgres, target_kind
@@ -41,16 +42,16 @@ class NewTables:
     Args:
         spec: the subscription.
         state: of the run.
-        prepared: the subscription's state at its start.
+        prepared: where the run starts.
         left_out: finds the tables.
     """
 
-    def __init__(self, spec: RunSpec, state: RunState, prepared: SubscriptionState, left_out: LeftOutTables) -> None:
+    def __init__(self, spec: RunSpec, state: RunState, prepared: Prepared, left_out: LeftOutTables) -> None:
         self._spec = spec
         self._state = state
         self._left_out = left_out
-        self._two_phase = prepared.two_phase
-        self._failed: dict[TableName, str] = {}
+        self._two_phase = prepared.state.two_phase
+        self._failed = dict(prepared.left_out)
         self._retry_at = 0.0
         self._told = ""
         self._state.states.adds_new = spec.settings.new_tables == "copy"
@@ -97,8 +98,9 @@ class NewTables:
             await client_programs(self._spec.conninfo, self._spec.target, None)
 
     async def _add(self, names: Sequence[TableName]) -> None:
-        copy_data = self._spec.options.copy_data
-        if self._two_phase is not TwoPhaseState.DISABLED and copy_data:
+        # without a copy, what was written before the table was added would be lost
+        copy_data = self._spec.options.copy_data or True
+        if self._two_phase is not TwoPhaseState.DISABLED:
             self._leave_out(dict.fromkeys(names, NOT_WITH_TWO_PHASE))
             return
         async with await self._spec.connect("tables") as session:

@@ -130,7 +130,7 @@ class Run:
             if relay is not None:
                 # what is received does not show that anything is applied
                 tasks.append(group.create_task(relay.run(), context=unwatched()))
-            new_tables = NewTables(spec, state, prepared.state, left_out)
+            new_tables = NewTables(spec, state, prepared, left_out)
             tasks.append(group.create_task(new_tables.run(), context=unwatched()))
             if self._until is None:
                 tasks.append(group.create_task(ContinuousVerification(spec, state).run(), context=unwatched()))

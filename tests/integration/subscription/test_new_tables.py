@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def following(publisher: Database, target: Database, publication: str = "FOR ALL TABLES", **options: Any) -> AsyncIterator[Replica]:
     publisher.execute(f"CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE PUBLICATION pub {publication}")
-    target.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    target.execute("CREATE TABLE IF NOT EXISTS t (id int PRIMARY KEY)")
     async with replica(publisher, target, settings=COPY, **options) as found:
         await found.caught_up()
         yield found
@@ -161,3 +161,35 @@ async def test_other_databases(publisher18_db: Database, other_target: OtherTarg
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_tables_that_came_while_nothing_ran(publisher18_db: Database, target_db: Database) -> None:
+    async with following(publisher18_db, target_db):
+        pass
+    publisher18_db.execute("CREATE TABLE n (id int PRIMARY KEY); INSERT INTO n VALUES (1)")
+    async with replica(publisher18_db, target_db, settings=COPY) as found:
+        await ready(found, "n")
+        await found.same("SELECT * FROM n")
+
+
+async def test_a_renamed_table_is_an_error_until_it_is_renamed_in_the_target(publisher18_db: Database, target_db: Database) -> None:
+    async with following(publisher18_db, target_db) as found:
+        publisher18_db.execute("ALTER TABLE t RENAME TO other; INSERT INTO other VALUES (2)")
+        async with asyncio.timeout(30):
+            while 'relation "public.other" does not exist' not in str(found.subscription.status.last_error):
+                await asyncio.sleep(0.05)
+        target_db.execute("ALTER TABLE t RENAME TO other")
+        assert await found.same("SELECT id FROM other ORDER BY id") == [(1,), (2,)]
+
+
+async def test_new_tables_are_copied_whatever_others_were(publisher18_db: Database, target_db: Database) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+    async with following(publisher18_db, target_db, copy_data=False) as found:
+        publisher18_db.execute("""
+            CREATE TABLE n (id int PRIMARY KEY, v text); INSERT INTO n VALUES (1, 'a'); CREATE INDEX n_v ON n (v);
+            ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES n
+        """)
+        await ready(found, "n")
+        await found.same("SELECT * FROM n")
+        await found.same("SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1")
+        assert target_db.value("SELECT count(*) FROM pg_constraint WHERE contype = 'f'") == 0

@@ -234,7 +234,8 @@ def map_relation(remote: Relation, table: TargetTable) -> RelationMapping:
         _require_columns(table.name, [column.name for column in remote.columns], local)
     except RelationError as error:
         if lacking := tuple((each.name, each.type_oid, each.type_modifier) for each in remote.columns if each.name not in local):
-            error.missing_columns = MissingColumns(remote.relation_id, table.name.namespace, table.name.name, lacking)
+            present = tuple((each.name, each.type_oid) for each in table.columns if not each.generated)
+            error.missing_columns = MissingColumns(remote.relation_id, table.name.namespace, table.name.name, lacking, present)
         raise
     columns = tuple(local[column.name] for column in remote.columns)
     key, problem = _key(remote, table)
