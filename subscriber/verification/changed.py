@@ -6,6 +6,7 @@ of the earlier snapshot is the one that was compared then. So only these can dif
 - row versions that are newer, on either side: their hashes are compared by key;
 - rows that only one side still has: the sums of the hashes of all keys are compared. If these differ, the whole table has to be compared;
 - columns that were added meanwhile: ADD COLUMN with a default writes no row. Then the whole table has to be compared, too.
+- rows of a table that got this name meanwhile, or of a partition that was attached. Then the whole table has to be compared, too.
 
 Each side is read once, but only the key and the newer rows are hashed. After a wrap of transaction ids an old row may seem new, which costs
 time but hides nothing.
@@ -48,8 +49,8 @@ class ChangedRows:
             SubscriberError: a server rejected the query, or a session was lost.
         """
         summaries = await together([side.run(sql.key_summary(xmin)) for sql, side, xmin in zip(self._sql, self._sides, since, strict=True)])
-        counts, totals, changes, altered = zip(*[[int(value or 0) for value in row] for (row,) in summaries], strict=True)
-        if max(changes) > _MOST or totals[0] != totals[1] or any(altered):
+        counts, totals, changes, *altered = zip(*[[int(value or 0) for value in row] for (row,) in summaries], strict=True)
+        if max(changes) > _MOST or totals[0] != totals[1] or any(map(any, altered)):
             return None
         here, there = await together([self._newer(number, xmin, changes[number]) for number, xmin in enumerate(since)])
         missing = await together([self._hashes(0, there.keys() - here.keys()), self._hashes(1, here.keys() - there.keys())])

@@ -312,15 +312,16 @@ class TableSql:
     def key_summary(self, xmin: int) -> str:
         """Query of the numbers by which a table is compared with what it was at a snapshot's ``xmin``.
 
-        These are: the rows, the sum of the hashes of their keys, the newer rows, and the columns that were added or altered: then old rows
-        may have other values without having been written.
+        These are: the rows, the sum of the hashes of their keys, the newer rows, and what lets rows have other values without having been
+        written: columns that were added or altered, and old rows in a table that was renamed, attached or otherwise altered.
         """
         namespace, name = quote_literal(self.table.namespace), quote_literal(self.table.name)
         return (
             f"SELECT count(*)::text, COALESCE(sum({self.key_hash}), 0)::text, count(*) FILTER (WHERE {_newer(xmin)})::text,"
             " (SELECT count(*)::text FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid JOIN pg_namespace AS n"
             f" ON n.oid = c.relnamespace WHERE n.nspname = {namespace} AND c.relname = {name} AND a.attnum > 0"
-            f" AND {_newer(xmin, 'a.xmin')})"
+            f" AND {_newer(xmin, 'a.xmin')}), count(*) FILTER (WHERE NOT ({_newer(xmin)})"
+            f" AND tableoid IN (SELECT c.oid FROM pg_class AS c WHERE {_newer(xmin, 'c.xmin')}))::text"
             f" FROM {self.relation}{self.where()}"
         )
 

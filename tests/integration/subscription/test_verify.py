@@ -262,6 +262,25 @@ async def test_a_column_that_is_published_now_is_compared_in_old_rows(publisher1
         assert named(only(await verified(found, changed=True))) == [("different", ("1",), ("v",))]
 
 
+async def test_old_rows_of_another_table_are_compared(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
+        database.execute("""
+            CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (LIKE t INCLUDING ALL); CREATE TABLE p2 (LIKE t INCLUDING ALL);
+            CREATE TABLE p (LIKE t INCLUDING ALL) PARTITION BY RANGE (id); CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (9)
+        """)
+    publisher18_db.execute("INSERT INTO t VALUES (1, 't'); INSERT INTO u VALUES (1, 'u'); INSERT INTO p VALUES (1, 'p')")
+    publisher18_db.execute("INSERT INTO p2 VALUES (1, 'q'); CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root)")
+    async with replica(publisher18_db, target_db) as found:
+        await found.caught_up()
+        assert (await verified(found)).equal
+        await verified(found, changed=True)
+        # no row is written or sent
+        publisher18_db.execute("ALTER TABLE t RENAME TO x; ALTER TABLE u RENAME TO t; ALTER TABLE x RENAME TO u")
+        publisher18_db.execute("ALTER TABLE p DETACH PARTITION p1; ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (0) TO (9)")
+        report = await verified(found, "p", "t", "u", changed=True)
+        assert [(table.table.name, len(table.differences)) for table in report.tables] == [("p", 1), ("t", 1), ("u", 1)]
+
+
 async def test_a_table_that_is_copied_again_is_not_repaired(replicated: Replicated, target_db: Database) -> None:
     async with replicated("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)") as found:
         target_db.execute("INSERT INTO t VALUES (2)")
