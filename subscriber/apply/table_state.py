@@ -124,7 +124,7 @@ class TableStates:
         # the changes of transactions up to here may not have been noted
         self._noted_from = handed
         self._requested: set[TableName] = set()
-        self._unknown: set[TableName] = set()
+        self._unknown: dict[TableName, int] = {}
         self.left_out: dict[TableName, str] = {}
         self.dropped: set[tuple[int, str]] = set()
         self.retries: dict[TableName, Retry] = {}
@@ -269,7 +269,7 @@ class TableStates:
         entry = self._entries.get(table)
         if entry is None:
             if table not in self.left_out and table.namespace != CATALOG_SCHEMA:
-                self._unknown.add(table)
+                self._unknown[table] = relation.relation_id
             return False
         if entry.state is TableState.SYNCDONE:
             return entry.lsn is None or final_lsn >= entry.lsn
@@ -278,7 +278,7 @@ class TableStates:
     def note_dropped(self, relation_id: int, name: str) -> None:
         """Leave out the changes of a table that the publisher has dropped and the target lacks."""
         self.dropped.add((relation_id, name))
-        self._unknown = {table for table in self._unknown if str(table) != name}
+        self._unknown = {table: oid for table, oid in self._unknown.items() if str(table) != name}
 
     def awaits(self, relation_id: int, name: str) -> bool:
         """Whether a table that the target lacks is to be created and added, so that its changes are left out until then."""
@@ -309,6 +309,8 @@ class TableStates:
                         table,
                     )
                 self.left_out[table] = NOT_IN_SUBSCRIPTION
+                # a target that needs no table for this does not know that it was renamed
+                self.replicated.discard(self._unknown[table])
         self._unknown.clear()
 
     async def hand(self, end_lsn: Lsn, give_up: Callable[[], bool], transactions: Sequence[Transaction] = ()) -> bool:

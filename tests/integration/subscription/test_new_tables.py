@@ -133,6 +133,12 @@ async def test_a_lake(publisher18_db: Database, target_db: Database, tmp_path: P
         await found.caught_up()
         report = await verify(found.subscription.name, target=lake, connection=publisher18_db.dsn)
         assert [(table.table.name, table.equal, table.publisher_rows) for table in report.tables] == [("n", True, 2), ("t", True, 2)]
+        # nobody renames a table of a lake
+        publisher18_db.execute("ALTER TABLE t RENAME TO other; INSERT INTO other VALUES (3)")
+        await ready(found, "other")
+        await found.caught_up()
+        report = await verify(found.subscription.name, target=lake, connection=publisher18_db.dsn, tables=[TableName("public", "other")])
+        assert [(table.equal, table.publisher_rows) for table in report.tables] == [(True, 3)]
 
 
 async def test_other_databases(publisher18_db: Database, other_target: OtherTarget) -> None:
