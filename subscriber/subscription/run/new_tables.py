@@ -109,19 +109,21 @@ class NewTables:
                 require_all_changes(tables)
             if not tables:
                 return
+            unfinished: str | None = None
             try:
                 await self._create(session, tables)
             except ConfigurationError:
                 raise
             except SubscriberError as error:
-                # of one of them. Those that exist can be added, and add_tables says which do not
-                _log.debug("a new table could not be created: %s", error)
-                self._leave_out(dict.fromkeys(names, error.one_line()))
+                # of one of them, or of what belongs to it. Those that exist can be added, and add_tables says which do not
+                unfinished = error.one_line()
         addition = Addition(tables, first_entry(copy_data), asyncio.get_running_loop().create_future())
         self._state.states.additions.append(addition)
         self._state.wake()
         failed = await addition.result
-        self._leave_out({name: self._failed.get(name, error.one_line()) for name, error in failed.items()})
+        self._leave_out({name: unfinished or error.one_line() for name, error in failed.items()})
+        if unfinished and not failed:
+            _log.warning("not all that belongs to new tables was created: %s; `subscriber schema diff` shows what they lack", unfinished)
         for table in tables:
             if table.name not in failed:
                 self._failed.pop(table.name, None)

@@ -17,6 +17,7 @@ from subscriber.subscription.run import new_tables
 from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database
 from tests.support.replica import QUICK, Replica, replica
+from tests.support.roles import role
 from tests.support.sqlalchemy_targets import OtherTarget
 
 COPY = replace(QUICK, new_tables="copy")
@@ -122,6 +123,19 @@ async def test_a_table_that_cannot_be_created_is_named_and_tried_again(publisher
                 await asyncio.sleep(0.05)
         target_db.execute("DROP VIEW taken")
         await ready(found, "taken")
+
+
+async def test_what_could_not_be_created_is_said(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    async with following(publisher18_db, target_db) as found:
+        with role(publisher18_db) as reader:
+            publisher18_db.execute(f"""
+                BEGIN; CREATE TABLE n (id int PRIMARY KEY, v int UNIQUE); CREATE TABLE o (id int PRIMARY KEY);
+                CREATE POLICY p ON n TO {reader.name} USING (true); COMMIT
+            """)
+            await ready(found, "n", "o")
+            publisher18_db.execute("DROP POLICY p ON n")
+    assert "not all that belongs to new tables was created" in caplog.text
+    assert "published but not replicated" not in caplog.text
 
 
 async def test_a_lake(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
