@@ -38,22 +38,36 @@ class Parking:
         states: of the subscription's tables.
         after: so many failed attempts park a table; 0: none does.
         retry: so many seconds after it was parked, a table is reconciled; 0: never.
+        patient: whether an error of a table that cannot be parked is retried. False: such an error is not taken a second time.
 
     Attributes:
         two_phase: whether prepared transactions are received. Then no table is reconciled.
     """
 
-    def __init__(self, states: TableStates, *, after: int = 0, retry: float = 0.0) -> None:
+    def __init__(self, states: TableStates, *, after: int = 0, retry: float = 0.0, patient: bool = True) -> None:
         self._states = states
+        self._patient = patient
         self._after = after
         self._retry = retry
         self._refused: tuple[object, int] = None, 0
         self._tried: dict[TableName, float] = {}
+        self._unparkable: set[TableName] = set()
         self.two_phase = False
 
-    def takes(self, error: SubscriberError, *, copying: bool = False) -> bool:
-        """Whether an error is of one table, which is parked after some attempts. ``copying``: it is of a table's synchronization."""
-        return self._after > 0 and is_of_a_table(error) and (copying or (isinstance(error, TargetError) and error.of_table is not None))
+    def takes(self, error: SubscriberError, *, copying: TableName | None = None) -> bool:
+        """Whether an error is of one table, which is parked after some attempts.
+
+        Args:
+            error: of an attempt.
+            copying: the table whose synchronization it is of; None: it is of the stream.
+        """
+        table = copying
+        if table is None and isinstance(error, TargetError) and error.of_table is not None:
+            table = TableName(*error.of_table)
+        if not self._after or table is None or not is_of_a_table(error):
+            return False
+        # its changes are left out already, so another table's are rejected because of it: which one, the report does not say
+        return self._states.state(table) is not TableState.PARKED and (self._patient or table not in self._unparkable)
 
     def refused(self, error: SubscriberError) -> bool:
         """Count a failed attempt to apply a transaction. True: the next attempt begins with parking the table."""
@@ -105,6 +119,7 @@ class Parking:
             # one that was renamed is stored by its earlier name
             for table in wanted.keys() - stored.keys() if len(stored) < len(wanted) else ():
                 _log.error('table "%s" cannot be parked: it is not part of the subscription', table)
+        self._unparkable |= wanted.keys() - stored.keys()
         crash_points.reached("park.stored")
         self._states.parking.clear()
         for table, entry in stored.items():

@@ -274,7 +274,7 @@ class SyncLauncher:
         backoff = self._group_backoff if grouped else self._backoff.setdefault(tables[0], Backoff(self._settings))
         failed = {*self._states.retries, *tables}
         pause = backoff.pause(answer)
-        parks = not grouped and self._parking.takes(error, copying=True)
+        parks = not grouped and self._parking.takes(error, copying=tables[0])
         if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not parks and not self._owner.is_patient(failed)):
             raise error
         if self._disable_on_error and disables(error):

@@ -163,7 +163,7 @@ class Run:
             if not isinstance(self._target.opened, FinishingSink):
                 _log.warning("this kind of target cannot park tables: errors are retried")
             return Parking(states)
-        return Parking(states, after=options.park_after, retry=options.park_retry)
+        return Parking(states, after=options.park_after, retry=options.park_retry, patient=self._state.patient)
 
     def _make_relay(self, prepared: Prepared) -> Relay | None:
         if self._relay.log is None:

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from subscriber import SubscriberError, SubscriptionOptions, drop_subscription
+from subscriber import Launcher, SubscriberError, SubscriptionOptions, create_subscription, drop_subscription
 from subscriber.subscription.setup.synchronous_publisher import names_in
 from tests.support.database import Database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import QUICK, at_work, create, launched, same
 from tests.support.observation import until
 from tests.support.program import slots, subscriber
+from tests.support.roles import role as temporary_role
 
 TABLES = ("good", "taken", "null", "narrow", "checked", "trigger", "denied", "gone", "column", "first", "second", "late", "part")
 STATES = "SELECT srrelname::text, srsubstate::text FROM subscriber.pg_subscription_rel"
@@ -247,6 +248,29 @@ async def test_where_it_would_be_wrong(publisher18_db: Database, target_db: Data
         for table in ("good", "taken"):
             await same(publisher, target, name, f"SELECT * FROM {table} ORDER BY 1")
     await drop_subscription(name, target=target.dsn, settings=QUICK)
+
+
+async def test_owner_that_the_role_cannot_become(publisher18_db: Database, target_db: Database) -> None:
+    """SET ROLE is rejected before the change: that is the table's error as well."""
+    publisher, target, name = publisher18_db, target_db, f"sub_{publisher18_db.name}"
+    tables(publisher, target, names=("good", "denied"))
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE good, denied")
+    with temporary_role(target) as plain:
+        target.execute(f"""
+            GRANT ALL ON DATABASE {target.name} TO {plain.name}; GRANT SET ON PARAMETER session_replication_role TO {plain.name};
+            ALTER TABLE good OWNER TO {plain.name}; ALTER TABLE denied OWNER TO {plain.name}
+        """)
+        await create_subscription(
+            name, connection=publisher.conninfo(), publications=["pub"], target=plain.conninfo, options=options(), settings=QUICK
+        )
+        async with at_work(Launcher(plain.conninfo, settings=QUICK)):
+            publisher.execute("INSERT INTO denied VALUES (1, 'a')")
+            await same(publisher, target, name, "SELECT * FROM denied")
+            target.execute(f"ALTER TABLE denied OWNER TO CURRENT_USER; GRANT ALL ON denied TO {plain.name}")
+            publisher.execute("BEGIN; INSERT INTO denied VALUES (2, 'a'); INSERT INTO good VALUES (2, 'a'); COMMIT")
+            await asyncio.to_thread(target.wait, "SELECT count(*) FROM good", 1)
+            assert dict(target.fetch(STATES)) == {"good": "r", "denied": "p"}
+        await drop_subscription(name, target=plain.conninfo, settings=QUICK)
 
 
 def test_names_of_synchronous_standbys() -> None:

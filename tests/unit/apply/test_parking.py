@@ -88,12 +88,26 @@ async def test_what_is_not_parked() -> None:
     await change(parking, target)
     assert (found.parked, found.any_parked) == ({}, False)
     assert found.gate(relation("t"), Lsn(300)) is True
+    assert parking.takes(rejected())
+    # with until, it is reported instead of being retried for ever
+    parking = Parking(found, after=1, patient=False)
+    assert parking.takes(rejected())
+    assert parking.refused(rejected())
+    await change(parking, target)
+    assert (parking.takes(rejected()), parking.takes(rejected(None), copying=T), parking.takes(rejected(U))) == (False, False, True)
+
+
+async def test_what_is_rejected_because_of_a_parked_table() -> None:
+    """The report of a deferred foreign key names the referencing table, also if a row of the other one was deleted."""
+    found = states(t=TableEntry(TableState.PARKED, Lsn(100), error="e", since=1.0), u=READY)
+    parking = Parking(found, after=1)
+    assert (parking.takes(rejected()), parking.takes(rejected(U))) == (False, True)
 
 
 async def test_a_copy() -> None:
     found = states(t=TableEntry(TableState.DATASYNC), u=READY)
     parking, target = Parking(found, after=2), _Target()
-    assert parking.takes(rejected(None), copying=True)
+    assert parking.takes(rejected(None), copying=T)
     parking.copy_failed(T, rejected(None), 1)
     assert not found.parking
     found.storing(T)

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from subscriber.interfaces import TableName
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.origins import PARALLEL
 from subscriber.sinks.postgres.session.statement import Statement, Truncated, Written
@@ -54,9 +55,12 @@ OWN_ROLE: Final = "SET LOCAL role TO DEFAULT"
 """Not NONE: ``options=-c role=…`` or ALTER ROLE … SET role may have given the session a role."""
 
 
-def set_role(role: str | None) -> Statement:
-    """Switch to ``role`` for the rest of the transaction; None: back to the session's own role, which may have a default."""
-    return control(f"{SWITCH_ROLE.decode()}{quote_identifier(role)}" if role else OWN_ROLE)
+def set_role(role: str | None, table: TableName | None = None) -> Statement:
+    """Switch to ``role`` for the rest of the transaction; None: back to the session's own role, which may have a default.
+
+    ``table``: the table that it is for, so that an error is this table's.
+    """
+    return Statement((f"{SWITCH_ROLE.decode()}{quote_identifier(role)}" if role else OWN_ROLE).encode(), (), table=table)
 
 
 def _statement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from subscriber.interfaces import TableName
 from subscriber.sinks.postgres.apply.change_sql import set_role
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.session.statement import Statement
@@ -37,7 +38,7 @@ class LocalSettings:
                 self._find_by_index(False)
             if table.role != role:
                 role = None
-        self._become(role)
+        self._become(role, tables[0].name if len(tables) == 1 else None)
 
     def find_set(self, table: TargetTable) -> None:
         """Before a statement that finds the rows of a set.
@@ -45,16 +46,16 @@ class LocalSettings:
         The set is joined with a table whose statistics may be old. To find each row by the index is never far from the best plan.
         """
         self._find_by_index(True)
-        self._become(table.role)
+        self._become(table.role, table.name)
 
     def reset(self) -> None:
         """Return to the session's own role and settings."""
         self._find_by_index(False)
         self._become(None)
 
-    def _become(self, role: str | None) -> None:
+    def _become(self, role: str | None, table: TableName | None = None) -> None:
         if role != self._role:
-            self._pipeline.send(set_role(role), None)
+            self._pipeline.send(set_role(role, table), None)
             self._role = role
 
     def _find_by_index(self, wanted: bool) -> None:
