@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Literal
 
 from subscriber import crash_points
+from subscriber.apply.parking import RESYNC_HINT
 from subscriber.catalog import Definition
 from subscriber.catalog.store import LAUNCHER_KEY, writer_key
 from subscriber.catalog.subscriptions import StoredCatalog
@@ -87,6 +88,7 @@ class Link:
             found: its definition, if it was read just now.
 
         Raises:
+            ConfigurationError: a table is parked: the target does not have its changes.
             SubscriberError: the subscription was run here, and ended with an error.
         """
         found = found or await self.find()
@@ -103,6 +105,11 @@ class Link:
             for task in (running, waiting):
                 task.cancel()
             await asyncio.gather(running, waiting, return_exceptions=True)
+        # perhaps only now, by one of the last changes
+        for each in await observe_target(self.target):
+            for table in each.tables if each.definition.name == self.name else ():
+                if table.parked:
+                    raise ConfigurationError(f"table {table.table} is parked {table.parked}", hint=RESYNC_HINT)
 
     async def _confirmed(self, slot: str, lsn: Lsn) -> None:
         async with (

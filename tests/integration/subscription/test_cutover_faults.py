@@ -367,3 +367,25 @@ async def test_publisher_that_is_lost_for_good(publisher18_db: Database, target_
             with psycopg.connect(publisher18_db.conninfo(), autocommit=True) as session:
                 session.execute(f"SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = '{name}'")
                 session.execute(f"SELECT pg_drop_replication_slot('{name}')")
+
+
+async def test_table_that_the_last_change_parks(publisher18_db: Database, target_db: Database) -> None:
+    """It is found also if no rows are compared: the new database does not have the change."""
+    inserted: list[str] = []
+
+    def insert(point: str) -> None:
+        if point == "cutover.step" and not inserted:
+            inserted.append(point)
+            publisher18_db.execute("INSERT INTO t VALUES (1000, 'rejected')")
+
+    async with moving(publisher18_db, target_db) as name:
+        for option in ("on_error=park", "park_after=1"):
+            done = await asyncio.to_thread(subscriber, "alter", name, "--target", target_db.dsn, f"-o{option}")
+            assert done.status == 0, done.errors
+        target_db.execute("ALTER TABLE t ADD CONSTRAINT few CHECK (id < 1000)")
+        with pytest.raises(ConfigurationError, match=r"table public\.t is parked since ") as caught, crash_points.watched(insert):
+            await cutover(name, target=target_db.dsn, options=QUICKLY)
+        assert caught.value.__notes__[0].startswith("everything was undone")
+        again(publisher18_db, target_db)
+        assert (writes(publisher18_db), inserted) == (True, ["cutover.step"])
+        assert left_over(publisher18_db, target_db, name) == []
