@@ -43,6 +43,7 @@ class ContinuousVerification:
         self._interval = spec.settings.verify_interval
         self._limits = VerificationLimits(jobs=1, max_rate=spec.settings.verify_max_rate or None)
         self._failed: dict[TableName, float] = {}
+        self._told: dict[TableName, str] = {}
 
     async def run(self) -> None:
         """Compare until cancelled. Return at once if ``verify_interval`` is 0.
@@ -65,8 +66,7 @@ class ContinuousVerification:
                 try:
                     await self._verify(table, self._spec.target)
                 except SubscriberError as error:
-                    self._failed[table] = time.time()
-                    _log.warning('table "%s" could not be compared: %s', table, error.one_line())
+                    self._leave_out(table, error.one_line())
 
     async def _read(self, target: str) -> bool:
         """Read the stored verifications. Return whether that succeeded."""
@@ -100,8 +100,13 @@ class ContinuousVerification:
         self._state.verifications |= {each.table: each for each in stored}
         (found,) = report.tables
         if found.left_out is not None:
-            self._failed[table] = time.time()
-            _log.info('table "%s" was not compared: %s', table, found.left_out)
+            self._leave_out(table, found.left_out)
         elif not found.equal:
             hint = f"`subscriber verify {name} --table {table}` names the rows, and --repair corrects them"
             _log.warning('table "%s" differs from the publisher\'s as of %s: %s (hint: %s)', table, stored[0].lsn, found.summary, hint)
+
+    def _leave_out(self, table: TableName, reason: str) -> None:
+        self._failed[table] = time.time()
+        if self._told.get(table) != reason:
+            self._told[table] = reason
+            _log.warning('table "%s" could not be compared: %s; this is retried', table, reason)

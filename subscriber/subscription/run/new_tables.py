@@ -109,14 +109,10 @@ class NewTables:
                 require_all_changes(tables)
             if not tables:
                 return
-            unfinished: str | None = None
-            try:
-                await self._create(session, tables)
-            except ConfigurationError:
-                raise
-            except SubscriberError as error:
-                # of one of them, or of what belongs to it. Those that exist can be added, and add_tables says which do not
-                unfinished = error.one_line()
+            unfinished = await self._create(session, tables)
+            if unfinished is not None and len(tables) > 1:
+                # one of them must not stop the others
+                unfinished = next(filter(None, [await self._create(session, [table]) for table in tables]), None)
         addition = Addition(tables, first_entry(copy_data), asyncio.get_running_loop().create_future())
         self._state.states.additions.append(addition)
         self._state.wake()
@@ -136,7 +132,17 @@ class NewTables:
                 self._failed[name] = reason
                 _log.warning('table "%s" is published but not replicated: %s', name, reason)
 
-    async def _create(self, session: Session, tables: Sequence[PublishedTable]) -> None:
+    async def _create(self, session: Session, tables: Sequence[PublishedTable]) -> str | None:
+        """Create tables, with what belongs to them. Return an error; those that exist can be added nevertheless."""
+        try:
+            await self._copy_schema(session, tables)
+        except ConfigurationError:
+            raise
+        except SubscriberError as error:
+            return error.one_line()
+        return None
+
+    async def _copy_schema(self, session: Session, tables: Sequence[PublishedTable]) -> None:
         target = self._spec.target
         if target is None:
             return

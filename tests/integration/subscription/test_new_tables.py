@@ -113,16 +113,16 @@ async def test_streamed_changes_of_a_new_table(publisher18_db: Database, target_
 
 async def test_a_table_that_cannot_be_created_is_named_and_tried_again(publisher18_db: Database, target_db: Database) -> None:
     async with following(publisher18_db, target_db) as found:
-        target_db.execute("CREATE VIEW taken AS SELECT 1 AS id")
+        target_db.execute("CREATE VIEW blocked AS SELECT 1 AS id")
         publisher18_db.execute(
-            "CREATE TABLE taken (id int PRIMARY KEY); CREATE TABLE fine (id int PRIMARY KEY); INSERT INTO fine VALUES (1)"
+            "CREATE TABLE blocked (id int PRIMARY KEY); CREATE TABLE fine (id int PRIMARY KEY); INSERT INTO fine VALUES (1)"
         )
         await ready(found, "fine")
         async with asyncio.timeout(30):
-            while "taken" not in str(found.subscription.status.left_out.get(TableName("public", "taken"))):
+            while "blocked" not in str(found.subscription.status.left_out.get(TableName("public", "blocked"))):
                 await asyncio.sleep(0.05)
-        target_db.execute("DROP VIEW taken")
-        await ready(found, "taken")
+        target_db.execute("DROP VIEW blocked")
+        await ready(found, "blocked")
 
 
 async def test_what_could_not_be_created_is_said(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
