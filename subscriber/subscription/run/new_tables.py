@@ -112,7 +112,8 @@ class NewTables:
             unfinished = await self._create(session, tables)
             if unfinished is not None and len(tables) > 1:
                 # one of them must not stop the others
-                unfinished = next(filter(None, [await self._create(session, [table]) for table in tables]), None)
+                for table in tables:
+                    unfinished = await self._create(session, [table]) or unfinished
         addition = Addition(tables, first_entry(copy_data), asyncio.get_running_loop().create_future())
         self._state.states.additions.append(addition)
         self._state.wake()
