@@ -104,9 +104,9 @@ class Parking:
         now = time.time()
         parked = self._states.parked if self._retry and not self.two_phase else {}
         due = [table for table, entry in parked.items() if now - max(entry.since or 0.0, self._tried.get(table, 0.0)) >= self._retry]
-        if due:
-            self._tried.update(dict.fromkeys(due, now))
-            await self._reconcile(sink, due)
+        for table in due:
+            self._tried[table] = now
+            await self._reconcile(sink, table)
 
     async def _store(self, sink: ParkingSink) -> None:
         wanted = dict(self._states.parking)
@@ -130,13 +130,13 @@ class Parking:
         self._states.update(stored)
         self._states.changed.notify()
 
-    async def _reconcile(self, sink: ParkingSink, tables: list[TableName]) -> None:
+    async def _reconcile(self, sink: ParkingSink, table: TableName) -> None:
         try:
-            begun = await sink.reconcile(tables)
+            begun = await sink.reconcile([table])
         except RelationError as error:
-            _log.error("parked tables cannot be reconciled: %s", error.one_line())
+            _log.error('parked table "%s" cannot be reconciled: %s', table, error.one_line())
             return
         crash_points.reached("park.left")
         self._states.update(begun)
-        for table in begun:
+        if begun:
             _log.info('table "%s" was parked, and is reconciled now', table)

@@ -22,6 +22,7 @@ class _Target:
         self.error: TargetError | None = None
         self.parked: list[Mapping[TableName, TableEntry]] = []
         self.reconciled: list[Sequence[TableName]] = []
+        self.shared: TableName | None = None
 
     async def park(self, tables: Mapping[TableName, TableEntry]) -> Mapping[TableName, TableEntry]:
         if self.error is not None:
@@ -31,6 +32,8 @@ class _Target:
 
     async def reconcile(self, tables: Sequence[TableName]) -> Mapping[TableName, TableEntry]:
         self.reconciled.append(tables)
+        if self.shared in tables:
+            raise RelationError("it also belongs to another subscription")
         return {table: TableEntry(TableState.INIT, mode=SyncMode.RECONCILE) for table in tables}
 
 
@@ -133,3 +136,12 @@ async def test_reconciled_after_a_while() -> None:
     assert target.reconciled == [[T]]
     assert (found.unsynchronized, list(found.parked)) == ([T], [U])
     assert found.gate(relation("t"), Lsn(300)) is False
+
+
+async def test_one_that_cannot_be_reconciled_does_not_keep_the_others() -> None:
+    old = TableEntry(TableState.PARKED, Lsn(100), error="e", since=1.0)
+    found = states(t=old, u=old)
+    parking, target = Parking(found, after=1, retry=60), _Target()
+    target.shared = T
+    await change(parking, target)
+    assert (found.unsynchronized, list(found.parked)) == ([U], [T])
