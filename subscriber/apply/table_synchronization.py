@@ -24,6 +24,7 @@ Each table is retried separately after an error, on its own connections: it affe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -273,6 +274,9 @@ class TableSynchronization:
         except RelationError:
             # the table was dropped, or is not part of the subscription any more: no handover can be in progress
             self._states.known(self._table)
+            # if the table is parked now, its slot is dropped
+            with contextlib.suppress(SubscriberError):
+                self._slot = self._run.slot_name(self._sink.relation_id)
             raise
 
     def _settle(self, entry: TableEntry) -> None:

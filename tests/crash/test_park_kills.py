@@ -82,6 +82,28 @@ def test_killed_at_a_point(publisher18_db: Database, target_db: Database, tmp_pa
         run.end()
 
 
+@pytest.mark.crash
+def test_slot_of_a_table_that_was_dropped_since_its_copy(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """The process before has left it. It would retain the publisher's WAL."""
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t, u")
+    run = ParkingProcess(publisher18_db, target_db.dsn, tmp_path, options=("on_error=park", "park_after=1"))
+    states = "SELECT srrelname::text FROM subscriber.pg_subscription_rel WHERE srsubstate::text = "
+    try:
+        run.point = "copy.finished"
+        assert run.start().wait(60) == STATUS, run.log()
+        copied = target_db.value(f"{states} 'f'")
+        target_db.execute(f"DROP TABLE {copied}")
+        run.point = ""
+        run.start()
+        target_db.wait(f"{states} 'p'", copied, 60)
+        target_db.wait(f"SELECT count(*) FROM ({states} 'r') AS ready", 1, 60)
+        publisher18_db.wait(f"SELECT slot_name::text FROM pg_replication_slots WHERE database = '{publisher18_db.name}'", [(run.name,)])
+    finally:
+        run.end()
+
+
 @pytest.mark.endurance
 @pytest.mark.crash
 def test_kills_lose_and_repeat_nothing(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:

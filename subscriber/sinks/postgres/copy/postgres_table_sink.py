@@ -193,6 +193,9 @@ class PostgresTableSink:
         )
         self._session = session
         try:
+            # of a table that was dropped, too: its slot is named after it
+            stored = await self._rows.table(self._table)
+            self._relation_id = stored.relid if stored is not None else None
             self._relation_id = await self._rows.find_table(self._table)
             what, lost = f'synchronization of table "{self._table}"', self._target.lost()
             self._ended = await take(session.fetch, table_key(self._oid, self.relation_id), what, lost=lost)
