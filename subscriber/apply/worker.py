@@ -34,7 +34,7 @@ from subscriber.apply.parking import Parking
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
-from subscriber.errors import ApplyError, MissingColumns, NeverPrepared, RelationError
+from subscriber.errors import ApplyError, MissingColumns, NeverPrepared, RelationError, TargetError
 from subscriber.interfaces import Batch, DescribedSink, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
@@ -210,7 +210,12 @@ class ApplyWorker:
             except RelationError as error:
                 if (columns := error.missing_columns) is not None and columns not in self._added:
                     await self._parallel.abandon_all()  # their locks would be waited for
-                    if await self._owner.add_columns(columns):
+                    try:
+                        added = await self._owner.add_columns(columns)
+                    except TargetError as refused:
+                        refused.of_table, refused.finish_lsn = error.of_table, error.finish_lsn
+                        raise
+                    if added:
                         self._added.add(columns)
                         continue
                 missing = error.missing

@@ -536,3 +536,30 @@ def test_two_phase_stays_pending_without_tables() -> None:
             assert not task.done()
 
     run(work())
+
+
+def test_columns_that_cannot_be_added_are_an_error_of_the_table() -> None:
+    class Owner(WorkerSetup):
+        async def add_columns(self, missing: MissingColumns) -> bool:
+            raise RelationError("the role may not add them")
+
+    async def reject() -> None:
+        error = RelationError("column missing")
+        error.missing_columns, error.of_table, error.finish_lsn = MissingColumns(1, "public", "t", (("c", 23, -1),)), ("public", "t"), 200
+        raise error
+
+    async def work() -> None:
+        owner = Owner(
+            settings=QUIET,
+            entry=READY,
+            lazy=False,
+            two_phase=TwoPhaseState.DISABLED,
+            keeps=False,
+            skip_lsn=INVALID_LSN,
+            empty_prepares=True,
+        )
+        with pytest.raises(RelationError, match="may not add") as caught:
+            await owner.worker._call([], reject)
+        assert (caught.value.of_table, caught.value.finish_lsn) == (("public", "t"), 200)
+
+    run(work())
