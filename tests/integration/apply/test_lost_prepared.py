@@ -169,4 +169,4 @@ async def test_table_that_is_dropped_before_its_changes_are_committed(
     async with _running(publisher_db, stored):
         publisher_db.execute("INSERT INTO t VALUES (2)")
     assert await stored.ids() == [1, 2]
-    assert caplog.text.count("has dropped since are left out") == 1
+    assert caplog.text.count("its changes are left out") == 1

@@ -213,11 +213,12 @@ async def test_tables_that_are_dropped_do_not_stop_apply(
         for each in (native, other):
             await each.caught_up()
         before = publisher_db.fetch(walsenders)
-        # one of the subscription, some in one transaction, and one whose changes are streamed
+        for target in (target_db, sqlite_file):
+            # in a thread: the subscription runs in this loop, and may hold SQLite's lock
+            await asyncio.to_thread(target.execute, "DROP TABLE old")
+        # one of the subscription, some in one transaction, and one whose changes are streamed; apply waits meanwhile
         publisher_db.execute("INSERT INTO old VALUES (1)")
         publisher_db.execute("DROP TABLE old")
-        for target in (target_db, sqlite_file):
-            target.execute("DROP TABLE old")
         for i in range(3):
             publisher_db.execute(f"CREATE TABLE b{i} (id int); INSERT INTO b{i} VALUES (1); INSERT INTO t VALUES ({i}); DROP TABLE b{i}")
         publisher_db.execute("CREATE TABLE large (id int PRIMARY KEY)")

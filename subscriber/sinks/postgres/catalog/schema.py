@@ -243,7 +243,8 @@ async def ensure_catalog(connection: CatalogSession) -> None:
         TargetError: a missing privilege, a read-only server, or a catalog of another version.
     """
     run = catalog_run(connection)
-    if await connection.fetchval("SELECT pg_catalog.pg_is_in_recovery()"):
+    ((in_recovery,),) = await run("SELECT pg_catalog.pg_is_in_recovery()")
+    if in_recovery:
         raise TargetError(IN_RECOVERY, hint=IN_RECOVERY_HINT, sqlstate="25006")
     await _require_trust(run)
     if await catalog_version(run) is not None:
