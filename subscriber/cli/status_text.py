@@ -131,7 +131,9 @@ def _verifications(found: Sequence[TableVerification], tables: int) -> list[str]
     equal = sum(each.equal for each in found)
     oldest = min(found, key=lambda each: each.verified_at)
     when = datetime.fromtimestamp(oldest.verified_at, UTC).astimezone()
-    lines = [f"  verified      {equal} of {counted(tables, 'table')} equal, the oldest as of {oldest.lsn} ({when:%Y-%m-%d %H:%M:%S%z})"]
+    missing = f", {tables - len(found)} not verified" if len(found) < tables else ""
+    which = f"{equal} of {counted(len(found), 'table')} equal{missing}"
+    lines = [f"  verified      {which}, the oldest as of {oldest.lsn} ({when:%Y-%m-%d %H:%M:%S%z})"]
     return lines + [f"    {each.table}: {_differing(each)}" for each in found if not each.equal]
 
 

@@ -75,7 +75,9 @@ async def observe_slot(conninfo: str, slot_name: str, *, application_name: str) 
     finally:
         await session.close()
     if not rows:
-        raise PublisherError(f'replication slot "{slot_name}" does not exist', hint="changes since it was dropped are lost: copy again")
+        raise PublisherError(
+            f'replication slot "{slot_name}" does not exist', hint="changes since it was dropped are lost: `subscriber recover NAME`"
+        )
     slot, retained, lsn, lag = rows[0]
     found: dict[str, Any] = json.loads(slot or "{}")
     confirmed = found.get("confirmed_flush_lsn")

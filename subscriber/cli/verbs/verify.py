@@ -140,7 +140,7 @@ async def _execute(args: argparse.Namespace) -> int:
             emit(json.dumps({**report.to_json(), "repaired": {str(table): rows for table, rows in repaired.items()}}) + "\n")
     if not args.json:
         for table, rows in repaired.items():
-            say(printable(f"{table}: {rows:,} rows repaired"))
+            say(printable(f"{table}: {counted(rows, 'row')} repaired"))
         for differing in report.differing if args.repair else ():
             if (reason := why_not_repairable(differing)) is not None:
                 say(printable(reason.one_line()))
@@ -192,7 +192,7 @@ def _show_table(table: TableReport, *, would: bool) -> None:
 
 
 def _described(row: RowDifference) -> str:
-    key = ", ".join(f"{name}={value}" for name, value in row.key.items()) or f"{row.count} rows without a key"
+    key = ", ".join(f"{name}={value}" for name, value in row.key.items()) or f"{counted(row.count, 'row')} without a key"
     columns = f" in {', '.join(row.columns)}" if row.columns else ""
     values = "".join(
         f"; {side}: " + ", ".join(f"{name}={value}" for name, value in found.items() if not row.columns or name in row.columns)

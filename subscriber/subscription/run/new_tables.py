@@ -95,7 +95,11 @@ class NewTables:
         if self._spec.target is not None and is_postgres(self._spec.target):
             from subscriber.schema.postgres import client_programs  # noqa: PLC0415 -- its drivers come with an extra
 
-            await client_programs(self._spec.conninfo, self._spec.target, None)
+            try:
+                await client_programs(self._spec.conninfo, self._spec.target, None)
+            except ConfigurationError as error:
+                error.hint = "install PostgreSQL's client programs in the publisher's version or a later one, or omit new_tables"
+                raise
 
     async def _add(self, names: Sequence[TableName]) -> None:
         # without a copy, what was written before the table was added would be lost
@@ -124,7 +128,7 @@ class NewTables:
         for table in tables:
             if table.name not in failed:
                 self._failed.pop(table.name, None)
-                _log.info('table "%s" is published and was added', table.name)
+                _log.warning('table "%s" is published, and was added to the subscription', table.name)
 
     def _leave_out(self, reasons: dict[TableName, str]) -> None:
         for name, reason in reasons.items():

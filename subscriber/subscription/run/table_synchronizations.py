@@ -12,7 +12,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_groups import GroupSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
-from subscriber.errors import RelationError, SubscriberError
+from subscriber.errors import RelationError, SubscriberError, TargetUnavailable
 from subscriber.interfaces import GroupingSink, TableName
 from subscriber.subscription.run.added_columns import add_columns, adds_columns
 from subscriber.subscription.run.copy_source import PublisherSource, copy_format
@@ -95,9 +95,10 @@ class TableSynchronizations:
             async with self._watchdog.watched(tables=True):
                 yield
         except RelationError as error:
-            if error.missing_columns is not None and adds_columns(self._spec):
-                await add_columns(self._spec, error.missing_columns, synchronized=False)
-            raise
+            if error.missing_columns is None or not adds_columns(self._spec):
+                raise
+            await add_columns(self._spec, error.missing_columns, synchronized=False)
+            raise TargetUnavailable("columns were added in the target: the table is synchronized with them") from None
 
     def ended(self, _: TableName, error: SubscriberError | None) -> None:
         """Note the error of an attempt."""

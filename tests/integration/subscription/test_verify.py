@@ -202,7 +202,7 @@ async def test_repair_leaves_out_a_table_without_a_key(replicated: Replicated, p
         done = await asyncio.to_thread(subscriber, "verify", *arguments, loud=True)
         assert (done.status, target_db.fetch("SELECT id FROM t")) == (1, [(1,)])
         assert 'table "public.bag" has no key: its rows cannot be repaired one by one (hint: reconcile it as a whole' in done.output
-        assert "public.t: 1 rows repaired" in done.output
+        assert "public.t: 1 row repaired" in done.output
 
 
 async def test_refuses_a_subscription_that_does_not_run(replicated: Replicated, target_db: Database) -> None:
@@ -362,7 +362,7 @@ async def test_the_command_line_tells_and_repairs(replicated: Replicated, publis
         )
         done = await run("--repair")
         assert (done.status, done.errors) == (0, "")
-        assert "public.t: 1 rows repaired\n" in done.output
+        assert "public.t: 1 row repaired\n" in done.output
         assert (await run()).status == 0
         assert "--dry-run belongs to --repair" in (await run("--dry-run")).errors
 
