@@ -95,6 +95,8 @@ async def test_with_synchronous_standbys(nodes18: Nodes) -> None:
         states = "SELECT sync_state FROM pg_stat_replication WHERE sync_state <> 'async' ORDER BY 1"
         try:
             await asyncio.to_thread(publisher.wait, states, [("sync",), ("sync",)])
+            # commits wait only when the checkpointer has read the setting, too (SyncRepUpdateSyncStandbysDefined)
+            publisher.execute("CHECKPOINT")
             for statement, rows in (
                 ("TRUNCATE one, two", 0),
                 (FILL, 10),
