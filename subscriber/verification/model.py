@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from subscriber.catalog.verifications import TableVerification
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 
@@ -149,6 +150,7 @@ class VerificationReport:
         seconds: how long all took.
         publisher_system: the publisher's system identifier; empty: unknown.
         target_system: identifies the target among all others; empty: unknown.
+        results: what was stored in the target's catalog, for each table that was compared.
     """
 
     subscription: str
@@ -158,6 +160,7 @@ class VerificationReport:
     seconds: float = 0.0
     publisher_system: str = ""
     target_system: str = ""
+    results: Sequence[TableVerification] = ()
 
     @property
     def equal(self) -> bool:

@@ -30,7 +30,7 @@ from subscriber.verification.targets import OtherTarget, PostgresTarget, TargetS
 from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["compare_tables", "last_verifications", "verify"]
+__all__ = ["last_verifications", "verify"]
 
 
 async def verify(
@@ -64,23 +64,6 @@ async def verify(
         SubscriptionInUse: another process verifies the subscription.
         PublisherError: the publisher cannot be read.
     """
-    report, _ = await compare_tables(
-        name, target=target, connection=connection, tables=tables, limits=limits, progress=progress, changed=changed
-    )
-    return report
-
-
-async def compare_tables(
-    name: str,
-    *,
-    target: str,
-    connection: str | None = None,
-    tables: Sequence[TableName] = (),
-    limits: VerificationLimits | None = None,
-    progress: Progress | None = None,
-    changed: bool = False,
-) -> tuple[VerificationReport, Sequence[TableVerification]]:
-    """As :func:`verify`. Return also what was stored in the target's catalog."""
     began = time.monotonic()
     limits = limits or VerificationLimits()
     kind = required_ability(target, ComparedKind, "cannot be compared with the publisher", "compare it with queries of your own")
@@ -95,7 +78,7 @@ async def compare_tables(
             await run.compare_again(conninfo)
         stored = await run.save(opened, reports)
         systems = await found.verifications.systems() if found.verifications is not None else Systems("", "")
-    report = VerificationReport(
+    return VerificationReport(
         subscription=name,
         lsn=opened.lsn if found.has_snapshots else None,
         held_seconds=opened.held_seconds,
@@ -103,8 +86,8 @@ async def compare_tables(
         seconds=time.monotonic() - began,
         publisher_system=systems.publisher,
         target_system=systems.target,
+        results=stored,
     )
-    return report, stored
 
 
 async def last_verifications(name: str, *, target: str) -> Mapping[TableName, TableVerification]:

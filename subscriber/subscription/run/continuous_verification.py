@@ -15,7 +15,7 @@ from typing import Final
 from subscriber.catalog.verifications import since_synchronized
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import TableName
-from subscriber.subscription.comparison.verify import compare_tables, last_verifications
+from subscriber.subscription.comparison.verify import last_verifications, verify
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.spec import RunSpec
 from subscriber.verification.model import VerificationLimits
@@ -94,16 +94,16 @@ class ContinuousVerification:
 
     async def _verify(self, table: TableName, target: str) -> None:
         name = self._spec.name
-        report, stored = await compare_tables(
-            name, target=target, connection=self._spec.conninfo, tables=[table], limits=self._limits, changed=True
-        )
-        self._state.verifications |= {each.table: each for each in stored}
+        report = await verify(name, target=target, connection=self._spec.conninfo, tables=[table], limits=self._limits, changed=True)
+        self._state.verifications |= {each.table: each for each in report.results}
         (found,) = report.tables
         if found.left_out is not None:
             self._leave_out(table, found.left_out)
         elif not found.equal:
             hint = f"`subscriber verify {name} --table {table}` names the rows, and --repair corrects them"
-            _log.warning('table "%s" differs from the publisher\'s as of %s: %s (hint: %s)', table, stored[0].lsn, found.summary, hint)
+            _log.warning(
+                'table "%s" differs from the publisher\'s as of %s: %s (hint: %s)', table, report.results[0].lsn, found.summary, hint
+            )
 
     def _leave_out(self, table: TableName, reason: str) -> None:
         self._failed[table] = time.time()

@@ -193,7 +193,7 @@ async def test_login_that_is_under_way(publisher18_db: Database, monkeypatch: py
         first, *others = (psycopg.connect(found.url, autocommit=True, prepare_threshold=None) for _ in range(4))
         for session in (first, *others):
             stack.callback(session.close)
-        # it stays connected: while PgBouncer is suspended, it accepts nobody
+        # it stays connected: a suspended PgBouncer accepts no connections
         watching = stack.enter_context(psycopg.connect(found.admin, autocommit=True, prepare_threshold=None, row_factory=dict_row))
         console = PgBouncer.parse(f"pgbouncer:{found.admin}")
         # it has the only server connection

@@ -147,7 +147,7 @@ async def test_a_lake(publisher18_db: Database, target_db: Database, tmp_path: P
         await found.caught_up()
         report = await verify(found.subscription.name, target=lake, connection=publisher18_db.dsn)
         assert [(table.table.name, table.equal, table.publisher_rows) for table in report.tables] == [("n", True, 2), ("t", True, 2)]
-        # nobody renames a table of a lake
+        # the tables of a lake are not renamed
         publisher18_db.execute("ALTER TABLE t RENAME TO other; INSERT INTO other VALUES (3)")
         await ready(found, "other")
         await found.caught_up()

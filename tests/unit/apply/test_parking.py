@@ -61,7 +61,7 @@ async def test_after_so_many_attempts_with_the_same_error() -> None:
     found = states(t=READY, u=READY)
     parking, target = Parking(found, after=3), _Target()
     assert [parking.refused(rejected()) for _ in range(2)] == [False, False]
-    # another transaction, and another table: each begins anew
+    # another transaction or another table: the attempts are counted from one again
     assert [parking.refused(rejected(lsn=300)) for _ in range(2)] == [False, False]
     assert not parking.refused(rejected(U, lsn=300))
     assert [parking.refused(rejected(lsn=300)) for _ in range(3)] == [False, False, True]

@@ -117,7 +117,7 @@ class RelationMap(DescribedRelations):
             try:
                 found = self._mappings[relation.relation_id] = map_relation(relation, table)
             except RelationError:
-                # somebody will alter the table
+                # the table may be altered before the next attempt
                 self._ahead = None
                 raise
         return found
