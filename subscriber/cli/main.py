@@ -45,6 +45,16 @@ _VERBS: Final = {
     "spark-apply": "apply landed batches to the tables of a lake",
     "demo": "try it out: replicate an embedded publisher under load, then compare both databases",
 }
+_PACKAGES: Final = {
+    "migrate": "migration",
+    "schema": "migration",
+    "cutover": "migration",
+    "sequences": "migration",
+    "tail": "streams",
+    "decode": "streams",
+    "replay": "streams",
+}
+"""The package of a verb's module below ``verbs``; the others are there directly."""
 _INTERMIXED: Final = frozenset({"sequences"})
 """Verbs with an optional NAME, which argparse would otherwise accept only before all options."""
 
@@ -108,7 +118,8 @@ class _VerbParser(_Parser):
             return
         self.loaded = True
         if self.verb:
-            import_module(f"subscriber.cli.verbs.{self.verb.replace('-', '_')}").add_arguments(self)
+            package = f"{_PACKAGES[self.verb]}." if self.verb in _PACKAGES else ""
+            import_module(f"subscriber.cli.verbs.{package}{self.verb.replace('-', '_')}").add_arguments(self)
         # the options are accepted before and after the verb
         self.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="log more on stderr")
         self.add_argument("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no confirmations and no progress")

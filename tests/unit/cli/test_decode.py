@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from subscriber.cli.verbs import decode
+from subscriber.cli.verbs.streams import decode
 from subscriber.consumer.message_lines import wire_line
 from subscriber.errors import ConfigurationError, ProtocolError, SubscriberError
 from subscriber.protocol.encoder import encode

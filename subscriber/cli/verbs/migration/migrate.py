@@ -10,7 +10,7 @@ from subscriber.cli.options import add_name_argument, add_parameters_argument, a
 from subscriber.cli.output import say
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
-from subscriber.cli.verbs.schema import SchemaNarrator, add_copy_options, schema_options
+from subscriber.cli.verbs.migration.schema import SchemaNarrator, add_copy_options, schema_options
 from subscriber.config import PARAMETERS, Settings, SubscriptionOptions
 from subscriber.config.reading import parse_assignments
 from subscriber.errors import raise_all

@@ -1,0 +1,1 @@
+"""The verbs of a migration: the schema, the sequences, the cutover."""

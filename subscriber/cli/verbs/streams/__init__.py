@@ -1,0 +1,1 @@
+"""The verbs that read a stream without a target, and recordings."""
