@@ -6,6 +6,7 @@ Only rows that differ, and those whose hashes share some bits with them, are rea
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -165,8 +166,8 @@ class TableComparison:
         span = await self._publisher.span(part)
         if span is None:
             return None
-        width = (span[1] - span[0] + 1) // min(max(rows // _PART_ROWS, 1), _MOST_PARTS)
-        return KeyBuckets(part.column, max(width.bit_length() - 1, 1))
+        width = (span[1] - span[0] + 1) / min(max(rows / _PART_ROWS, 1), _MOST_PARTS)
+        return KeyBuckets(part.column, max(round(math.log2(width)), 1))
 
     async def _read_parts(self, parts: tuple[Sequence[Part], Sequence[Part]], by: Buckets, buckets: Mapping[int, int]) -> None:
         """Read hashes and keys of the rows in some buckets. ``buckets`` has their number of rows."""
@@ -179,9 +180,10 @@ class TableComparison:
             if self._is_full:
                 return
             found = await together([side.hashes(own, by, some) for side, own in zip(self._sides, parts, strict=True)])
+            integers = self._publisher.integer_keys
             for side in (0, 1):
                 for name, count in (found[side] - found[1 - side]).items():
-                    hashed, key = named_row(name, self._publisher.integer_keys)
+                    hashed, key = named_row(name, integers)
                     if self._key:
                         self._keys[key] = None
                     else:
