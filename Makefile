@@ -12,6 +12,7 @@ comma  := ,
 # what npm brings (pip brings 18.6), and the versions that `make test-matrix` runs with beside `make test`, which uses 18
 SERVERS := 13 14 15 16 17 18
 MATRIX ?= 15 17
+MATRIX_MARK ?= matrix and
 # without stored bytecode, each process of a test compiles all modules again, which takes longer than most commands
 export PYTHONDONTWRITEBYTECODE =
 
@@ -88,9 +89,10 @@ test: $(VENV)/.dev $(VENV)/.servers mariadb
 test-crash: $(VENV)/.dev mariadb
 	$(PYTEST) $(TEST_ARGS) -m 'crash_points and not endurance' tests/crash_points
 
-# with the core in Python, while `make test` uses the compiled form where there is one
+# tests of what differs between versions; MATRIX_MARK= runs all that can run with another one. With the core in Python, while `make test` uses the compiled form where there is one
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
-	SUBSCRIBER_IMPLEMENTATION=python $(PYTEST) $(TEST_ARGS) -m 'not endurance' --ignore tests/docker \
+	SUBSCRIBER_IMPLEMENTATION=python $(PYTEST) $(TEST_ARGS) -m '$(MATRIX_MARK) not endurance and not spark' \
+		tests/integration tests/native tests/crash_points \
 		$(foreach version,$(MATRIX),--publisher $(version) --target $(version))
 
 # with the lowest versions of what we depend on, and with other versions of Python; what needs neither MariaDB nor Spark
@@ -115,7 +117,7 @@ spark-delta:
 # what runs by the clock, at random (seeds are printed) or with versions that are out of support: not on each change
 test-all: test test-crash test-spark
 	$(PYTEST) $(TEST_ARGS) -m 'endurance and not spark' $(ELSEWHERE)
-	$(MAKE) test-matrix MATRIX='13 14 15 16 17'
+	$(MAKE) test-matrix MATRIX='13 14 15 16 17' MATRIX_MARK=
 	$(MAKE) test-lowest crash-spark chaos
 
 test-docker: $(VENV)/.group-containers

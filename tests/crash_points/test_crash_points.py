@@ -99,6 +99,7 @@ async def test_other_failures(sink: str, case: CrashCase, request: pytest.Fixtur
 
 @pytest.mark.crash
 @pytest.mark.publisher(min=15, lacks="two-phase subscriptions")
+@pytest.mark.matrix
 async def test_postgres_as_publisher(target_db: Database, publisher_db: Database, tmp_path: Path) -> None:
     case = CrashCase("postgres.prepared", Failure.EXIT)
     await case.run(CrashPostgres(target_db), tmp_path, publisher=PostgresCrashPublisher(publisher_db))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.native.native import Nodes
 from tests.support.observation import acknowledged
 
 EMIT = "SELECT pg_logical_emit_message({}, 'prefix', repeat('content', 30))"
 
 
+@pytest.mark.matrix
 async def test_are_passed_over(nodes: Nodes) -> None:
     nodes.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)")
     nodes.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")

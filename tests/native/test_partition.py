@@ -113,6 +113,7 @@ async def test_published_as_partitions_into_tables_of_their_own(nodes: Nodes) ->
         assert statistics.confl_update_missing == statistics.confl_delete_missing == 0
 
 
+@pytest.mark.matrix
 async def test_published_as_partitions_into_partitions(nodes: Nodes) -> None:
     """The target's partitions have the names of the publisher's, and one of them is partitioned further."""
     nodes.publisher.execute(PUBLISHER + FIRST + "; CREATE PUBLICATION pub FOR ALL TABLES")
@@ -227,6 +228,7 @@ async def test_a_large_root_is_copied_by_partitions(publisher18_db: Database, ta
 
 
 @pytest.mark.publisher(min=16, lacks="one list of tables for several publications: a partition comes twice")
+@pytest.mark.matrix
 async def test_root_and_partition_in_two_publications(nodes: Nodes) -> None:
     """One publication gives a partition, the other the whole as its root: then all comes as the root's, and once."""
     nodes.publisher.execute(PUBLISHER + FIRST)

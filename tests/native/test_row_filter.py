@@ -181,6 +181,7 @@ async def test_filter_is_kept_while_a_table_catches_up(publisher_db: Database, t
 
 
 @_FILTERS
+@pytest.mark.matrix
 async def test_as_native(nodes: Nodes) -> None:
     """What the filter says of the old and of the new row, under every replica identity, with values that did not come along."""
     nodes.everywhere("""

@@ -35,5 +35,6 @@ ABORTS_ALL = ("BEGIN", "SAVEPOINT s1", fill(8001, 8400), "SAVEPOINT s2", fill(84
 ABORTS_WHOLE = ("BEGIN", fill(8001, 8400), "SAVEPOINT s1", fill(8401, 8800), "RELEASE s1", fill(8801, 8900), "ROLLBACK")
 
 
+@pytest.mark.matrix
 async def test_as_native(nodes_native16: Nodes) -> None:
     await follow_transactions(nodes_native16, [ABORTS, ABORTS_ALL, ABORTS_WHOLE], {"id > 7000": 410, "id > 8000": 0}, streaming="parallel")

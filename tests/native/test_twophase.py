@@ -13,6 +13,7 @@ from tests.support.replica import replica
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.matrix
 async def test_prepared_and_ended(nodes_native16: Nodes) -> None:
     await prepared_and_ended(nodes_native16, "off")
 
@@ -33,6 +34,7 @@ async def test_without_two_phase(nodes_native16: Nodes) -> None:
         await both.assert_no_errors()
 
 
+@pytest.mark.matrix
 async def test_two_phase_state_by_version_of_the_publisher(nodes: Nodes) -> None:
     """A publisher before 15 does not send what is prepared. Native says enabled nevertheless, and refuses to copy tables; ours waits."""
     nodes.everywhere(f"{TABLE}; CREATE TABLE u (id int PRIMARY KEY)")

@@ -82,19 +82,19 @@ async def _running(subscription: Subscription) -> Any:
         await task
 
 
-async def test_its_url_has_verify_and_repair(installed: str, publisher_db: Database) -> None:
-    publisher_db.execute(
+async def test_its_url_has_verify_and_repair(installed: str, publisher18_db: Database) -> None:
+    publisher18_db.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE bag (v float8); INSERT INTO bag SELECT 0.1 FROM generate_series(1, 3);"
         "INSERT INTO t SELECT i, repeat('x', i) FROM generate_series(1, 9) AS i; CREATE PUBLICATION pub FOR ALL TABLES"
     )
     options = SubscriptionOptions.parse(["where.public.t=id < 8"])
-    subscription = Subscription("replica", connection=publisher_db.dsn, publications=["pub"], target=installed, options=options)
+    subscription = Subscription("replica", connection=publisher18_db.dsn, publications=["pub"], target=installed, options=options)
     with pytest.raises(TargetError, match=r'^subscription "replica" does not exist'):
-        await verify("replica", target=installed, connection=publisher_db.dsn)
+        await verify("replica", target=installed, connection=publisher18_db.dsn)
     async with _running(subscription):
-        publisher_db.execute("UPDATE t SET v = 'y' WHERE id = 3; INSERT INTO bag VALUES (NULL)")
-        await subscription.wait_for(publisher_db.current_lsn())
-        found = await verify("replica", target=installed, connection=publisher_db.dsn)
+        publisher18_db.execute("UPDATE t SET v = 'y' WHERE id = 3; INSERT INTO bag VALUES (NULL)")
+        await subscription.wait_for(publisher18_db.current_lsn())
+        found = await verify("replica", target=installed, connection=publisher18_db.dsn)
         assert found.equal
         counts = [(str(each.table), each.publisher_rows, each.target_rows) for each in found.tables]
         assert counts == [("public.bag", 4, 4), ("public.t", 7, 7)]
@@ -105,7 +105,7 @@ async def test_its_url_has_verify_and_repair(installed: str, publisher_db: Datab
         del rows[1]
         rows.append({"id": "70", "v": None})
         file.write_text(json.dumps(document))
-        found = await verify("replica", target=installed, connection=publisher_db.dsn)
+        found = await verify("replica", target=installed, connection=publisher18_db.dsn)
         (differing,) = found.differing
         assert sorted((each.kind.value, *each.key.values()) for each in differing.differences) == [
             ("different", "1"),
@@ -113,9 +113,9 @@ async def test_its_url_has_verify_and_repair(installed: str, publisher_db: Datab
             ("missing", "2"),
         ]
         assert sum((await repair(found, target=installed)).values()) == 3
-        assert (await verify("replica", target=installed, connection=publisher_db.dsn)).equal
+        assert (await verify("replica", target=installed, connection=publisher18_db.dsn)).equal
     with pytest.raises(TargetError, match="is not running"):
-        await verify("replica", target=installed, connection=publisher_db.dsn)
+        await verify("replica", target=installed, connection=publisher18_db.dsn)
 
 
 async def test_verbs_say_what_its_kind_lacks(installed: str) -> None:

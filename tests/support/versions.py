@@ -3,8 +3,9 @@
 A test that takes the fixture ``publisher_version`` (by way of ``publisher_db``, for example) runs once for each
 ``--publisher`` of the command line, one that takes ``target_version`` once for each ``--target``; without these options both are 18.
 One that takes both runs once for each pair of them: the first with the first, the second with the second.
-With one of them, only tests that it matters to are collected: ``make test`` runs all tests with 18, ``make test-matrix`` runs
-with the other versions what has to do with the version.
+With one of them, only tests that take a version are collected: ``make test`` runs all tests with 18, ``make test-all`` runs these
+with the other versions. Those that have the mark ``matrix`` depend on what differs between the versions: SQL, a message, a rule of
+PostgreSQL. They run with 15 and 17 on each change (``make test-matrix``).
 
 ``@pytest.mark.publisher(min=15, lacks="row filters")`` (or ``target``) says that an older server lacks something, not that the test is
 a nuisance there: the test is skipped for versions below ``min``, and the end of a run tells how many were, and why.

@@ -46,6 +46,7 @@ async def refused(feed: Feed, *messages: Message) -> list[str]:
 # --- errors
 
 
+@pytest.mark.matrix
 async def test_rows_that_exist(any_target_db: Database) -> None:
     any_target_db.execute(f"""
         CREATE TABLE t (id int PRIMARY KEY, u text, w text, e int, extra int);

@@ -101,7 +101,7 @@ async def _running(publisher: Database, target: _Sql | _Lake) -> AsyncIterator[S
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
-@pytest.mark.parametrize("stored", ["sqlite", "mariadb", "lake"], indirect=True)
+@pytest.mark.parametrize("stored", [pytest.param("sqlite", marks=pytest.mark.matrix), "mariadb", "lake"], indirect=True)
 async def test_stored_prepared_transactions(stored: _Sql | _Lake, publisher_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     target = stored
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")

@@ -150,6 +150,7 @@ async def both_equal(forth: Replica, back: Replica) -> None:
 
 
 @pytest.mark.publisher(min=16, lacks="origin = none")
+@pytest.mark.matrix
 async def test_ours_and_a_native_one_replicate_into_each_other(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute(f"{TABLE}; CREATE PUBLICATION pub FOR TABLE t")
@@ -254,6 +255,7 @@ async def _at_once(both: asyncio.Barrier, key: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.target(min=16, lacks="origin = none of pgoutput, by which the test sees them")
+@pytest.mark.matrix
 async def test_everything_that_changes_rows_carries_one(any_target_db: Database) -> None:
     any_target_db.execute(TABLE)
     decoder, remote = Decoder(any_target_db), Remote("t", "*id", "v")

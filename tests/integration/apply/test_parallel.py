@@ -79,6 +79,7 @@ def last_error(found: Replica) -> SubscriberError | None:
 
 
 @pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
+@pytest.mark.matrix
 async def test_savepoints_and_rollbacks(publisher_db: Database, any_target_db: Database, tmp_path: Path) -> None:
     target_db = any_target_db
     make_tables(publisher_db, target_db)

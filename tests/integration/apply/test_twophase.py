@@ -49,6 +49,7 @@ async def enabled(found: Replica) -> None:
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.matrix
 async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
     make_tables(publisher_db, target_db)
     settings = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))
@@ -103,6 +104,7 @@ async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path:
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.matrix
 async def test_prepared_that_changed_nothing(publisher_db: Database, target_db: Database) -> None:
     """18.4 sends PREPARE without BEGIN PREPARE and its end, 15 to 17 the end alone. The bug was that either ended the stream for ever."""
     make_tables(publisher_db, target_db)
@@ -143,6 +145,7 @@ async def test_prepared_that_was_rolled_back_in_the_target(publisher_db: Databas
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.matrix
 async def test_prepared_before_two_phase_was_enabled(publisher_db: Database, target_db: Database) -> None:
     make_tables(publisher_db, target_db)
     async with replica(publisher_db, target_db) as found:
@@ -173,6 +176,7 @@ async def test_prepared_before_two_phase_was_enabled(publisher_db: Database, tar
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.matrix
 async def test_pending_while_there_are_no_tables(publisher_db: Database, target_db: Database) -> None:
     publisher_db.execute("CREATE PUBLICATION pub")
     slot = f"SELECT two_phase FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
@@ -194,6 +198,7 @@ async def test_pending_while_there_are_no_tables(publisher_db: Database, target_
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.matrix
 async def test_rolled_back_before_it_was_decoded(publisher_db: Database, target_db: Database) -> None:
     # a publisher that finds the transaction aborted while decoding it sends what it has, or nothing, and then still sends PREPARE
     # (reorderbuffer.c: ReorderBufferPrepare, concurrent_abort): legal, because its rollback follows

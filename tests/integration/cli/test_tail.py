@@ -115,6 +115,7 @@ async def test_json_lines_resume_at_the_slots_position(any_source: Database, sta
 
 
 @pytest.mark.publisher(min=15, lacks="two-phase commit in the protocol")
+@pytest.mark.matrix
 async def test_binary_toast_messages_and_two_phase(any_source: Database, start: Start) -> None:
     any_source.execute("ALTER TABLE t ALTER COLUMN note SET STORAGE EXTERNAL")
     args = ("--slot", "s", "--format", "json", "--messages", "-o", "binary=true", "-o", "two_phase=true", "--until-caught-up")

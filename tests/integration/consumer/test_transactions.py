@@ -62,6 +62,7 @@ class TestChanges:
             [("truncate", {"t", "child"}, True, False)],
         ]
 
+    @pytest.mark.matrix
     async def test_properties_of_a_transaction(self, source: Database) -> None:
         source.execute("SELECT pg_replication_origin_create('upstream')")
         try:
@@ -86,6 +87,7 @@ class TestChanges:
             source.execute("SELECT pg_replication_origin_drop('upstream')")
 
     @pytest.mark.publisher(min=14, lacks="binary of pgoutput")
+    @pytest.mark.matrix
     async def test_columns_in_binary(self, source: Database) -> None:
         async with transactions(source.conninfo(), publications=["p"], options=SubscriptionOptions(binary=True)) as stream:
             source.execute("INSERT INTO t VALUES (258, 'one'), (1, NULL)")
@@ -165,6 +167,7 @@ class TestChanges:
                 await changes(one)
 
     @pytest.mark.publisher(min=14, lacks="logical messages in pgoutput")
+    @pytest.mark.matrix
     async def test_messages(self, source: Database) -> None:
         found: list[Simple] = []
         async with transactions(source.conninfo(), publications=["p"], messages=True) as stream:
@@ -190,6 +193,7 @@ class TestChanges:
             assert (await first(stream))[1] == [("insert", "t", {"id": "1", "note": None})]
 
     @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+    @pytest.mark.matrix
     async def test_prepared_transactions(self, source: Database) -> None:
         found: list[Simple] = []
 
@@ -220,6 +224,7 @@ class TestChanges:
             ("commit", None, 1),
         ]
 
+    @pytest.mark.matrix
     async def test_without_two_phase_a_prepared_transaction_comes_when_it_is_committed(self, source: Database) -> None:
         async with transactions(source.conninfo(), publications=["p"]) as stream:
             source.execute("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'good'")
@@ -293,6 +298,7 @@ class TestAcknowledging:
         async with transactions(source.conninfo(), publications=["p"], slot_name="s") as stream:
             assert [(await first(stream))[1][0][2]["id"] for _ in range(2)] == ["2", "3"]
 
+    @pytest.mark.matrix
     async def test_idle_slot_follows_a_busy_cluster(self, source: Database) -> None:
         async with transactions(source.conninfo(), publications=["p"], slot_name="s", settings=SOON) as stream:
             source.execute("INSERT INTO t VALUES (1)")
@@ -323,6 +329,7 @@ class TestAcknowledging:
                 await waiting
 
     @pytest.mark.publisher(min=14, lacks="logical messages in pgoutput")
+    @pytest.mark.matrix
     async def test_message_outside_transactions_is_kept_until_acknowledged(self, source: Database) -> None:
         async def next_message() -> ReceivedMessage:
             async with asyncio.timeout(TIMEOUT):

@@ -33,7 +33,7 @@ def reconciled(log: str) -> dict[str, tuple[int, int]]:
     return {table: (int(kept), int(written)) for table, kept, written in RECONCILED.findall(log)}
 
 
-@pytest.mark.parametrize("workers", [4, 16], ids=["in groups", "alone"])
+@pytest.mark.parametrize("workers", [pytest.param(4, marks=pytest.mark.matrix), 16], ids=["in groups", "alone"])
 async def test_only_what_differs_is_written(
     publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:

@@ -63,6 +63,7 @@ def writing(publisher: Database) -> Iterator[threading.Event]:
     assert not failed
 
 
+@pytest.mark.matrix
 async def test_parts_of_a_large_table_under_concurrent_writes(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE log (n int); CREATE TABLE calm (id int PRIMARY KEY)")
@@ -141,7 +142,7 @@ async def test_a_run_that_ends_leaves_no_slot_behind(
     assert target_db.fetch("SELECT id FROM t") == [(1,)]
 
 
-@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.matrix)])
 async def test_text_and_binary_copies(publisher_db: Database, target_db: Database, binary: bool) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, a bytea, b numeric, c timestamptz, d text[], e jsonb, f text)")
@@ -173,6 +174,7 @@ async def test_text_and_binary_copies(publisher_db: Database, target_db: Databas
             await following.run(Until())
 
 
+@pytest.mark.matrix
 async def test_columns_of_both_sides(publisher_db: Database, target_db: Database) -> None:
     """A column list, another order, extra columns of the target with defaults, generated columns on either side."""
     publisher_db.execute("""
@@ -217,6 +219,7 @@ async def test_published_generated_columns_are_copied_and_followed(publisher18_d
 
 
 @pytest.mark.publisher(min=15, lacks="column lists")
+@pytest.mark.matrix
 async def test_column_lists_that_contradict_each_other(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, a int, b int)")

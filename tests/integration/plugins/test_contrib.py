@@ -97,7 +97,7 @@ class Both:
         return [record.decode("utf-8", "replace") for record in ours]
 
 
-pytestmark = pytest.mark.publisher(min=14, lacks="streaming and logical messages in pgoutput")
+pytestmark = [pytest.mark.matrix, pytest.mark.publisher(min=14, lacks="streaming and logical messages in pgoutput")]
 
 
 @pytest.fixture(scope="session")

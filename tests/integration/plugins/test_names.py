@@ -22,6 +22,7 @@ CREATE TABLE app.modified (
 
 
 @pytest.mark.publisher(min=14, lacks="some of the types")
+@pytest.mark.matrix
 async def test_types(publisher_db: Database, publisher_version: int) -> None:
     publisher_db.execute(every_type.SETUP)
     every_type.create_table(publisher_db, "every")
@@ -40,6 +41,7 @@ async def test_types(publisher_db: Database, publisher_version: int) -> None:
         assert (name, format_type_with_typemod(oid, modifier, types, publisher)) == (name, modified)
 
 
+@pytest.mark.matrix
 def test_quoting(publisher_db: Database, publisher_version: int) -> None:
     names = [name for (name,) in publisher_db.fetch("SELECT word FROM pg_get_keywords()")]
     names += ["a", "A", "_1", "1a", 'q"q', "a b", "ü", "a$", "$"]

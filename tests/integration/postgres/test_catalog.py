@@ -45,6 +45,7 @@ async def state_of(database: Database, name: str = NAME) -> SubscriptionState:
     return state
 
 
+@pytest.mark.matrix
 async def test_stored_state_is_read_back(any_target_db: Database) -> None:
     feed = Feed(any_target_db)
     feed.opened = await feed.sink.open(NAME, feed.durable.append)

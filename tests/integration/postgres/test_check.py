@@ -42,6 +42,7 @@ def plain_role(target_db: Database) -> Iterator[str]:
     target_db.execute("DROP OWNED BY checker; DROP ROLE checker")
 
 
+@pytest.mark.matrix
 async def test_nothing_wrong(any_target_db: Database) -> None:
     any_target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text, more int)")
     assert await findings(any_target_db, published("t", "*id", "v", types=(23, 25))) == []

@@ -143,6 +143,7 @@ async def test_every_setting_of_both_servers(hostile_servers: tuple[ServerAddres
         raise AssertionError(f"with {', '.join(names)}") from failure
 
 
+@pytest.mark.matrix
 async def test_every_session_has_the_settings(publisher_db: Database, any_target_db: Database) -> None:
     query = "SELECT lower(name), setting FROM pg_settings"
     with (

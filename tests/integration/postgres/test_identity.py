@@ -181,6 +181,7 @@ async def test_binary_keys(target_db: Database) -> None:
         assert target_db.fetch("SELECT * FROM t") == [(3, "a")]
 
 
+@pytest.mark.matrix
 async def test_operators_of_a_schema_outside_the_search_path(any_target_db: Database) -> None:
     # a base type made from int4's functions, with operators of its own: what an extension installs
     any_target_db.execute("""

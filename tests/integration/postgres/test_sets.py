@@ -112,6 +112,7 @@ async def _apply(feed: Feed, batch: list[list[Message]], least: int) -> list[str
 
 
 @seeds(1, 3)
+@pytest.mark.matrix
 async def test_random_histories_have_the_same_result(
     any_target_db: Database, other_target_db: Database, sent: Sent, attempts: list[bool], seed: int
 ) -> None:

@@ -54,6 +54,7 @@ def state(database: Database) -> str:
     return found
 
 
+@pytest.mark.matrix
 async def test_from_init_to_ready(any_target_db: Database) -> None:
     any_target_db.execute("CREATE TABLE t (extra int DEFAULT 5, v text, id int PRIMARY KEY)")
     remote = Remote("t", "*id", "v")

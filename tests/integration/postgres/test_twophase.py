@@ -32,6 +32,7 @@ def move_back(database: Database, lsn: Lsn) -> None:
     database.execute(f"""UPDATE subscriber."position" SET remote_lsn = '{lsn}'""")
 
 
+@pytest.mark.matrix
 async def test_prepare_and_commit(any_target_db: Database) -> None:
     remote = create(any_target_db)
     async with opened(any_target_db) as feed:

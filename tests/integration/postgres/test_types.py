@@ -97,7 +97,7 @@ def fill_expected(database: Database) -> None:
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-@pytest.mark.parametrize("identity", ["d", "f"])
+@pytest.mark.parametrize("identity", ["d", pytest.param("f", marks=pytest.mark.matrix)])
 async def test_every_type(any_target_db: Database, binary: bool, identity: str) -> None:
     create(any_target_db, " PRIMARY KEY" if identity == "d" else "")
     fill_expected(any_target_db)

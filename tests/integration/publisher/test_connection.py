@@ -41,6 +41,7 @@ def unused_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.matrix
 async def test_identify_system(publisher_db: Database) -> None:
     connection = await connect(publisher_db.dsn)
     try:
@@ -84,6 +85,7 @@ async def test_conninfo_and_url_are_the_same(publisher18_db: Database) -> None:
 
 
 @pytest.mark.parametrize("replication", [True, False])
+@pytest.mark.matrix
 async def test_session_settings(publisher_db: Database, replication: bool) -> None:
     options = "-c datestyle=German -c search_path=public -c extra_float_digits=0 -c statement_timeout=9s -c work_mem=1234kB"
     session = await Session.connect(publisher_db.conninfo(options=options), application_name="x", replication=replication)
@@ -165,6 +167,7 @@ async def test_unknown_database(publisher18_db: Database) -> None:
     assert 'database "no_such_database" does not exist' in str(error)
 
 
+@pytest.mark.matrix
 async def test_role_without_replication(publisher_db: Database) -> None:
     with role(publisher_db) as plain:
         error = await fails(plain.conninfo)

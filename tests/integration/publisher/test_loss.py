@@ -99,6 +99,7 @@ async def recovered(
 
 
 class TestSlot:
+    @pytest.mark.matrix
     async def test_dropped_and_made_again(self, publisher_db: Database, target_db: Database) -> None:
         make_tables(publisher_db, target_db)
         async with replica(publisher_db, target_db) as found:

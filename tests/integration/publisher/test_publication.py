@@ -26,6 +26,7 @@ async def published(database: Database, *publications: str, table: TableName | N
     return {found.name.name: found for found in tables}
 
 
+@pytest.mark.matrix
 async def test_missing_publications(publisher_db: Database) -> None:
     publisher_db.execute("""CREATE PUBLICATION here; CREATE PUBLICATION "Ups 'q" """)
     connection = await WalReceiverConnection.connect(publisher_db.dsn, application_name="test")
@@ -37,6 +38,7 @@ async def test_missing_publications(publisher_db: Database) -> None:
     assert await published(publisher_db, "here", "z") == {}
 
 
+@pytest.mark.matrix
 async def test_table_as_described(publisher_db: Database) -> None:
     publisher_db.execute("""
         CREATE SCHEMA "S x";
@@ -83,6 +85,7 @@ async def test_one_table_only(publisher_db: Database) -> None:
 
 
 @pytest.mark.publisher(min=15, lacks="publications of schemas")
+@pytest.mark.matrix
 async def test_schema_publication_and_unlogged_tables(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE SCHEMA s; CREATE TABLE s.a (a int); CREATE UNLOGGED TABLE s.u (a int); CREATE VIEW s.v AS SELECT 1;"
@@ -111,6 +114,7 @@ async def test_replica_identity(publisher_db: Database, identity: str, expected:
 
 
 @pytest.mark.publisher(min=15, lacks="column lists")
+@pytest.mark.matrix
 async def test_column_list(publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int PRIMARY KEY, b text, c int); CREATE PUBLICATION p FOR TABLE t (c, a)")
     table = (await published(publisher_db, "p"))["t"]
@@ -118,6 +122,7 @@ async def test_column_list(publisher_db: Database) -> None:
 
 
 @pytest.mark.publisher(min=15, lacks="column lists")
+@pytest.mark.matrix
 async def test_equal_and_different_column_lists(publisher_db: Database) -> None:
     publisher_db.execute("""
         CREATE TABLE t (a int PRIMARY KEY, b text, c int);
@@ -138,6 +143,7 @@ async def test_equal_and_different_column_lists(publisher_db: Database) -> None:
 
 
 @pytest.mark.publisher(min=15, lacks="row filters")
+@pytest.mark.matrix
 async def test_row_filters(publisher_db: Database) -> None:
     publisher_db.execute("""
         CREATE TABLE t (a int PRIMARY KEY, b text);
@@ -189,6 +195,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.matrix
 async def test_partitions(publisher_db: Database, subtests: pytest.Subtests) -> None:
     publisher_db.execute(PARTITIONED if publisher_db.version >= 15 else WITHOUT_FILTERS)
     for publications, expected in PUBLISHED:
@@ -205,6 +212,7 @@ async def test_partitions(publisher_db: Database, subtests: pytest.Subtests) -> 
                 assert table.key_columns == ("a",)
 
 
+@pytest.mark.matrix
 async def test_partitioned_root_sums_its_partitions(publisher_db: Database) -> None:
     publisher_db.execute(PARTITIONED if publisher_db.version >= 15 else WITHOUT_FILTERS)
     table = (await published(publisher_db, "root"))["r"]
@@ -235,6 +243,7 @@ async def test_table_without_columns(publisher_db: Database) -> None:
     assert (table.columns, table.key_columns) == ((), ())
 
 
+@pytest.mark.matrix
 async def test_hostile_search_path_objects_are_not_used(publisher_db: Database) -> None:
     publisher_db.execute("""
         CREATE FUNCTION public.pg_get_publication_tables(name) RETURNS TABLE (relid oid) LANGUAGE sql AS 'SELECT 1/0; SELECT 1::oid';

@@ -86,6 +86,7 @@ def slot_row(database: Database, name: str, columns: str) -> tuple[object, ...]:
     return database.fetch(f"SELECT {columns} FROM pg_replication_slots WHERE slot_name = '{name}'")[0]
 
 
+@pytest.mark.matrix
 def test_identify_and_show(walsender: PGconn, publisher_db: Database) -> None:
     ((system_identifier, timeline, position, database),) = run(walsender, commands.identify_system())
     assert system_identifier == str(publisher_db.value("SELECT system_identifier FROM pg_control_system()"))
@@ -95,12 +96,14 @@ def test_identify_and_show(walsender: PGconn, publisher_db: Database) -> None:
     assert run(walsender, commands.show("wal_level")) == [["logical"]]
 
 
+@pytest.mark.matrix
 def test_timeline_history_is_understood(walsender: PGconn) -> None:
     result = walsender.exec_(commands.timeline_history(1).encode())
     assert b"syntax error" not in result.error_message  # a new cluster has no such file
 
 
 @pytest.mark.parametrize("snapshot", ["nothing", "export"])
+@pytest.mark.matrix
 def test_create_and_drop_slot(walsender: PGconn, caps: Capabilities, publisher_db: Database, snapshot: commands.SnapshotAction) -> None:
     # a key word of the grammar as a name
     ((name, position, exported, plugin),) = run(walsender, commands.create_replication_slot(caps, "temporary", snapshot=snapshot))
@@ -115,6 +118,7 @@ def test_create_and_drop_slot(walsender: PGconn, caps: Capabilities, publisher_d
     assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'temporary'") == 0
 
 
+@pytest.mark.matrix
 def test_slot_with_the_transaction_s_snapshot(walsender: PGconn, caps: Capabilities, publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int)")
     run(walsender, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
@@ -133,6 +137,7 @@ def test_the_syntax_for_older_servers(walsender: PGconn, publisher_db: Database,
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+@pytest.mark.matrix
 def test_slot_with_two_phase(walsender: PGconn, caps: Capabilities, publisher_db: Database) -> None:
     run(walsender, commands.create_replication_slot(caps, "s_two", two_phase=True))
     assert slot_row(publisher_db, "s_two", "two_phase") == (True,)
@@ -152,7 +157,7 @@ def test_failover_slot_and_alter(publisher18_db: Database) -> None:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+@pytest.mark.parametrize("streaming", ["off", "on", pytest.param("parallel", marks=pytest.mark.matrix)])
 def test_start_replication_with_names_that_need_quoting(
     walsender: PGconn, caps: Capabilities, publisher_db: Database, streaming: str, binary: bool
 ) -> None:
@@ -177,6 +182,7 @@ def test_start_replication_with_names_that_need_quoting(
         assert slot_row(publisher_db, "s_start", "two_phase") == (publisher_db.version >= 15,)
 
 
+@pytest.mark.matrix
 def test_a_status_update_is_understood(walsender: PGconn, caps: Capabilities, publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int); CREATE PUBLICATION p FOR TABLE t")
     run(walsender, commands.create_replication_slot(caps, "s_status"))

@@ -24,6 +24,7 @@ async def connection(publisher_db: Database) -> AsyncIterator[WalReceiverConnect
     await made.close()
 
 
+@pytest.mark.matrix
 async def test_permanent_slot(publisher_db: Database, connection: WalReceiverConnection) -> None:
     name = f"s_{publisher_db.name}"
     assert await connection.slot(name) is None
@@ -65,6 +66,7 @@ async def test_temporary_slot_goes_with_its_session(publisher_db: Database, conn
     await asyncio.to_thread(publisher_db.wait, f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{name}'", 0)
 
 
+@pytest.mark.matrix
 async def test_two_phase_and_failover(publisher_db: Database, connection: WalReceiverConnection) -> None:
     name = f"s_{publisher_db.name}"
     if connection.capabilities.two_phase:
@@ -112,6 +114,7 @@ async def test_drop(publisher_db: Database, connection: WalReceiverConnection) -
     await waiting
 
 
+@pytest.mark.matrix
 async def test_name_that_cannot_be(connection: WalReceiverConnection) -> None:
     for name in ("Upper", "", "a-b", "x" * 64, 'a"; SELECT 1; --'):
         with pytest.raises(ConfigurationError, match="replication slot name"):
@@ -137,6 +140,7 @@ async def test_wal_level_too_low(make_server: MakeServer) -> None:
     await connection.close()
 
 
+@pytest.mark.matrix
 async def test_slot_that_was_invalidated(publisher_version: int) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "2MB", "min_wal_size": "2MB"}
     with EmbeddedServer.create(publisher_version, settings=settings, initdb_args=["--wal-segsize=1"]) as server:

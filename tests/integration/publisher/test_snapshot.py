@@ -51,6 +51,7 @@ async def rows(reader: SnapshotReader, table: PublishedTable, range_size: int = 
     return sorted(found)
 
 
+@pytest.mark.matrix
 async def test_every_change_is_in_the_snapshot_or_in_the_slot(publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; INSERT INTO t VALUES (1), (2)")
     async with snapshot_of(publisher_db) as snapshot:
@@ -94,6 +95,7 @@ async def test_idle_snapshot_is_not_timed_out(publisher18_db: Database) -> None:
 
 
 @pytest.mark.parametrize("copy_format", list(CopyFormat))
+@pytest.mark.matrix
 async def test_counts_and_formats(publisher_db: Database, copy_format: CopyFormat) -> None:
     publisher_db.execute(
         "CREATE TABLE t AS SELECT g AS a, E'new\\nline' AS b FROM generate_series(1, 20000) g; CREATE TABLE e (a int);"
@@ -162,6 +164,7 @@ async def test_ranges_cover_the_table(publisher_db: Database) -> None:
 
 
 @pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
+@pytest.mark.matrix
 async def test_plan_of_a_range_reads_only_the_range(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE TABLE t AS SELECT g AS a, repeat('x', 200) AS b FROM generate_series(1, 5000) g; CREATE PUBLICATION p FOR TABLE t"
@@ -174,6 +177,7 @@ async def test_plan_of_a_range_reads_only_the_range(publisher_db: Database) -> N
         assert "Tid Range Scan" in plan
 
 
+@pytest.mark.matrix
 async def test_workers_share_a_table_below_the_range_size(publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int); CREATE PUBLICATION p FOR TABLE t")
     async with await WalReceiverConnection.connect(publisher_db.dsn, application_name="test") as connection:
@@ -198,6 +202,7 @@ async def test_inheritance_children_are_copied_on_their_own(publisher_db: Databa
             assert await rows(reader, await described(reader, "child", publication)) == [b"2"]
 
 
+@pytest.mark.matrix
 async def test_partitioned_root(publisher_db: Database) -> None:
     publisher_db.execute("""
         CREATE TABLE r (a int, b text) PARTITION BY RANGE (a);

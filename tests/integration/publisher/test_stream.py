@@ -124,6 +124,7 @@ async def test_close_ends_the_stream_and_releases_the_slot(publisher_db: Databas
     publisher_db.fetch(f"SELECT pg_drop_replication_slot('{slot}')")
 
 
+@pytest.mark.matrix
 async def test_close_in_the_middle_of_a_large_transaction(publisher_db: Database) -> None:
     slot = slot_of(publisher_db)
     publisher_db.execute("INSERT INTO t SELECT g, repeat('z', 500) FROM generate_series(1, 100000) g")
@@ -134,6 +135,7 @@ async def test_close_in_the_middle_of_a_large_transaction(publisher_db: Database
     await asyncio.to_thread(publisher_db.wait, ACTIVE.format(slot), False)
 
 
+@pytest.mark.matrix
 async def test_slot_in_use(publisher_db: Database) -> None:
     slot = slot_of(publisher_db)
     async with streaming(publisher_db, slot):
@@ -149,6 +151,7 @@ async def test_slot_that_does_not_exist(publisher_db: Database) -> None:
     assert caught.value.sqlstate == "42704"
 
 
+@pytest.mark.matrix
 async def test_unknown_publication_ends_the_stream(publisher_db: Database) -> None:
     slot = slot_of(publisher_db)
     stream = await start(publisher_db, slot, "absent")
@@ -177,6 +180,7 @@ async def test_terminated_walsender(publisher_db: Database) -> None:
 
 
 @pytest.mark.publisher(min=15, lacks="row filters")
+@pytest.mark.matrix
 async def test_row_values_stay_out_of_errors(publisher_db: Database) -> None:
     slot = f"s_{publisher_db.name}"
     publisher_db.execute("CREATE TABLE t (a int PRIMARY KEY, b text); CREATE PUBLICATION p FOR TABLE t WHERE (make_date(a, 13, 1) IS NULL)")

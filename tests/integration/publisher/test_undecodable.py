@@ -144,6 +144,7 @@ async def test_a_long_value_of_what_was_rolled_back(
         assert caplog.text.count("got sequence entry") == 1
 
 
+@pytest.mark.matrix
 async def test_open_transaction_that_cannot_be_decoded(
     publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,6 +29,7 @@ CHANGES = 6
 Row = Insert | Update | Delete
 
 
+@pytest.mark.matrix
 async def test_random_filters_decide_as_the_server_does(publisher_db: Database, record_property: Callable[[str, object], None]) -> None:
     compared = compare(publisher_db, seed=int(os.environ.get("SUBSCRIBER_ROW_FILTER_SEED", "1")), tables=60)
     record_property("compared", _summary(compared))

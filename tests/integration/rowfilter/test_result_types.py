@@ -161,6 +161,7 @@ def difference(ours: Ours, said: str, values: list[str | None]) -> str | None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.matrix
 async def test_types_and_values_are_the_servers(publisher_db: Database, record_property: Callable[[str, object], None]) -> None:
     listed = ", ".join(f"c_{name} {declared}" for name, (_, declared, *_) in TYPES.items())
     publisher_db.execute("; ".join(f"CREATE TABLE {table} (id int, {listed})" for table in "tuv"))

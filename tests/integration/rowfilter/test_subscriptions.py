@@ -44,7 +44,7 @@ def any_source(publisher_db: Database) -> Database:
     return _fill(publisher_db)
 
 
-@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.matrix)])
 async def test_copy_and_changes(any_source: Database, target_db: Database, binary: bool) -> None:
     if binary and any_source.version < 14:
         pytest.skip("the publisher has no binary format")
@@ -112,6 +112,7 @@ async def test_another_target(source: Database, tmp_path: Path) -> None:
 
 
 @pytest.mark.publisher(min=15, lacks="row filters")
+@pytest.mark.matrix
 async def test_filters_of_the_publication_apply_too(publisher_db: Database, target_db: Database) -> None:
     publisher_db.execute(
         f"{TABLE}; CREATE PUBLICATION pub FOR TABLE orders WHERE (id < 8); INSERT INTO orders SELECT generate_series(1, 10)"
@@ -125,6 +126,7 @@ async def test_filters_of_the_publication_apply_too(publisher_db: Database, targ
 
 
 @pytest.mark.parametrize("via_root", [False, True])
+@pytest.mark.matrix
 async def test_filter_of_the_root_or_of_the_partition(publisher_db: Database, target_db: Database, via_root: bool) -> None:
     if via_root and publisher_db.version < 13:
         pytest.skip("the publisher has no publish_via_partition_root")

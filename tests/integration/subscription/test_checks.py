@@ -47,6 +47,7 @@ def messages(findings: list[Finding]) -> list[str]:
     return [f"{finding.severity}: {finding.message}" for finding in findings]
 
 
+@pytest.mark.matrix
 async def test_nothing_to_say(publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
     assert await check(publisher_db.dsn, "p", slot="new_one") == []
@@ -116,6 +117,7 @@ async def test_headroom(make_server: MakeServer) -> None:
     await connection.close()
 
 
+@pytest.mark.matrix
 async def test_privileges(publisher_db: Database) -> None:
     listed = "(a)" if publisher_db.version >= 15 else ""
     publisher_db.execute(f"""
@@ -137,6 +139,7 @@ async def test_privileges(publisher_db: Database) -> None:
         assert await check(replicator.conninfo, "p", copy_data=False) == []
 
 
+@pytest.mark.matrix
 async def test_slot_states(publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
     slot = f"s_{publisher_db.name}"
@@ -170,6 +173,7 @@ async def test_replica_identity(publisher_db: Database, publish: str) -> None:
     assert found == expected
 
 
+@pytest.mark.matrix
 async def test_rows_of_another_origin(publisher_db: Database) -> None:
     """As a native subscription warns: the copy includes rows that the publisher itself replicated."""
     with fresh_database(publisher_db.server, "src") as source:

@@ -61,6 +61,7 @@ def again(*databases: Database) -> None:
         database.reconnect()
 
 
+@pytest.mark.matrix
 async def test_there_and_back(publisher_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     async with moving(publisher_db, target_db) as name:

@@ -103,7 +103,7 @@ async def looks(publisher: Database, target: Database, origin: str = "any") -> s
     return "\n".join(f"{finding.severity}: {finding.message}" for finding in found)
 
 
-@pytest.mark.parametrize("kind", ["ours", "native"])
+@pytest.mark.parametrize("kind", ["ours", pytest.param("native", marks=pytest.mark.matrix)])
 @pytest.mark.publisher(min=16, lacks="origin = none")
 async def test_loop_of_subscriptions(publisher_db: Database, target_db: Database, kind: str) -> None:
     for database in (publisher_db, target_db):

@@ -76,6 +76,7 @@ async def copied(
     await copy_schema(connection=both[0].conninfo(), target=both[1].dsn, options=options, progress=progress)
 
 
+@pytest.mark.matrix
 def test_the_target_has_the_same_schema(publisher_db: Database, any_target_db: Database) -> None:
     target = any_target_db
     publisher_db.execute(SCHEMA)

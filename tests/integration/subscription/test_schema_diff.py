@@ -37,6 +37,7 @@ def of(publisher: Database, target: Database, *more: str) -> tuple[str, ...]:
     return ("schema", "diff", "--connection", publisher.dsn, "--target", target.dsn, *more)
 
 
+@pytest.mark.matrix
 async def test_differences_in_words_and_their_removal(publisher_db: Database, any_target_db: Database) -> None:
     target = any_target_db
     publisher_db.execute(PUBLISHER)

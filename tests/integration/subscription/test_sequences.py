@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from subscriber import SequenceState, TableName, sync_sequences
 from tests.support.database import Database
 from tests.support.program import subscriber
@@ -69,6 +71,7 @@ async def test_values_never_repeat_when_both_sides_insert(publisher18_db: Databa
     assert target_db.value("SELECT max_value FROM pg_sequences WHERE sequencename = 'renamed'") == 2**63 - 1
 
 
+@pytest.mark.matrix
 async def test_all_properties_are_equal_afterwards(publisher_db: Database, target_db: Database) -> None:
     publisher_db.execute(TABLES)
     target_db.execute(

@@ -16,6 +16,8 @@ from tests.support.database import Database, ServerAddress
 from tests.support.observation import PREPARED, all_ready, eventually, target_gid
 from tests.support.replica import QUICK, Replica, replica
 
+pytestmark = pytest.mark.matrix
+
 # the manual's list of pgoutput's options, by the version that brought them; what native asks for if it wants all of them
 PUBLICATIONS = """publication_names '"pub"'"""
 NEGOTIATED = {

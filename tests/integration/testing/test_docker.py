@@ -148,6 +148,7 @@ class Container:
         return server.dsn(dbname, user="subscriber", password=PASSWORD)
 
 
+@pytest.mark.matrix
 def test_publisher_has_the_settings(publisher: EmbeddedServer) -> None:
     with psycopg.connect(publisher.dsn("app")) as session:
         for name, expected in _settings((DOCKER / "publisher" / "postgresql.conf").read_text()).items():

@@ -225,6 +225,7 @@ def answers(conninfo: str, commands: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.matrix
 async def test_answers_are_the_servers(publisher_db: Database) -> None:
     publisher_db.execute("CREATE PUBLICATION app")
     different: list[str] = []

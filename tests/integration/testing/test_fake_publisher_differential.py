@@ -15,6 +15,7 @@ from itertools import zip_longest
 from typing import Any
 
 import psycopg
+import pytest
 
 from subscriber.protocol.capabilities import StreamOptions, capabilities
 from subscriber.protocol.decoder import decode
@@ -275,6 +276,7 @@ def shown(message: Any) -> str:
 
 
 @seeds(3, 6)
+@pytest.mark.matrix
 async def test_both_send_the_same(publisher_db: Database, seed: int) -> None:
     rng = random.Random(seed)
     database, caps = publisher_db, capabilities(publisher_db.version * 10000)

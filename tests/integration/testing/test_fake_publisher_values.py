@@ -121,6 +121,7 @@ async def test_values_are_brought_to_their_types(publisher_db: Database) -> None
 
 
 @pytest.mark.publisher(min=14, lacks="streaming of running transactions")
+@pytest.mark.matrix
 async def test_streamed_transactions_describe_their_tables(publisher_db: Database) -> None:
     """Each streamed transaction has its own Relation message, even if the client knows the table; and again after an abort."""
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, a text); CREATE PUBLICATION app FOR TABLE t")

@@ -21,6 +21,7 @@ from tests.support.database import Database
 MakeServer = Callable[..., EmbeddedServer]
 
 
+@pytest.mark.matrix
 def test_publisher_is_ready_for_logical_replication(publisher_db: Database) -> None:
     assert publisher_db.value("SHOW wal_level") == "logical"
     assert int(publisher_db.value("SHOW server_version_num")) // 10000 == publisher_db.version
