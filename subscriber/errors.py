@@ -106,16 +106,16 @@ class SubscriberError(Exception):
         """Add context, such as what was being done."""
         super().add_note(printable(note, keep=_LAYOUT))
 
-    def one_line(self) -> str:
+    def one_line(self, *, hint: bool = True) -> str:
         """Return message, notes and hint on one line, then those of the other errors."""
-        return "; also: ".join(self.lines())
+        return "; also: ".join(self.lines(hint=hint))
 
-    def lines(self) -> list[str]:
+    def lines(self, *, hint: bool = True) -> list[str]:
         """Return a line for each error, as the command line prints it: message, notes and hint."""
         parts = [str(self), *getattr(self, "__notes__", ())]
         text = "; ".join(" ".join(part.split()) for part in parts)
-        own = f"{text} (hint: {' '.join(self.hint.split())})" if self.hint else text
-        return [own, *(line for error in self.also for line in error.lines())]
+        own = f"{text} (hint: {' '.join(self.hint.split())})" if self.hint and hint else text
+        return [own, *(line for error in self.also for line in error.lines(hint=hint))]
 
 
 class ConfigurationError(SubscriberError):

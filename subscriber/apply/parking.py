@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import Final
 
 from subscriber import crash_points
@@ -50,6 +51,7 @@ class Parking:
         self._after = after
         self._retry = retry
         self._refused: tuple[object, int] = None, 0
+        self._failed: dict[TableName, int] = {}
         self._tried: dict[TableName, float] = {}
         self._unparkable: set[TableName] = set()
         self.two_phase = False
@@ -75,32 +77,38 @@ class Parking:
         assert error.of_table is not None
         what = error.of_table, error.finish_lsn
         self._refused = what, self._refused[1] + 1 if self._refused[0] == what else 1
-        return self._park(TableName(*error.of_table), error, self._refused[1], error.finish_lsn)
+        return self._park(TableName(*error.of_table), error, self._refused[1])
 
-    def copy_failed(self, table: TableName, error: SubscriberError, attempts: int) -> None:
-        """Note a failed attempt to synchronize a table, with the number of consecutive ones. It is not tried again before it is parked."""
+    def copy_failed(self, table: TableName, error: SubscriberError) -> None:
+        """Count a failed attempt to synchronize a table. It is not tried again before it is parked."""
+        self._failed[table] = self._failed.get(table, 0) + 1
         if not self._states.is_storing(table):
-            self._park(table, error, attempts, None)
+            self._park(table, error, self._failed[table])
 
-    def _park(self, table: TableName, error: SubscriberError, attempts: int, lsn: int | None) -> bool:
+    def copied(self, table: TableName) -> None:
+        """Note that a table was synchronized: attempts are counted from one again."""
+        self._failed.pop(table, None)
+
+    def _park(self, table: TableName, error: SubscriberError, attempts: int) -> bool:
         if attempts % self._after:
             return False
-        lsn = self._states.handed if lsn is None else lsn
-        self._states.parking[table] = TableEntry(TableState.PARKED, Lsn(lsn), error=error.one_line(), since=time.time())
+        # retrying ends here, and so does the error's own hint
+        self._states.parking[table] = TableEntry(TableState.PARKED, error=error.one_line(hint=False), since=time.time())
         return True
 
-    async def change(self, sink: OpenedSink) -> None:
+    async def change(self, sink: OpenedSink, lsn: Lsn) -> None:
         """Park the tables that are to be parked, and reconcile those that have been parked for long enough.
 
         Args:
             sink: of the apply worker, which calls this.
+            lsn: everything up to there is applied, and nothing after it.
 
         Raises:
             TargetError: or a subclass. It is not known what is stored.
         """
         assert isinstance(sink, ParkingSink)
         if self._states.parking:
-            await self._store(sink)
+            await self._store(sink, lsn)
         now = time.time()
         parked = self._states.parked if self._retry and not self.two_phase else {}
         due = [table for table, entry in parked.items() if now - max(entry.since or 0.0, self._tried.get(table, 0.0)) >= self._retry]
@@ -108,8 +116,8 @@ class Parking:
             self._tried[table] = now
             await self._reconcile(sink, table)
 
-    async def _store(self, sink: ParkingSink) -> None:
-        wanted = dict(self._states.parking)
+    async def _store(self, sink: ParkingSink, lsn: Lsn) -> None:
+        wanted = {table: replace(entry, lsn=lsn) for table, entry in self._states.parking.items()}
         try:
             stored = await sink.park(wanted)
         except RelationError as error:
@@ -124,6 +132,7 @@ class Parking:
         self._states.parking.clear()
         for table, entry in stored.items():
             self._states.retries.pop(table, None)
+            self._tried[table] = time.time()
             _log.error(
                 'table "%s" is parked: its changes from %s on are left out: %s (hint: %s)', table, entry.lsn, entry.error, RESYNC_HINT
             )

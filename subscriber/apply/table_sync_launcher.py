@@ -259,6 +259,7 @@ class SyncLauncher:
         else:
             for table in tables:
                 self._states.retries.pop(table, None)
+                self._parking.copied(table)
             for table in tables if len(tables) == 1 else ():
                 for forget in (self._work, self._backoff, self._not_before):
                     forget.pop(table, None)
@@ -296,6 +297,6 @@ class SyncLauncher:
             before = self._states.retries.get(table)
             self._states.retries[table] = Retry(error.one_line(), before.attempt + 1 if before else 1, time.time() + pause)
         if parks:
-            self._parking.copy_failed(tables[0], error, self._states.retries[tables[0]].attempt)
+            self._parking.copy_failed(tables[0], error)
         level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
         _log.log(level, "synchronization of %s failed, next attempt in %.1f s: %s", what, pause, error.one_line())

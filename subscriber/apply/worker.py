@@ -146,7 +146,7 @@ class ApplyWorker:
             if self._owner.hold is not None and not await self._owner.hold.passes(self._receiver, self._owner.applied):
                 continue
             if self._tables.any_parked:
-                await self._parking.change(self._sink)
+                await self._parking.change(self._sink, self._tracker.applied)
             event = self._receiver.peek()
             self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
             if event is None:

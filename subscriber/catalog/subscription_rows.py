@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, VERIFICATION, known_values
@@ -18,6 +18,7 @@ from subscriber.protocol.lsn import INVALID_LSN
 __all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of", "pending_refresh_of"]
 
 _WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY, TableState.PARKED})
+_BEGINNING: Final = frozenset({TableState.INIT, TableState.DATASYNC})
 
 
 def entry_of(row: Row) -> TableEntry:
@@ -45,6 +46,12 @@ def _stored(entry: TableEntry) -> Row:
         "srerror": entry.error,
         "srerrortime": entry.since,
     }
+
+
+def _changed(entry: TableEntry) -> Row:
+    """New values of a row. A table that is synchronized again keeps the LSN and the time with which it was parked, until that succeeds."""
+    kept = {"srsublsn", "srerrortime"} if entry.state in _BEGINNING and entry.mode is not SyncMode.COPY else set()
+    return {name: value for name, value in _stored(entry).items() if name not in kept}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +219,12 @@ class SubscriptionRows:
             only_from: the state in which it must be.
             more: new values of columns that only this kind of target has.
         """
-        values = {**_stored(entry), **more}
+        values = {**_changed(entry), **more}
         return await self.rows.update(PG_SUBSCRIPTION_REL, {**self._key(relid), "srsubstate": only_from.value}, values) == 1
 
     async def set_entries(self, relids: Sequence[int], entry: TableEntry) -> None:
         """Set the state of tables, whatever it was."""
-        await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": list(relids)}, _stored(entry))
+        await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": list(relids)}, _changed(entry))
 
     async def find(self, name: TableName) -> tuple[TableName, int] | None:
         """The stored name and the number of the table whose changes have a name; None: it is not in the subscription."""
@@ -227,17 +234,29 @@ class SubscriptionRows:
     async def park(self, tables: Mapping[TableName, TableEntry]) -> Mapping[TableName, TableEntry]:
         """See :meth:`subscriber.interfaces.ParkingSink.park`."""
         parked: dict[TableName, TableEntry] = {}
-        trigger = await self.rows.firing_trigger([name for name, _ in await self.tables() if name not in tables])
+        # the triggers of a parked table do not fire: its changes are left out
+        others = [name for name, row in await self.tables() if name not in tables and row.entry.state is not TableState.PARKED]
+        trigger = await self.rows.firing_trigger(others)
         if trigger is not None:
             raise trigger.reads_parked
         for name, entry in tables.items():
             found = await self.find(name)
             if found is not None:
                 stored, relid = found
+                parked[stored] = await self._parked_since(relid, entry)
                 await self.forget_position(relid)
-                await self.set_entries([relid], entry)
-                parked[stored] = entry
+                await self.set_entries([relid], parked[stored])
         return parked
+
+    async def _parked_since(self, relid: int, entry: TableEntry) -> TableEntry:
+        """The entry, with the LSN from which on changes of the table are missing: it may not have been ready before."""
+        position = await self.position(relid)
+        if position is not None:
+            return replace(entry, lsn=position.lsn)
+        for row in await self.rows.select(PG_SUBSCRIPTION_REL, self._key(relid)):
+            if row["srerrortime"] is not None and row["srsublsn"] is not None:
+                return replace(entry, lsn=row["srsublsn"], since=row["srerrortime"])
+        return entry
 
     async def reconcile(self, tables: Sequence[TableName]) -> Mapping[TableName, TableEntry]:
         """See :meth:`subscriber.interfaces.ParkingSink.reconcile`."""

@@ -196,6 +196,8 @@ class StoredCatalog(Generic[_Store]):
                 state, tables = await own.subscription(), await own.tables(lock=not dry_run)
                 await self._begin_again(rows, oid, [name for name, _ in tables], SyncMode.RECONCILE)
                 await own.forget_position(0)
+                # it may be an LSN of another server
+                await rows.update(PG_SUBSCRIPTION_REL, {"srsubid": oid}, {"srsublsn": None, "srerrortime": None})
                 if not state.managed:
                     # as if it was never created: a slot of this name that is there at the next start is another one
                     await own.change(subslotname=None)

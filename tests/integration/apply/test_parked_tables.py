@@ -115,6 +115,63 @@ async def test_every_reason(publisher18_db: Database, target_db: Database, caplo
     assert slots(publisher) == []
 
 
+async def test_which_table_and_since_when(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """The table whose change is rejected, since the first time; a parked table keeps no other from being parked; recover brings it back."""
+    publisher, target = publisher18_db, target_db
+    names = ("good", "parent", "child", "fires", "checked")
+    tables(publisher, target, names=names)
+    publisher.execute(f"CREATE PUBLICATION pub FOR TABLE {', '.join(names)}; INSERT INTO parent VALUES (1, 'a'), (2, 'a'), (3, 'a')")
+    name = await create(publisher, target, options=options())
+    row = "SELECT srsublsn, srerrortime FROM subscriber.pg_subscription_rel WHERE srrelname = 'checked'"
+    async with launched(target):
+        await same(publisher, target, name, "SELECT * FROM parent ORDER BY 1")
+        target.execute("""
+            ALTER TABLE child ADD CONSTRAINT other FOREIGN KEY (id) REFERENCES parent DEFERRABLE INITIALLY DEFERRED;
+            DO $$ DECLARE each record; BEGIN
+                FOR each IN SELECT tgname, tgrelid::regclass AS name FROM pg_trigger
+                    WHERE tgfoid IN ('pg_catalog."RI_FKey_noaction_del"'::regproc, 'pg_catalog."RI_FKey_check_ins"'::regproc)
+                LOOP EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', each.name, each.tgname); END LOOP; END $$
+        """)
+        target.execute("INSERT INTO child VALUES (1, 'of the target')")
+        # the report names the referencing table
+        publisher.execute("BEGIN; DELETE FROM parent WHERE id = 1; INSERT INTO good VALUES (1, 'a'); COMMIT")
+        await asyncio.to_thread(target.wait, "SELECT count(*) FROM good", 1)
+        assert {table for table, state in target.fetch(STATES) if state == "p"} == {"parent"}
+        publisher.execute("BEGIN; INSERT INTO child VALUES (9, 'a'); INSERT INTO good VALUES (2, 'a'); COMMIT")
+        await asyncio.to_thread(target.wait, "SELECT count(*) FROM good", 2)
+        assert {table for table, state in target.fetch(STATES) if state == "p"} == {"child", "parent"}
+        target.execute("""
+            CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END';
+            CREATE TRIGGER t BEFORE INSERT ON fires FOR EACH ROW EXECUTE FUNCTION f(); ALTER TABLE fires ENABLE REPLICA TRIGGER t
+        """)
+        publisher.execute("INSERT INTO fires VALUES (1, 'a')")
+        await asyncio.to_thread(target.wait, PARKED, 3)
+        target.execute("ALTER TABLE checked ADD CONSTRAINT small CHECK (id < 3)")
+        publisher.execute("INSERT INTO checked VALUES (5, 'a')")
+        await asyncio.to_thread(target.wait, PARKED, 4)
+        since = target.fetch(row)
+        await resync(target, name, "checked")
+        await until(lambda: caplog.text.count('table "public.checked" is parked') == 2, "the second time")
+        assert target.fetch(row) == since
+        publisher.execute("INSERT INTO checked VALUES (6, 'a')")
+    told = [record.getMessage() for record in caplog.records if "is parked" in record.getMessage()]
+    assert [(text.count("(hint: "), "--resync" in text) for text in told] == [(1, True)] * 5, told
+    target.execute("ALTER TABLE child DROP CONSTRAINT other; DROP TRIGGER t ON fires")
+    publisher.execute(f"SELECT pg_drop_replication_slot('{name}')")
+    done = await asyncio.to_thread(subscriber, "recover", name, f"--target={target.dsn}")
+    assert done.status == 0, done.errors
+    assert target.fetch(row) == [(None, None)]
+    async with launched(target):
+        await asyncio.to_thread(target.wait, PARKED, 1)
+        assert target.value(f"SELECT srerrortime > '{since[0][1]}' FROM ({row}) AS r")
+        target.execute("ALTER TABLE checked DROP CONSTRAINT small")
+        await resync(target, name, "checked")
+        for table in names:
+            await same(publisher, target, name, f"SELECT * FROM {table} ORDER BY 1")
+    assert target.value("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srerrortime IS NOT NULL") == 0
+    await drop_subscription(name, target=target.dsn, settings=QUICK)
+
+
 async def test_every_kind_of_transaction(publisher18_db: Database, target_db: Database) -> None:
     """Streamed, prepared, and TRUNCATE of several tables: nothing is applied twice, and nothing is lost."""
     publisher, target = publisher18_db, target_db

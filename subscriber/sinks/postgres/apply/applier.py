@@ -38,6 +38,7 @@ from subscriber.sinks.catalog_sink import Owner
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, find_collisions, unique_conflict
 from subscriber.sinks.postgres.apply.error_reports import Counted, RowsMissed, apply_error
+from subscriber.sinks.postgres.apply.refused_commit import FOREIGN_KEY_VIOLATION, find_violating
 from subscriber.sinks.postgres.apply.refused_truncate import find_refused
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.session.apply_session import ApplySession
@@ -310,6 +311,7 @@ class Applier:
                 wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
         done = False
+        sender: TransactionSender | None = None
         try:
             async with self._session.pipeline(completed) as pipeline:
                 pipeline.send(BEGIN, None)
@@ -326,7 +328,8 @@ class Applier:
                 crash_points.reached("postgres.end_sent")
             done = True
         except StatementFailed as failure:
-            raise (await self._final_error(failure) if last else self.error(failure)) from None
+            changed = sender.changed if sender is not None else ()
+            raise (await self._final_error(failure, changed) if last else self.error(failure)) from None
         finally:
             if not done:
                 self.relations.restore(remembered)
@@ -334,8 +337,13 @@ class Applier:
         self._tally.add(counted, prepared)
         return wal
 
-    async def _final_error(self, failure: StatementFailed) -> TargetError:
+    async def _final_error(self, failure: StatementFailed, changed: Collection[TableName]) -> TargetError:
         statement = failure.statement
+        if statement.ends and failure.diagnostics.sqlstate == FOREIGN_KEY_VIOLATION:
+            error = self.error(failure)
+            blamed = await find_violating(self._session, failure.diagnostics, changed)
+            error.of_table = None if blamed is None else (blamed.namespace, blamed.name)
+            return error
         if statement.truncated:
             error = self.error(failure)
             if error.of_table is None and not isinstance(error, TargetUnavailable):

@@ -147,6 +147,11 @@ class TransactionSender:
             if pipeline.full:
                 await pipeline.throttle()
 
+    @property
+    def changed(self) -> Collection[TableName]:
+        """The tables of the target that have changes."""
+        return {mapping.table.name for mapping in self._resolved.values()}
+
     def finish(self) -> None:
         """Send what is left, and return to the session's own settings, to write the catalog."""
         self._sets.flush()

@@ -82,7 +82,7 @@ _NOTE_PART: Final = """
 INSERT INTO subscriber.copy_part (srsubid, srrelid, xid) VALUES ($1::int8::oid, $2::int8::oid, pg_catalog.pg_current_xact_id()::xid)
 """
 _START: Final = """
-UPDATE subscriber.pg_subscription_rel SET srsubstate = 'd', srsublsn = NULL, srcopyattempt = srcopyattempt + 1
+UPDATE subscriber.pg_subscription_rel SET srsubstate = 'd', srcopyattempt = srcopyattempt + 1
 WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid AND srsubstate::text IN ('i', 'd') RETURNING srcopyattempt
 """
 

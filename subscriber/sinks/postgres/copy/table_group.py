@@ -56,7 +56,8 @@ SELECT 1 / pg_catalog.pg_try_advisory_xact_lock({table})::int; {role}
 _FINISH: Final = f"""
 {OWN_ROLE};
 WITH done AS (
-    UPDATE subscriber.pg_subscription_rel AS r SET srsubstate = 's', srsublsn = '{{lsn}}', srmode = '{SyncMode.COPY.value}'
+    UPDATE subscriber.pg_subscription_rel AS r
+    SET srsubstate = 's', srsublsn = '{{lsn}}', srmode = '{SyncMode.COPY.value}', srerrortime = NULL
     WHERE r.srsubid = {{oid}}::oid AND r.srrelid = {{relid}}::oid AND r.srsubstate::text = 'i'
       AND EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
                   WHERE c.oid = {{relid}}::oid AND {FINGERPRINT} = {{fingerprint}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from subscriber.interfaces import ParkingSink, SyncMode, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.compliance.assertions import equal
@@ -79,3 +81,9 @@ async def parked_and_reconciled(feed: Feed) -> None:
     equal(await feed.opened.reconcile([t.name, u.name, missing]), {t.name: again}, "the tables that are reconciled")
     await feed.reopen()
     equal((await feed.opened.tables())[t.name], again, "the state of a table that is to be reconciled")
+    assert isinstance(feed.opened, ParkingSink)
+    later = TableEntry(TableState.PARKED, Lsn(0x2000), error="again", since=1_900_000_000.25)
+    still = replace(entry, error="again")
+    equal(await feed.opened.park({t.name: later}), {t.name: still}, "a table that was parked before keeps its LSN and time")
+    await feed.reopen()
+    equal((await feed.opened.tables())[t.name], still, "its state in the next process")
