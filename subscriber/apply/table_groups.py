@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from subscriber import crash_points
 from subscriber.apply.all_changes import require_all_changes
-from subscriber.apply.table_synchronization import ReconciledRows, SyncRun, log_reconciled
+from subscriber.apply.table_synchronization import ReconciledRows, SyncRun
 from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.interfaces import CopyFormat, GroupingSink, PublishedTable, ReconcilingTableGroup, SyncMode, TableGroup, TableName
 from subscriber.protocol.lsn import Lsn
@@ -189,7 +189,7 @@ class GroupSynchronization:
             if states.mode(name) is SyncMode.RECONCILE and isinstance(group, ReconcilingTableGroup):
                 require_all_changes([table])
                 found = await snapshot.reconcile(table, group, self._run.copy_format, advanced)
-                log_reconciled(name, found)
+                self._run.note_reconciled(name, found)
             else:
                 async with contextlib.aclosing(snapshot.rows(table, self._run.copy_format, advanced)) as rows:
                     # the publisher rejects most tables before the first row: then the target's session is not used

@@ -72,7 +72,6 @@ __all__ = [
     "SnapshotSource",
     "SyncRun",
     "TableSynchronization",
-    "log_reconciled",
     "sync_slot_prefix",
 ]
 
@@ -98,18 +97,16 @@ class ReconciledRows:
     """What was done to make a table equal to the publisher's.
 
     Attributes:
-        kept: rows that were equal.
+        kept: rows of the publisher that were equal in the target.
+        compared: rows of the publisher that were compared.
         written: rows that were written.
+        deleted: rows that only the target had. If a range of rows was replaced as a whole: all that the target had there.
     """
 
     kept: int
+    compared: int
     written: int
-
-
-def log_reconciled(table: TableName, found: ReconciledRows, *, resumed: bool = False) -> None:
-    """Log what was done. ``resumed``: the rows were those of a copy that was interrupted."""
-    what = 'the copy of table "%s" was resumed' if resumed else 'table "%s" was reconciled'
-    _log.info(f"{what}: %d rows were kept, %d copied", table, found.kept, found.written)
+    deleted: int
 
 
 class SnapshotSource(Protocol):
@@ -194,6 +191,7 @@ class SyncRun:
         settings: of the process.
         copy_format: the format of initial copies.
         progress: is told about copies.
+        reconciled: what was done to tables that were not copied.
     """
 
     oid: int
@@ -204,6 +202,13 @@ class SyncRun:
     settings: Settings
     copy_format: CopyFormat
     progress: CopyProgress
+    reconciled: dict[TableName, ReconciledRows]
+
+    def note_reconciled(self, table: TableName, found: ReconciledRows) -> None:
+        """Log and keep what was done."""
+        self.reconciled[table] = found
+        counts = found.compared, found.written, found.deleted
+        _log.info('table "%s" was reconciled: %d rows were compared, %d written, %d deleted', table, *counts)
 
     def slot_name(self, relation_id: int) -> str:
         """PostgreSQL's name for a table's own slot: pg_%u_sync_%u_%llu."""
@@ -359,7 +364,10 @@ class TableSynchronization:
             # rows that were compared are counted again
             self._run.progress.started(self._table, table.estimated_rows)
             return False
-        log_reconciled(self._table, found, resumed=copies)
+        if copies:
+            _log.info('the copy of table "%s" was resumed: %d rows were kept, %d copied', self._table, found.kept, found.written)
+        else:
+            self._run.note_reconciled(self._table, found)
         return True
 
     async def _copy_rows(self, snapshot: SnapshotSource, table: PublishedTable) -> None:

@@ -105,7 +105,13 @@ def _copied(status: Status, seconds: float) -> str:
     copies = [copy for copy in status.copies.values() if copy.done]
     if not copies:
         return f"{counted(len(status.tables), 'table')}, nothing to copy"
-    return f"copied {counted(len(copies), 'table')}, {counted(sum(copy.rows for copy in copies), 'row')} in {seconds:.1f} s"
+    compared = [copy.reconciled for copy in copies if copy.reconciled is not None]
+    copied = [copy.rows for copy in copies if copy.reconciled is None]
+    parts = [f"copied {counted(len(copied), 'table')}, {counted(sum(copied), 'row')}"] if copied else []
+    if compared:
+        rows, written, deleted = (sum(getattr(each, what) for each in compared) for what in ("compared", "written", "deleted"))
+        parts.append(f"compared {counted(len(compared), 'table')}, {counted(rows, 'row')}: {written:,} written, {deleted:,} deleted")
+    return f"{'; '.join(parts)} in {seconds:.1f} s"
 
 
 def _copying(status: Status) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from subscriber.apply.table_synchronization import ReconciledRows
 from subscriber.catalog.verifications import TableVerification
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import ApplyStatistics, RelayLogDetails, Retry, TableEntry, TableName, WorkerState
@@ -36,11 +37,13 @@ class TableCopy:
         rows: rows read so far.
         estimated_rows: the estimated total, or None.
         done: whether all rows are in the target.
+        reconciled: what was done, if the table was not copied, but compared.
     """
 
     rows: int
     estimated_rows: int | None
     done: bool
+    reconciled: ReconciledRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,7 +160,7 @@ class Subscription:
             streaming=state.from_publisher is not None,
             tables=dict(state.states.entries()),
             copies={
-                table: TableCopy(rows, estimated, table in self._progress.copied)
+                table: TableCopy(rows, estimated, table in self._progress.copied, state.reconciled.get(table))
                 for table, (rows, estimated) in list(self._progress.copying.items())
             },
             copying=state.is_copying,

@@ -107,7 +107,7 @@ async def reconcile(
         one_transaction: all replacements are in one transaction of the target, which the first error ends.
 
     Returns:
-        How many rows were kept and written. None: nothing was done, because it is faster to copy again. Only in mode COPY.
+        What was done. None: nothing was done, because it is faster to copy again. Only in mode COPY.
 
     Raises:
         SubscriberError: of the publisher or the target.
@@ -146,7 +146,9 @@ async def reconcile(
     work = _Comparisons(planned, publisher, replacements, mode, expects=expects)
     await (work.whole(plan) if isinstance(plan, Blocks) or not planned.key else work.ranges(plan.parts))
     await replacements.finish()
-    return ReconciledRows(work.compared + replacements.copied - replacements.written, replacements.written)
+    written = replacements.written
+    kept = work.compared + replacements.copied - written
+    return ReconciledRows(kept=kept, compared=work.compared, written=written, deleted=replacements.deleted)
 
 
 async def _in_turn(turn: asyncio.Lock, reader: SnapshotReader, sql: str, /, *values: str) -> Rows:
@@ -192,18 +194,18 @@ class _Comparisons:
             if absent or self._mode is SyncMode.REPLACE:
                 await self._replacements.replace_range(part)
                 continue
-            comparison, more = await self._find(KeyRanges((part,)), most, 1, expects=expects)
+            comparison, more, there = await self._find(KeyRanges((part,)), most, 1, expects=expects)
             expects = self._each if more or comparison.keys else 0
             if more:
-                await self._replacements.replace_range(part, compared=True)
+                await self._replacements.replace_range(part, there=there)
             else:
                 await self._replacements.replace_keys(comparison.keys)
 
     async def whole(self, plan: KeyRanges | Blocks) -> None:
         """Compare a table that has no key, or whose rows are not in the key's order."""
-        compares = self._mode is not SyncMode.REPLACE
-        if compares:
-            comparison, more = await self._find(plan, _TABLE_KEYS, self._publisher.sessions)
+        there: int | None = None
+        if self._mode is not SyncMode.REPLACE:
+            comparison, more, there = await self._find(plan, _TABLE_KEYS, self._publisher.sessions)
             if not more and (self._planned.key or not any(comparison.alone)):
                 await self._replacements.replace_keys(comparison.keys)
                 return
@@ -212,7 +214,7 @@ class _Comparisons:
             self.compared = 0
             await self.ranges(parts)
         else:
-            await self._replacements.replace_range(WHOLE, compared=compares)
+            await self._replacements.replace_range(WHOLE, there=there)
 
     async def _divided(self) -> Sequence[Part]:
         """The ranges of the key, although the rows are not in its order; one: there are none."""
@@ -221,8 +223,8 @@ class _Comparisons:
         found = await key_ranges(self._publisher.run, planned.name, planned.ordered, planned.bound_type, rows, any_order=True)
         return found.parts if found is not None else (WHOLE,)
 
-    async def _find(self, plan: KeyRanges | Blocks, most: int, jobs: int, *, expects: int = 0) -> tuple[TableComparison, bool]:
-        """Compare some rows. The second value says that more of them differ than were named."""
+    async def _find(self, plan: KeyRanges | Blocks, most: int, jobs: int, *, expects: int = 0) -> tuple[TableComparison, bool, int]:
+        """Compare some rows. Return also whether more of them differ than were named, and how many rows the target has."""
         report = TableReport(self._planned.name)
         comparison = TableComparison(
             self._planned.publisher,
@@ -237,7 +239,7 @@ class _Comparisons:
         await comparison.find(plan, expects=expects)
         self.compared += report.publisher_rows
         self._replacements.advanced(report.publisher_rows)
-        return comparison, report.more or len(comparison.keys) >= most
+        return comparison, report.more or len(comparison.keys) >= most, report.target_rows
 
 
 class _Replacements:
@@ -257,6 +259,7 @@ class _Replacements:
     Attributes:
         written: how many rows were written.
         copied: how many of them were not compared.
+        deleted: how many rows were deleted, and not written again under the same key.
     """
 
     def __init__(
@@ -284,15 +287,15 @@ class _Replacements:
         self._operators: Operators | None = None
         self._delayed: list[_Counted] = []
         self.advanced = advanced
-        self.written = self.copied = 0
+        self.written = self.copied = self.deleted = 0
 
-    async def replace_range(self, part: Part, *, compared: bool = False) -> None:
-        """Replace all rows of a range."""
-        counted = _Counted(compared=compared)
+    async def replace_range(self, part: Part, *, there: int | None = None) -> None:
+        """Replace all rows of a range. ``there``: how many the target has, if they were compared."""
+        counted = _Counted(compared=there is not None, deleted=there or 0)
 
         def count(rows: int) -> None:
             counted.rows += rows
-            if not compared and counted.rows > counted.shown:
+            if not counted.compared and counted.rows > counted.shown:
                 self.advanced(counted.rows - counted.shown)
                 counted.shown = counted.rows
 
@@ -317,7 +320,7 @@ class _Replacements:
             if self._operators is None:
                 self._operators = await key_operators(self._named, self._table)
             rows = await rows_by_key(self._named, self._table, self._key, whole, by_text=True, operators=self._operators)
-        counted.rows = len(rows)
+        counted.rows, counted.deleted = len(rows), len(whole) - len(rows)
         size = sum(len(value or "") for row in rows for value in row)
         fit = len(whole) * _BYTES // max(size, 1)
         self._batch = max(min(fit, len(whole) * _GROWTH, _ROWS), 1)
@@ -342,6 +345,7 @@ class _Replacements:
         for each in some:
             self.written += each.rows
             self.copied += 0 if each.compared else each.rows
+            self.deleted += each.deleted
         crash_points.reached("reconcile.replaced")
         return True
 
@@ -365,10 +369,12 @@ class _Counted:
         compared: its rows were compared before.
         replacement: it.
         rows: how many rows were read for it.
+        deleted: how many rows it deletes, without those that it writes again under the same key.
         shown: how many of them the progress has.
     """
 
     compared: bool
     replacement: Replacement | None = None
     rows: int = 0
+    deleted: int = 0
     shown: int = 0

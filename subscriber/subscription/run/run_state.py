@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.table_state import TableStates, Watchers
+from subscriber.apply.table_synchronization import ReconciledRows
 from subscriber.catalog.verifications import TableVerification
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import Retry, TableName, TableState, WorkerState
@@ -50,6 +51,7 @@ class RunState:
         applied: the transactions that were applied last.
         hold: where apply is to be held; None: nowhere.
         verifications: the last verification of each table, as far as this run has read it.
+        reconciled: what was done to tables that were reconciled in this run.
         copy_rate: limits the copies of this subscription, also in the next run.
         watchers: are notified of changes to everything here.
     """
@@ -71,6 +73,7 @@ class RunState:
         self.applied = AppliedTransactions()
         self.hold: Hold | None = None
         self.verifications: dict[TableName, TableVerification] = {}
+        self.reconciled: dict[TableName, ReconciledRows] = {}
         self.copy_rate = CopyRate()
         self.watchers = Watchers()
         self._caught_up: StreamSession | None = None
@@ -87,7 +90,7 @@ class RunState:
         self.states = TableStates()
         self.prepared = False
         self.relay = None
-        self.verifications = {}
+        self.verifications, self.reconciled = {}, {}
         self.last_error = self.failed = self.disabled_by = None
 
     def end(self) -> None:

@@ -64,6 +64,7 @@ class TableSynchronizations:
             settings=spec.settings,
             copy_format=copy_format(prepared.capabilities, spec.options),
             progress=progress,
+            reconciled=state.reconciled,
         )
         grouping = isinstance(target.opened, GroupingSink)
         groups = GroupSynchronization(self._run, target, source) if grouping else None

@@ -190,6 +190,7 @@ class Process:
             settings=self.world.settings,
             copy_format=CopyFormat.TEXT,
             progress=Quiet(),
+            reconciled={},
         )
         return TableSynchronization(shared, table, self.sink.open_table(table), MemorySpool())
 
