@@ -26,7 +26,7 @@ from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
-from subscriber.subscription.targets import observe_target, open_catalog, target_kind
+from subscriber.subscription.targets import open_catalog, target_kind
 from subscriber.walreceiver.connection import SlotInfo, WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
@@ -102,17 +102,7 @@ async def recover(
                 raise ConfigurationError(f'the publisher of subscription "{name}" is not known', hint="give --connection")
             # first all checks, of both sides: nothing is changed if one of them fails
             state, entries = await restarting.restart(found.oid, accept_target=accept_target, dry_run=True)
-            latest = [each.details for each in await observe_target(target) if each.definition.name == name]
-            relayed = any(each.relay_log is not None for each in latest)
-            examined = _Examination(
-                found,
-                state,
-                entries,
-                reconciles=restarting.reconciles,
-                force=force,
-                accept_publisher=accept_publisher,
-                relayed=relayed,
-            )
+            examined = _Examination(found, state, entries, reconciles=restarting.reconciles, force=force, accept_publisher=accept_publisher)
             application_name = session_name(found.name, "recover")
             async with await WalReceiverConnection.connect(conninfo, application_name=application_name) as session:
                 recovery = await examined.recovery(session)
@@ -165,7 +155,6 @@ class _Examination:
     reconciles: bool
     force: bool
     accept_publisher: bool
-    relayed: bool
 
     async def recovery(self, connection: WalReceiverConnection) -> Recovery:
         found, entries = self.found, self.entries
@@ -223,16 +212,12 @@ class _Examination:
             )
         ahead = position is not None and (slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn > position.lsn)
         another = await self._is_another(connection)
-        if ahead and self.relayed and not another and not self.force:
-            raise ConfigurationError(
-                f'subscription "{self.found.name}" ran with a relay log, which may have the changes up to {slot.confirmed_flush_lsn}',
-                hint="start it with the same -c relay_log; if that is lost, give --force",
-            )
         if not self.force and (ahead or another):
             raise ConfigurationError(
                 f'replication slot "{name}" is at {slot.confirmed_flush_lsn}, and was not moved there by this target:'
-                " it may be the slot of another target",
-                hint="if another subscription uses it, set slot_name to another name here; if none does, --force drops it",
+                " it may be the slot of another target, or a relay log may have the changes",
+                hint="if the subscription ran with a relay log, start it with the same -c relay_log; if another subscription uses the slot,"
+                " set slot_name to another name here; if neither, --force drops it",
             )
         return slot
 

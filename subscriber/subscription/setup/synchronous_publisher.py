@@ -9,9 +9,10 @@ import re
 from typing import Final
 
 from subscriber.interfaces import Finding
+from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.session import Session
 
-__all__ = ["find_synchronous", "names_in"]
+__all__ = ["find_synchronous", "names_in", "own_names"]
 
 _NAME: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 _METHOD: Final = re.compile(r"\s*(?:(?:ANY|FIRST)\s+)?\d+\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
@@ -24,7 +25,7 @@ async def find_synchronous(session: Session, name: str) -> list[Finding]:
         PublisherError: the publisher cannot be queried.
     """
     ((setting,),) = await session.execute("SELECT pg_catalog.current_setting('synchronous_standby_names')")
-    if names_in(setting or "").isdisjoint({name.lower(), "*"}):
+    if names_in(setting or "").isdisjoint({*await own_names(session, name), "*"}):
         return []
     return [
         Finding(
@@ -36,8 +37,25 @@ async def find_synchronous(session: Session, name: str) -> list[Finding]:
     ]
 
 
+async def own_names(session: Session, name: str) -> set[str]:
+    """The names that the publisher may know the subscription by, as :func:`names_in` returns them.
+
+    The publisher shortens an ``application_name``, and replaces characters. The connection string may set one.
+
+    Raises:
+        PublisherError: the publisher cannot be queried.
+    """
+    setting = f"pg_catalog.set_config('application_name', {quote_literal(name)}, true)"
+    rows = await session.execute(f"SELECT pg_catalog.current_setting('application_name'), {setting}")
+    return {_folded(each or "") for each in rows[0]}
+
+
 def names_in(setting: str) -> set[str]:
-    """The names in a value of ``synchronous_standby_names``, in lower case: the publisher compares them without their case."""
+    """The names in a value of ``synchronous_standby_names``, in lower case: the publisher compares names without the case of ASCII letters."""
     method = _METHOD.fullmatch(setting)
     listed = setting if method is None else method[1]
-    return {(quoted.replace('""', '"') or bare).lower() for quoted, bare in _NAME.findall(listed)}
+    return {_folded(quoted.replace('""', '"') or bare) for quoted, bare in _NAME.findall(listed)}
+
+
+def _folded(name: str) -> str:
+    return "".join(each.lower() if each.isascii() else each for each in name)

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from subscriber import Launcher, SubscriberError, SubscriptionOptions, create_subscription, drop_subscription
-from subscriber.subscription.setup.synchronous_publisher import names_in
+from subscriber.subscription.setup.synchronous_publisher import names_in, own_names
+from subscriber.walreceiver.session import Session
 from tests.support.database import Database
 from tests.support.managed import QUICK, at_work, create, launched, same
 from tests.support.observation import until
@@ -328,6 +329,15 @@ async def test_owner_that_the_role_cannot_become(publisher18_db: Database, targe
             await asyncio.to_thread(target.wait, "SELECT count(*) FROM good", 1)
             assert dict(target.fetch(STATES)) == {"good": "r", "denied": "p"}
         await drop_subscription(name, target=plain.conninfo, settings=QUICK)
+
+
+async def test_own_names(publisher18_db: Database) -> None:
+    """The publisher compares the name that it knows: shortened, with other characters escaped, or that of the connection string."""
+    async with await Session.connect(publisher18_db.conninfo(), application_name="check") as session:
+        assert await own_names(session, "N" * 70) == {"check", "n" * 63}
+        assert await own_names(session, "Ü'É") == {"check", "\\xc3\\x9c'\\xc3\\x89"}
+    async with await Session.connect(f"{publisher18_db.conninfo()} application_name=MINE", application_name="check") as session:
+        assert "mine" in await own_names(session, "s")
 
 
 def test_names_of_synchronous_standbys() -> None:
