@@ -25,6 +25,7 @@ from subscriber.apply.table_synchronization import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import Retry, TableName
+from subscriber.waits import RepeatedErrors
 
 __all__ = ["SyncLauncher", "SyncOwner"]
 
@@ -103,6 +104,7 @@ class SyncLauncher:
         self._failed_groups = 0
         self._alone_until = 0.0
         self._turns = deque[TableName]()
+        self._errors = RepeatedErrors(_log)
 
     async def run(self) -> None:
         """Run synchronizations.
@@ -299,4 +301,5 @@ class SyncLauncher:
         if parks:
             self._parking.copy_failed(tables[0], error)
         level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
-        _log.log(level, "synchronization of %s failed, next attempt in %.1f s: %s", what, pause, error.one_line())
+        text = f"{what}: {error.one_line()}"
+        self._errors.tell(level, text, f"synchronization of {what} failed, next attempt in {pause:.1f} s: {error.one_line()}")

@@ -45,6 +45,7 @@ from subscriber.recording.file import Recorder
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
 from subscriber.transaction.header import header
 from subscriber.transaction.model import Event, StreamedPart, Transaction
+from subscriber.waits import RepeatedErrors
 from subscriber.walreceiver.publisher_errors import is_undecodable
 
 __all__ = ["TransactionStream", "transactions"]
@@ -83,6 +84,7 @@ class TransactionStream(Generic[Received_co]):
         self._current: ReceivedTransaction | None = None
         self._held = 0
         self._backoff = Backoff(slot.settings)
+        self._errors = RepeatedErrors(_log)
         self._connecting: asyncio.Task[StreamSession] | None = None
         self._stopped = asyncio.Event()
         self._open = False
@@ -272,7 +274,8 @@ class TransactionStream(Generic[Received_co]):
         assert self._lost is not None  # there is no session only after a session was lost
         position, error = self._lost
         pause = self._backoff.pause(policy(error))
-        _log.warning("%s; next attempt in %.1f s, from %s", error.one_line(), pause, self._acknowledged)
+        text = error.one_line()
+        self._errors.tell(logging.WARNING, text, f"{text}; next attempt in {pause:.1f} s, from {self._acknowledged}")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await self._stopped.wait()

@@ -33,6 +33,7 @@ from subscriber.errors import (
 from subscriber.interfaces import Retry, TableName, WorkerDetails, WorkerState
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import open_catalog
+from subscriber.waits import RepeatedErrors
 
 __all__ = ["Launcher"]
 
@@ -265,7 +266,7 @@ class Launcher:
 
     async def _keep(self, worker: _Worker) -> None:
         """Run one subscription until it is stopped."""
-        backoff, failures = Backoff(self._settings), 0
+        backoff, failures, errors = Backoff(self._settings), 0, RepeatedErrors(_log)
         definition = worker.definition
         clock = asyncio.get_running_loop()
         while not worker.stopping.is_set():
@@ -289,13 +290,8 @@ class Launcher:
                 pause = backoff.pause(answer)
                 worker.retry = Retry(error.one_line(), failures, time.time() + pause)
                 self._note(definition, error, worker)
-                _log.log(
-                    logging.WARNING if answer.policy is Policy.SOON else logging.ERROR,
-                    'subscription "%s": %s; next attempt in %.1f s',
-                    definition.name,
-                    error.one_line(),
-                    pause,
-                )
+                level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
+                errors.tell(level, error.one_line(), f'subscription "{definition.name}": {error.one_line()}; next attempt in {pause:.1f} s')
                 await _wait(worker.stopping, pause)
 
     async def _disable(self, definition: Definition, error: SubscriberError) -> None:

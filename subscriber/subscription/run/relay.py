@@ -29,6 +29,7 @@ from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.setup.relay_position import position_of
 from subscriber.subscription.spec import RunSpec
 from subscriber.threads import run_in_thread
+from subscriber.waits import RepeatedErrors
 from subscriber.walreceiver.position_check import Diverged
 from subscriber.walreceiver.publisher_errors import is_undecodable
 
@@ -71,6 +72,7 @@ class Relay:
         self._streamed = False
         self._undecodable_at: Lsn | None = None
         self._retry: Retry | None = None
+        self._errors = RepeatedErrors(_log)
         # what arrives and what is applied have half of the memory each; what is applied was complete when it arrived, so half of its half
         # is free for what is on disk and waits
         memory = max(spec.settings.logical_decoding_work_mem // 2, _LEAST_MEMORY)
@@ -192,14 +194,10 @@ class Relay:
                 pause = backoff.pause(answer)
                 self._retry = Retry(error.one_line(), failures, time.time() + pause)
                 self._state.last_error = error
-                _log.log(
-                    logging.WARNING if answer.policy is Policy.SOON else logging.ERROR,
-                    'subscription "%s": %s; next attempt in %.1f s, from %s',
-                    self._spec.name,
-                    error.one_line(),
-                    pause,
-                    self._relay_log.end,
-                )
+                text = error.one_line()
+                level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
+                line = f'subscription "{self._spec.name}": {text}; next attempt in {pause:.1f} s, from {self._relay_log.end}'
+                self._errors.tell(level, text, line)
                 await asyncio.sleep(pause)
 
     def _judged(self, met: SubscriberError) -> SubscriberError:

@@ -35,7 +35,7 @@ from subscriber.subscription.setup.setup import Prepared, Setup
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.transaction.feedback import FlushTracker
-from subscriber.waits import unwatched
+from subscriber.waits import RepeatedErrors, unwatched
 
 __all__ = ["Run"]
 
@@ -103,6 +103,7 @@ class Run:
     async def _prepare(self) -> Prepared:
         """Run the setup, once both servers have started up."""
         state, setup, backoff = self._state, Setup(self._target, self._relay), Backoff(self._spec.settings)
+        errors = RepeatedErrors(_log)
         while True:
             try:
                 return await state.unless_stopped(setup.prepare(state.durable, self._until))
@@ -112,7 +113,8 @@ class Run:
                 state.last_error = error
                 pause = backoff.pause(policy(error))
                 state.failed = Retry(error.one_line(), state.failed.attempt + 1 if state.failed else 1, time.time() + pause)
-                _log.warning('subscription "%s": %s; next attempt in %.1f s', self._spec.name, error.one_line(), pause)
+                text = error.one_line()
+                errors.tell(logging.WARNING, text, f'subscription "{self._spec.name}": {text}; next attempt in {pause:.1f} s')
             await state.unless_stopped(asyncio.sleep(pause))
 
     async def _work(self, prepared: Prepared) -> None:

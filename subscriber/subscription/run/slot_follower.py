@@ -33,7 +33,7 @@ from subscriber.subscription.run.status_reports import StatusReports
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.target_session import TargetSession
-from subscriber.waits import LastingWait, moved
+from subscriber.waits import LastingWait, RepeatedErrors, moved
 from subscriber.walreceiver.publisher_errors import is_undecodable
 from subscriber.walreceiver.transaction_outcome import is_dropped, was_rolled_back
 
@@ -90,6 +90,7 @@ class SlotFollower:
         self._is_settled = True
         self._began = asyncio.get_running_loop().time()
         self._first = LastingWait(_log, f'subscription "{self._name}"', self._began)
+        self._errors = RepeatedErrors(_log)
         self._was_streaming = self._is_streaming = False
         self._undecodable_at: Lsn | None = None
         self._cautiously = False
@@ -120,7 +121,9 @@ class SlotFollower:
                 self._state.failed = self._failed(error, pause)
                 # after an error of the target, or without a settled position, the position is logged when the sink is opened again
                 start = "" if isinstance(error, TargetError) or not self._is_settled else f", from {self._position.lsn}"
-                _log.log(self._level(error), 'subscription "%s": %s; next attempt in %.1f s%s', self._name, error.one_line(), pause, start)
+                text = error.one_line()
+                line = f'subscription "{self._name}": {text}; next attempt in {pause:.1f} s{start}'
+                self._errors.tell(self._level(error), text, line)
                 self._tell_of_wait(error)
                 await self._reports.report()
                 # an attempt that the watchdog ended did not settle: only the target knows its position

@@ -51,7 +51,7 @@ async def own_names(session: Session, name: str) -> set[str]:
 
 
 def names_in(setting: str) -> set[str]:
-    """The names in a value of ``synchronous_standby_names``, in lower case: the publisher compares names without the case of ASCII letters."""
+    """The names in a value of ``synchronous_standby_names``. ASCII letters are in lower case: the publisher compares without their case."""
     method = _METHOD.fullmatch(setting)
     listed = setting if method is None else method[1]
     return {_folded(quoted.replace('""', '"') or bare) for quoted, bare in _NAME.findall(listed)}

@@ -27,7 +27,7 @@ TIMES = pytest.mark.parametrize(
 
 def quickly(pair: Replica) -> list[str]:
     """Arguments of a run that hardly pauses between attempts."""
-    return [argument.replace("=200ms", "=5ms") for argument in pair.arguments()]
+    return ["-vv", *(argument.replace("=200ms", "=5ms") for argument in pair.arguments())]
 
 
 def refused(program: Program, times: int) -> None:
@@ -72,7 +72,7 @@ async def test_refusals_of_a_lake(publisher18_db: Database, small_disk: Path, re
         publisher.wait(f"SELECT confirmed_flush_lsn >= '{lsn}' FROM pg_replication_slots WHERE {slot}", True)
 
     assert run(publisher, lake).status == 0
-    with running(*arguments(publisher, lake), "-c", "wal_retrieve_retry_interval=5ms") as program:
+    with running("-vv", *arguments(publisher, lake), "-c", "wal_retrieve_retry_interval=5ms") as program:
         landed(publisher.current_lsn())
         ballast = fill(small_disk)
         publisher.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 10) FROM generate_series(2, 500) AS i")

@@ -203,7 +203,7 @@ async def test_start_compares_target_relay_log_and_slot(publisher18_db: Database
     await held_back(publisher, target, tmp_path, 10)
     shutil.rmtree(tmp_path / "relay")
     await refused(publisher, target, settings=settings(tmp_path))
-    await recover(name, target=target.dsn, connection=publisher.conninfo(), force=True)
+    await recover(f"replica_{publisher.name}", target=target.dsn, connection=publisher.conninfo(), force=True)
     async with replica(publisher, target, settings=settings(tmp_path)) as found:
         await all_ready(found)
         assert len(await found.same(ROWS)) == 124

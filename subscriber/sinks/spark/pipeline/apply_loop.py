@@ -12,6 +12,7 @@ from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, T
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.pace import Pace
+from subscriber.waits import RepeatedErrors
 
 __all__ = ["apply_forever"]
 
@@ -55,6 +56,7 @@ def apply_forever(
     try:
         pause = _FIRST_RETRY_SECONDS
         end: float | None = None
+        errors = RepeatedErrors(_log)
         while True:
             # a round does not see what is landed while it runs: only a round that began after the stop shows that nothing is waiting
             if stopping := stop.is_set():
@@ -79,7 +81,8 @@ def apply_forever(
                 if once or stopping or isinstance(error, SubscriptionInUse) or not isinstance(error, TargetError):
                     raise
                 level = logging.WARNING if isinstance(error, TargetUnavailable) else logging.ERROR
-                _log.log(level, "could not apply: %s; next attempt in %.1f s", error.one_line(), pause)
+                text = error.one_line()
+                errors.tell(level, text, f"could not apply: {text}; next attempt in {pause:.1f} s")
                 stop.wait(pause)
                 pause = min(pause * 2, _RETRY_SECONDS)
                 continue
