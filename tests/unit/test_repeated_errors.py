@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
-from subscriber import waits
 from subscriber.waits import RepeatedErrors
 
 LOG = logging.getLogger("subscriber.test")
@@ -14,7 +14,7 @@ LOG = logging.getLogger("subscriber.test")
 
 def test_with_a_count(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(waits.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     errors = RepeatedErrors(LOG)
     caplog.set_level("INFO", "subscriber")
     for second in range(600):
@@ -22,13 +22,8 @@ def test_with_a_count(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Monk
         # a port and an LSN are not what makes an error new
         errors.tell(logging.WARNING, f"port {second}: refused at 0/{second:X}", f"line {second}")
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[:5] == [
-        "line 0",
-        "line 1",
-        "line 2",
-        "line 5 (and 2 times since the last such line)",
-        "line 10 (and 4 times since the last such line)",
-    ]
+    again = "(and {} times since the last such line)".format
+    assert lines[:5] == ["line 0", "line 1", "line 2", f"line 5 {again(2)}", f"line 10 {again(4)}"]
     assert len(lines) < 15
     caplog.clear()
     for name in ("t1", "t2", "t3", "t4"):
