@@ -47,12 +47,13 @@ from subscriber.protocol.messages import Relation
 from subscriber.transaction.model import Transaction
 from subscriber.transaction.relations import changed_relations
 
-__all__ = ["NOT_IN_SUBSCRIPTION", "Addition", "TableStates", "Watchers"]
+__all__ = ["TO_BE_ADDED", "Addition", "TableStates", "Watchers"]
 
 _log = logging.getLogger(__name__)
 
 NOT_IN_SUBSCRIPTION: Final = "published since the tables were listed (hint: refresh the subscription, or start the run again, to add it)"
 """The reason why a published table is left out, if no other one is known."""
+TO_BE_ADDED: Final = "published since the tables were listed, and not yet created and added (new_tables = copy)"
 
 _OWN_SYNC = frozenset({TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY})
 
@@ -295,6 +296,11 @@ class TableStates:
         if not addition.result.done():
             addition.result.set_result(failed)
 
+    @property
+    def new_reason(self) -> str:
+        """Why a table that joined the publications is left out."""
+        return TO_BE_ADDED if self.adds_new else NOT_IN_SUBSCRIPTION
+
     def tell_unknown(self, left_out: Container[str]) -> None:
         """Warn, once for each, about tables that the gate did not know and whose changes the sink left out.
 
@@ -308,7 +314,7 @@ class TableStates:
                         " (hint: refresh the subscription, or start the run again, to add it)",
                         table,
                     )
-                self.left_out[table] = NOT_IN_SUBSCRIPTION
+                self.left_out[table] = self.new_reason
                 # a target that needs no table for this does not know that it was renamed
                 self.replicated.discard(self._unknown[table])
         self._unknown.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +16,9 @@ from subscriber.errors import RelationError, SubscriptionChanged
 from subscriber.interfaces import Position, SubscriptionState, SyncMode, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN
 
-__all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of", "pending_refresh_of"]
+__all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of", "pending_refresh_of", "tell_dropped"]
+
+_log = logging.getLogger(__name__)
 
 _WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY, TableState.PARKED})
 _BEGINNING: Final = frozenset({TableState.INIT, TableState.DATASYNC})
@@ -113,6 +116,11 @@ class SubscriptionRows:
             generation=row["subgeneration"],
             pending_refresh=pending_refresh,
         )
+
+    async def parks(self) -> bool:
+        """Whether an error of one table parks it."""
+        (row,) = await self.rows.select(PG_SUBSCRIPTION, {"oid": self.oid})
+        return bool(row["subonerror"] == "p")
 
     async def change(self, **values: object) -> None:
         """Store new values of columns in the subscription's row."""
@@ -338,6 +346,14 @@ class CatalogStateStore(ABC):
     async def _change(self, **values: object) -> None:
         async with self.changing() as rows:
             await rows.change(**values)
+
+
+def tell_dropped(table: TableName) -> None:
+    """Warn that a table leaves its subscription."""
+    _log.warning(
+        'table "%s" was dropped in the target: it leaves the subscription (hint: create it again, and refresh the subscription to copy it)',
+        table,
+    )
 
 
 def _written_elsewhere(table: SharedTable, subscription: str) -> RelationError:

@@ -32,7 +32,7 @@ from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
-from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES, REBIND_TABLES
+from subscriber.sinks.postgres.catalog.target_identity import REBIND_TABLES, follow_tables
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.copy.repair import repair_rows
 from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
@@ -172,7 +172,7 @@ class OpenedPostgresSink(CatalogSink):
             async with self.changing() as changing:
                 await changing.touch()
         await self.reader.fetch(REBIND_TABLES.format("$1"), self.state.oid)
-        await self.reader.fetch(FOLLOW_TABLES, self.state.oid)
+        await follow_tables(self.reader, self.state.oid)
         return {name: row.entry for name, row in await self._rows.tables()}
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:

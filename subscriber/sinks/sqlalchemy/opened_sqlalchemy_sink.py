@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.catalog.statistics import Reporter
-from subscriber.catalog.subscription_rows import SubscriptionRows
+from subscriber.catalog.subscription_rows import SubscriptionRows, tell_dropped
 from subscriber.config import Settings
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
@@ -227,11 +227,13 @@ class OpenedSqlAlchemySink(CatalogSink):
             rows = self._rows(connection)
             known = await rows.tables(lock=True)
             there = await existing_tables(connection, [name for name, _ in known])
-            # a parked table that was dropped stays in the subscription
-            kept = [(name, row) for name, row in known if name in there or row.entry.state is TableState.PARKED]
+            # with on_error = park others stay, too, and are parked at their next change
+            parks = await rows.parks()
+            kept = [(name, row) for name, row in known if name in there or parks or row.entry.state is TableState.PARKED]
             for name, row in known:
                 if (name, row) not in kept:
                     await rows.remove_table(row.relid)
+                    tell_dropped(name)
         return {name: row.entry for name, row in kept}
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:

@@ -9,7 +9,7 @@ Source: PostgreSQL manual, ALTER SUBSCRIPTION; subscriptioncmds.c (AlterSubscrip
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
@@ -76,6 +76,7 @@ async def limit_copies(name: str, *, target: str, rate: float) -> None:
         if found is None:
             raise no_such_subscription(name)
         await catalog.update(found.oid, {"max_copy_rate": rate})
+        _tell_of_next_run(found, ["max_copy_rate"])
     finally:
         await catalog.close()
 
@@ -148,6 +149,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def _update(self, changes: Mapping[str, Any]) -> None:
         assert self._catalog is not None
         await self._catalog.update(self.definition.oid, changes)
+        _tell_of_next_run(self.definition, changes)
         self._definition = next(found for found in await self._catalog.subscriptions() if found.oid == self.definition.oid)
 
     # --- the forms
@@ -382,3 +384,15 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                     hint="enable the subscription, wait until it has caught up, disable it and try again",
                 )
             await connection.execute(alter_replication_slot(connection.capabilities, found.slot_name, **{option: wanted}))
+
+
+def _tell_of_next_run(found: Definition, changes: Collection[str]) -> None:
+    """Warn about changes of a subscription that its command line defines: ``run`` stores what it is given."""
+    undone = [f"-o {name}=…" for name in ALTERABLE if name in changes and name != "slot_name"]
+    undone += ["--publication …"] if "publications" in changes else []
+    if found.conninfo is None and undone:
+        _log.warning(
+            'subscription "%s" is defined by the command line of its run: the next one undoes this (hint: give it %s, too)',
+            found.name,
+            " ".join(undone),
+        )

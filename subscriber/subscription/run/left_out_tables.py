@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from subscriber.apply.table_state import NOT_IN_SUBSCRIPTION, TableStates
+from subscriber.apply.table_state import TO_BE_ADDED, TableStates
 from subscriber.errors import PublisherError, RelationError
 from subscriber.interfaces import TableName
 from subscriber.subscription.spec import RunSpec
@@ -60,14 +60,12 @@ class LeftOutTables:
         # a renamed table is still replicated; otherwise its next change in the stream raises an error that names it
         found = [name for name, oid in published.items() if name not in entries and oid not in self._states.replicated]
         known = {**before, **(reasons or {})}
-        self._states.left_out = {name: known.get(name, NOT_IN_SUBSCRIPTION) for name in sorted(found)}
+        self._states.left_out = {name: known.get(name, self._states.new_reason) for name in sorted(found)}
         self._states.left_out |= {
             partition: _PARTITION.format(root) for root, members in (partitions or {}).items() if root in entries for partition in members
         }
         told = {*before, *(reasons or {})}
-        new = {name: reason for name, reason in self._states.left_out.items() if name not in told}
-        if self._states.adds_new:
-            new = {name: reason for name, reason in new.items() if reason != NOT_IN_SUBSCRIPTION}
+        new = {name: reason for name, reason in self._states.left_out.items() if name not in told and reason != TO_BE_ADDED}
         if new:
             _log.warning('subscription "%s": published tables are not replicated: %s', self._spec.name, _listed(new))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from subscriber.apply.all_changes import require_all_changes
-from subscriber.apply.table_state import NOT_IN_SUBSCRIPTION, Addition
+from subscriber.apply.table_state import TO_BE_ADDED, Addition
 from subscriber.catalog.target_kind import SchemaKind
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import PublishedTable, TableName, TwoPhaseState
@@ -51,10 +51,9 @@ class NewTables:
         self._state = state
         self._left_out = left_out
         self._two_phase = prepared.state.two_phase
-        self._failed = dict(prepared.left_out)
+        self._failed: dict[TableName, str] = {}
         self._retry_at = 0.0
         self._told = ""
-        self._state.states.adds_new = spec.settings.new_tables == "copy"
 
     async def run(self) -> None:
         """Look for new tables until cancelled. Return at once if they are ignored.
@@ -85,7 +84,7 @@ class NewTables:
     def _new(self) -> Sequence[TableName]:
         """The tables to add now."""
         reasons, now = self._state.states.left_out, asyncio.get_running_loop().time()
-        new = [name for name, reason in reasons.items() if reason == NOT_IN_SUBSCRIPTION]
+        new = [name for name, reason in reasons.items() if reason == TO_BE_ADDED]
         if now >= self._retry_at:
             new += [name for name in reasons if name in self._failed]
             self._retry_at = now + _RETRY_SECONDS

@@ -95,7 +95,10 @@ class Run:
                 state.until = self._until.lsn or prepared.publisher_lsn
             state.tracker = FlushTracker(prepared.position.lsn)
             state.states.load(prepared.tables, max(prepared.position.lsn, prepared.state.taken))
-            self._left_out.compare(prepared.published, prepared.left_out, prepared.lost_partitions)
+            state.states.adds_new = spec.settings.new_tables == "copy"
+            # those that are to be added have no other reason yet
+            reasons = {} if state.states.adds_new else prepared.left_out
+            self._left_out.compare(prepared.published, reasons, prepared.lost_partitions)
             state.prepared, state.failed = True, None
             state.watchers.notify()
             await self._work(prepared)

@@ -129,6 +129,9 @@ class Setup:
         if until is not None:
             self._misfit_level = logging.INFO
             self._left_out_level = logging.WARNING if until.allow_missing_tables else logging.INFO
+        if self._spec.settings.new_tables == "copy":
+            # they are created when the run begins
+            self._left_out_level = logging.INFO
         async with self._connected() as connection:
             known = await self._sink.exists(self._spec.name)
             if self._spec.managed and not known:

@@ -18,7 +18,7 @@ from subscriber.errors import TargetUnavailable
 from subscriber.interfaces import WorkerActivity
 from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.catalog.session_rows import COPY_PART
-from subscriber.sinks.postgres.catalog.target_identity import FOLLOW_TABLES
+from subscriber.sinks.postgres.catalog.target_identity import follow_tables
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import lock_number, take
 from subscriber.sinks.postgres.session.postgres_errors import translated
@@ -191,5 +191,5 @@ class PostgresReporter(Reporter):
         Raises:
             TargetUnavailable: the session was lost.
         """
-        await self._reader.fetch(FOLLOW_TABLES, self._subscription)
+        await follow_tables(self._reader, self._subscription)
         await super().report(workers, last_error)

@@ -21,13 +21,13 @@ from typing import Any, Final
 
 from subscriber.catalog.model import PG_SUBSCRIPTION_REL, POSITION
 from subscriber.catalog.store import Rows
-from subscriber.catalog.subscription_rows import entry_of
+from subscriber.catalog.subscription_rows import entry_of, tell_dropped
 from subscriber.errors import ConfigurationError, RelationError, TargetError
 from subscriber.interfaces import SyncMode, TableName, TableState
 from subscriber.protocol.quoting import quote_identifier
-from subscriber.sinks.postgres.session.catalog_reader import Execute
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
 
-__all__ = ["FOLLOW_TABLES", "REBIND_TABLES", "TARGET", "accept", "require_own_target"]
+__all__ = ["FOLLOW_TABLES", "REBIND_TABLES", "TARGET", "accept", "follow_tables", "require_own_target"]
 
 TARGET: Final = """
 SELECT pg_catalog.concat_ws('/', s.system_identifier, d.oid, c.oid)
@@ -55,16 +55,28 @@ WITH renamed AS (
     DELETE FROM subscriber.pg_subscription_rel r
     WHERE r.srsubid = $1::int8::oid AND r.srsubstate::text <> 'p'
       AND NOT EXISTS (SELECT FROM subscriber.pg_subscription s WHERE s.oid = r.srsubid AND s.subonerror::text = 'p')
-      AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid) RETURNING r.srrelid
+      AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid) RETURNING r.srrelid, r.srnspname, r.srrelname
 ), positions AS (
     DELETE FROM subscriber."position" AS p USING gone WHERE p.srsubid = $1::int8::oid AND p.srrelid = gone.srrelid
+), parts AS (
+    DELETE FROM subscriber.copy_part AS c USING gone WHERE c.srsubid = $1::int8::oid AND c.srrelid = gone.srrelid
 )
-DELETE FROM subscriber.copy_part AS c USING gone WHERE c.srsubid = $1::int8::oid AND c.srrelid = gone.srrelid
+SELECT srnspname::text, srrelname::text FROM gone
 """
 
 _IS_OWN: Final = f"SELECT s.subtarget = ({TARGET}) FROM subscriber.pg_subscription AS s WHERE s.oid = $1::int8::oid"
 _ACCEPT: Final = f"UPDATE subscriber.pg_subscription SET subtarget = ({TARGET}) WHERE oid = $1::int8::oid"
 _FORGET_PARTS: Final = "DELETE FROM subscriber.copy_part WHERE srsubid = $1::int8::oid"
+
+
+async def follow_tables(reader: CatalogReader, oid: int) -> None:
+    """Rename and remove tables of a subscription as they were renamed and dropped in the target.
+
+    Raises:
+        TargetUnavailable
+    """
+    for row in await reader.fetch(FOLLOW_TABLES, oid):
+        tell_dropped(TableName(row["srnspname"], row["srrelname"]))
 
 
 async def require_own_target(execute: Execute, oid: int, name: str) -> None:
