@@ -132,19 +132,29 @@ async def _execute(args: argparse.Namespace) -> int:
     if not args.json:
         _show(report, quiet=args.quiet, would=args.dry_run)
     repaired: dict[TableName, int] = {}
+    again: VerificationReport | None = None
     try:
         if args.repair and not args.dry_run:
             repaired = await repair(report, target=args.target)
+            complete = [each for each in report.results if each.table in repaired and not each.more]
+            if complete:
+                names = [each.table for each in complete]
+                where = {"target": args.target, "connection": args.connection}
+                again = await verify(args.name, **where, tables=names, limits=limits, changed=True, repaired=complete)
     finally:
         if args.json:
-            emit(json.dumps({**report.to_json(), "repaired": {str(table): rows for table, rows in repaired.items()}}) + "\n")
+            rows_of = {str(table): rows for table, rows in repaired.items()}
+            emit(json.dumps({**report.to_json(), "repaired": rows_of, "after": again and again.to_json()}) + "\n")
     if not args.json:
         for table, rows in repaired.items():
             say(printable(f"{table}: {counted(rows, 'row')} repaired"))
         for differing in report.differing if args.repair else ():
             if (reason := why_not_repairable(differing)) is not None:
                 say(printable(reason.one_line()))
-    return 0 if all(table.equal or (table.table in repaired and not table.more) for table in report.tables) else 1
+        if again is not None:
+            _show(again, quiet=args.quiet, would=False)
+    equal = {table.table for each in (report, again) if each is not None for table in each.tables if table.equal}
+    return 0 if all(table.table in equal for table in report.tables) else 1
 
 
 def _certify(report: VerificationReport, path: Path) -> None:

@@ -42,6 +42,7 @@ async def verify(
     limits: VerificationLimits | None = None,
     progress: Progress | None = None,
     changed: bool = False,
+    repaired: Sequence[TableVerification] = (),
 ) -> VerificationReport:
     """Compare the tables of a running subscription with the publisher's, both as of one LSN.
 
@@ -54,6 +55,8 @@ async def verify(
         progress: is told about the progress.
         changed: read only what changed since the last verification that found the table equal, where that is possible. The result is as
             sure as that of a whole comparison.
+        repaired: earlier results (``VerificationReport.results``) whose differences were all repaired since. With ``changed``, only what
+            changed since then is read of these tables.
 
     Returns:
         What was found. Differences are no error.
@@ -73,7 +76,7 @@ async def verify(
             raise ConfigurationError(f'the publisher of subscription "{name}" is not known', hint="give --connection")
         run = _Verification(found, limits, progress or Quiet())
         async with run.snapshots(conninfo, tables) as opened:
-            reports = await run.compare(opened, tables, changed=changed)
+            reports = await run.compare(opened, tables, changed=changed, repaired=repaired)
         if not found.has_snapshots:
             await run.compare_again(conninfo)
         stored = await run.save(opened, reports)
@@ -173,10 +176,12 @@ class _Verification:
         # a single table is described at once, however many the publications have
         return await published_tables(reader, self._definition.publications, *(wanted if len(wanted) == 1 else ()))
 
-    async def compare(self, opened: _Opened, wanted: Sequence[TableName], *, changed: bool) -> list[TableReport]:
+    async def compare(
+        self, opened: _Opened, wanted: Sequence[TableName], *, changed: bool, repaired: Sequence[TableVerification]
+    ) -> list[TableReport]:
         """Compare the tables, several at once."""
         tables = _chosen(opened.published, wanted)
-        since = await self._equal_before(tables) if changed else {}
+        since = await self._equal_before(tables, repaired) if changed else {}
         left_out = not_ready(opened.entries, [table.name for table in tables], opened.lsn)
         rows = sum(table.estimated_rows or 0 for table in tables)
         self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
@@ -260,14 +265,15 @@ class _Verification:
             for found in self._first:
                 await compare_again(found, asker, conninfo, self._limits, called)
 
-    async def _equal_before(self, tables: Sequence[PublishedTable]) -> dict[TableName, TableVerification]:
-        """The last verification of each table that it found equal, if its published columns and rows are still the same."""
+    async def _equal_before(
+        self, tables: Sequence[PublishedTable], repaired: Sequence[TableVerification]
+    ) -> dict[TableName, TableVerification]:
+        """The last verification of each table after which it was equal, if its published columns and rows are still the same."""
         stored = self._target.verifications
         known = await stored.read() if stored is not None else {}
+        equal = {name: found for name, found in known.items() if found.equal} | {found.table: found for found in repaired if not found.more}
         return {
-            table.name: found
-            for table in tables
-            if (found := known.get(table.name)) is not None and found.equal and found.compared == _compared(table)
+            table.name: found for table in tables if (found := equal.get(table.name)) is not None and found.compared == _compared(table)
         }
 
     async def save(self, opened: _Opened, reports: Sequence[TableReport]) -> list[TableVerification]:

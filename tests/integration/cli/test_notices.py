@@ -135,6 +135,13 @@ def test_verbs_without_a_connection_string_say_what_to_do(other_replica: Replica
         done = subscriber("alter", pair.name, *target, *verb)
         assert done.status == 1
         assert f'subscription "{pair.name}" has no connection string: it is defined by its command line' in done.errors
+    # run stores what its command line says
+    for option, said in (
+        ("on_error=disable", ": the next one undoes this (hint: give it -o on_error=…, too)"),
+        ("max_copy_rate=1MB", "max_copy_rate=…"),
+    ):
+        done = subscriber("alter", pair.name, *target, "-o", option)
+        assert (done.status, said in done.errors) == (0, True), done.errors
     done = subscriber("drop", pair.name, *target)
     assert done.status == 1
     assert "or disable the subscription, disassociate it from the slot with alter -o slot_name=NONE, and drop it again" in done.errors

@@ -149,7 +149,7 @@ async def test_tables(target_db: Database) -> None:
         assert await feed.opened.tables() == {}
 
 
-async def test_dropped_table_leaves_no_position_behind(target_db: Database) -> None:
+async def test_dropped_table_leaves_no_position_behind(target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     """Its position kept the slot of its synchronization, and that the publisher's WAL."""
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     name = TableName("public", "t")
@@ -165,6 +165,7 @@ async def test_dropped_table_leaves_no_position_behind(target_db: Database) -> N
         await feed.opened.report([], None)
         assert await feed.opened.tables() == {}
         assert await feed.opened.slot_names() == {"slot"}
+        assert caplog.text.count('table "public.t" was dropped in the target: it leaves the subscription') == 1
 
 
 async def test_second_writer_is_told_who_the_first_is(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,14 @@ from tests.support.program import slots, subscriber
 from tests.support.sqlalchemy_targets import OtherTarget
 
 SETTINGS = replace(QUICK, create_tables=True)
-TABLES = ("good", "taken", "nulls", "gone", "copied", "counted")
+TABLES = ("good", "taken", "nulls", "gone", "copied", "counted", "away")
 
 
 def launched(target: OtherTarget) -> contextlib.AbstractAsyncContextManager[Launcher]:
     return at_work(Launcher(target.url, settings=replace(SETTINGS, create_tables=False)))
 
 
-async def test_parked_and_reconciled(publisher18_db: Database, other_target: OtherTarget) -> None:
+async def test_parked_and_reconciled(publisher18_db: Database, other_target: OtherTarget, caplog: pytest.LogCaptureFixture) -> None:
     """A unique key, NOT NULL, a table that is gone, a copy, and COMMIT PREPARED; the others continue, also after a restart."""
     publisher, target, name = publisher18_db, other_target, f"sub_{publisher18_db.name}"
     for table in TABLES:
@@ -60,25 +60,36 @@ async def test_parked_and_reconciled(publisher18_db: Database, other_target: Oth
         publisher.execute("BEGIN; INSERT INTO gone VALUES (1, 1); INSERT INTO good VALUES (2, 2); UPDATE counted SET v = 2; COMMIT")
         await counted(2)
         assert target.fetch(parked) == [("copied",), ("gone",), ("taken",)]
-    # the target has the state, and a parked table may be missing there
-    publisher.execute("INSERT INTO gone VALUES (2, 2); INSERT INTO taken VALUES (3, 3); UPDATE counted SET v = 3")
+    # the target has the state, and a parked table may be missing there; one that is dropped while nothing runs stays, and is parked, too
+    await execute("DROP TABLE away")
+    publisher.execute("INSERT INTO gone VALUES (2, 2); INSERT INTO taken VALUES (3, 3); INSERT INTO away VALUES (1, 1)")
+    publisher.execute("UPDATE counted SET v = 3")
     async with launched(target):
         await counted(3)
+        assert target.fetch(parked) == [("away",), ("copied",), ("gone",), ("taken",)]
         assert target.fetch("SELECT id, v FROM taken") == [(1, 5)]
         done = await asyncio.to_thread(subscriber, "status", f"--target={target.url}")
         assert "public.gone: parked since " in done.output
     done = await asyncio.to_thread(subscriber, "alter", name, f"--target={target.url}", "--resync=public.gone")
     assert (done.status, "when two_phase is enabled" in done.errors or 'relation "public.gone" does not exist' in done.errors) == (1, True)
-    await execute("CREATE TABLE gone (id int PRIMARY KEY, v int)")
-    again = [f"--resync=public.{each}" for each in ("gone", "copied", "taken")]
+    await execute("CREATE TABLE gone (id int PRIMARY KEY, v int); CREATE TABLE away (id int PRIMARY KEY, v int)")
+    again = [f"--resync=public.{each}" for each in ("gone", "copied", "taken", "away")]
     for arguments in (["--disable"], ["-otwo_phase=false"], ["--enable"], again):
         done = await asyncio.to_thread(subscriber, "alter", name, f"--target={target.url}", *arguments)
         assert done.status == 0, done.errors
     async with launched(target):
-        for table in ("gone", "copied", "taken", "good"):
+        for table in ("gone", "copied", "taken", "away", "good"):
             rows = publisher.fetch(f"SELECT id, v FROM {table} ORDER BY 1")
             await asyncio.to_thread(target.wait, f"SELECT id, v FROM {table} ORDER BY 1", rows)
         await asyncio.to_thread(target.wait, f"SELECT count(*) FROM {rel} WHERE srsubstate = 'r' AND srerror IS NULL", [(len(TABLES),)])
+    done = await asyncio.to_thread(subscriber, "alter", name, f"--target={target.url}", "-oon_error=retry")
+    assert done.status == 0, done.errors
+    # otherwise it leaves the subscription, as in PostgreSQL
+    await execute("DROP TABLE away")
+    publisher.execute("UPDATE counted SET v = 4")
+    async with launched(target):
+        await counted(4)
+    assert 'table "public.away" was dropped in the target: it leaves the subscription' in caplog.text
     await drop_subscription(name, target=target.url, settings=SETTINGS)
     assert slots(publisher) == []
 

@@ -183,13 +183,16 @@ async def test_other_databases(publisher18_db: Database, other_target: OtherTarg
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_tables_that_came_while_nothing_ran(publisher18_db: Database, target_db: Database) -> None:
+async def test_tables_that_came_while_nothing_ran(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """No message says what to do: nothing is to be done."""
     async with following(publisher18_db, target_db):
         pass
     publisher18_db.execute("CREATE TABLE n (id int PRIMARY KEY); INSERT INTO n VALUES (1)")
     async with replica(publisher18_db, target_db, settings=COPY) as found:
         await ready(found, "n")
         await found.same("SELECT * FROM n")
+    assert "not replicated" not in caplog.text
+    assert caplog.text.count('table "public.n" is published, and was added to the subscription') == 1
 
 
 async def test_a_renamed_table_is_an_error_until_it_is_renamed_in_the_target(publisher18_db: Database, target_db: Database) -> None:

@@ -362,7 +362,15 @@ async def test_the_command_line_tells_and_repairs(replicated: Replicated, publis
         )
         done = await run("--repair")
         assert (done.status, done.errors) == (0, "")
-        assert "public.t: 1 row repaired\n" in done.output
+        assert "public.t: 1 row repaired\n1 table with 10 rows compared as of " in done.output
+        assert done.output.endswith(": all equal\n")
+        # it was compared again, although nothing but what changed was read
+        stored = target_db.fetch("SELECT differences, more, whole_lsn < lsn FROM subscriber.verification")
+        assert stored == [(0, False, True)]
+        target_db.execute("UPDATE t SET v = 'wrong' WHERE id = 4")
+        done = await run("--repair", "--json")
+        report = json.loads(done.output)
+        assert (done.status, report["equal"], report["repaired"], report["after"]["equal"]) == (0, False, {"public.t": 1}, True)
         assert (await run()).status == 0
         assert "--dry-run belongs to --repair" in (await run("--dry-run")).errors
 
