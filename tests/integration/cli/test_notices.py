@@ -137,7 +137,7 @@ def test_verbs_without_a_connection_string_say_what_to_do(other_replica: Replica
         assert f'subscription "{pair.name}" has no connection string: it is defined by its command line' in done.errors
     # run stores what its command line says
     for option, said in (
-        ("on_error=disable", ": the next one undoes this (hint: give it -o on_error=…, too)"),
+        ("on_error=disable", "undoes this (hint: give it -o on_error=…, too)"),
         ("max_copy_rate=1MB", "max_copy_rate=…"),
     ):
         done = subscriber("alter", pair.name, *target, "-o", option)
