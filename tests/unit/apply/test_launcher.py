@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from subscriber.apply.parking import Parking
 from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.table_sync_launcher import SyncLauncher
@@ -51,6 +52,7 @@ class LauncherSetup:
         self.patience: Callable[[Collection[TableName]], bool] = lambda _: patient
         self.disable_on_error = disable_on_error
         self.sizes = dict[TableName, int]()
+        self.parking: Parking | None = None
         self.launcher = self.make_launcher()
 
     def make_launcher(self, groups: GroupSynchronization | None = None) -> SyncLauncher:
@@ -61,6 +63,7 @@ class LauncherSetup:
             disable_on_error=self.disable_on_error,
             groups=groups,
             sizes=self.sizes,
+            parking=self.parking,
         )
 
     def make(self, name: TableName) -> TableSynchronization:
@@ -120,6 +123,26 @@ def test_few_tables_at_a_time_and_each_once(workers: int) -> None:
         assert setup.begun[-1][0] == pytest.approx((5 - 1) // workers)
         assert setup.told == [(table(number), None) for number in range(5)]
         assert setup.states.all_synchronized
+
+    run(work())
+
+
+def test_a_lost_connection_parks_no_table() -> None:
+    async def work() -> None:
+        setup = LauncherSetup(1)
+        setup.parking = Parking(setup.states, after=2)
+        setup.launcher = setup.make_launcher()
+        lost = [PublisherUnavailable("gone"), TargetUnavailable("gone")]
+        setup.errors[table(0)] = [*lost, ApplyError("rejected"), *lost, *lost]
+        async with setup.open():
+            await asyncio.sleep(100)
+        assert (setup.states.all_synchronized, setup.states.parking) == (True, {})
+        # attempts are counted from one again
+        setup.states.set(table(0), INIT)
+        setup.errors[table(0)] = [ApplyError("rejected"), *lost, ApplyError("rejected")]
+        async with setup.open():
+            await asyncio.sleep(100)
+        assert set(setup.states.parking) == {table(0)}
 
     run(work())
 
