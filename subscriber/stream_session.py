@@ -26,13 +26,15 @@ from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import missing_publications, publications_missing
 
-__all__ = ["CAUTIOUSLY", "FollowedSlot", "StreamSession", "undecodable"]
+__all__ = ["CAUTIOUSLY", "SLOT_SECONDS", "FollowedSlot", "StreamSession", "undecodable"]
 
 _log = logging.getLogger(__name__)
 
 CAUTIOUSLY: Final = (
     "asking the publisher to send only complete transactions, and to decode with more memory, until it has passed this place"
 )
+SLOT_SECONDS: Final = 10.0
+"""How long the first attempt waits for a slot in use. The walsender of a killed process takes a moment to notice."""
 _LAST_REPORT_SECONDS: Final = 1.0
 _MUCH_MEMORY: Final = 1024**2
 """logical_decoding_work_mem in kB for a publisher that failed to decode with less. A larger value of the publisher is kept."""

@@ -50,8 +50,8 @@ class Parking:
         self._patient = patient
         self._after = after
         self._retry = retry
-        self._refused: tuple[object, int] = None, 0
-        self._failed: dict[TableName, int] = {}
+        # the transaction of the latest failed attempts (None: copies), and how many there were
+        self._attempts: dict[TableName, tuple[int | None, int]] = {}
         self._tried: dict[TableName, float] = {}
         self._unparkable: set[TableName] = set()
         self.two_phase = False
@@ -75,22 +75,21 @@ class Parking:
         """Count a failed attempt to apply a transaction. True: the next attempt begins with parking the table."""
         assert isinstance(error, TargetError)
         assert error.of_table is not None
-        what = error.of_table, error.finish_lsn
-        self._refused = what, self._refused[1] + 1 if self._refused[0] == what else 1
-        return self._park(TableName(*error.of_table), error, self._refused[1])
+        return self._failed(TableName(*error.of_table), error, error.finish_lsn)
 
     def copy_failed(self, table: TableName, error: SubscriberError) -> None:
         """Count a failed attempt to synchronize a table. It is not tried again before it is parked."""
-        self._failed[table] = self._failed.get(table, 0) + 1
-        if not self._states.is_storing(table):
-            self._park(table, error, self._failed[table])
+        self._failed(table, error, None)
 
     def copied(self, table: TableName) -> None:
         """Note that a table was synchronized: attempts are counted from one again."""
-        self._failed.pop(table, None)
+        self._attempts.pop(table, None)
 
-    def _park(self, table: TableName, error: SubscriberError, attempts: int) -> bool:
-        if attempts % self._after:
+    def _failed(self, table: TableName, error: SubscriberError, lsn: int | None) -> bool:
+        before, count = self._attempts.get(table, (lsn, 0))
+        count = count + 1 if before == lsn else 1
+        self._attempts[table] = lsn, count
+        if count % self._after or (lsn is None and self._states.is_storing(table)):
             return False
         # retrying ends here, and so does the error's own hint
         self._states.parking[table] = TableEntry(TableState.PARKED, error=error.one_line(hint=False), since=time.time())

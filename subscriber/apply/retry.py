@@ -1,11 +1,11 @@
 """The reaction to each error, as one table, separate from the code that raises.
 
-The order matters: the first class that matches the error decides.
+The order matters: the first class that matches the error decides. What the user must do is in the hints of the errors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
 from enum import Enum
 from typing import Final
 
@@ -44,25 +44,30 @@ class Policy(Enum):
     NEVER = "never"
     """Stop: to continue would do harm, or cannot help."""
 
+    @property
+    def level(self) -> int:
+        """The level with which an error is logged."""
+        return logging.WARNING if self is Policy.SOON else logging.ERROR
 
-_TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
-    (CopyOutdated, Policy.SOON, "the table is copied again"),
-    (UndecidedTransaction, Policy.SOON, "the transaction is received again, without streaming"),
-    (PublisherUnavailable, Policy.SOON, "the connection is retried until the publisher answers"),
-    (SlotInUse, Policy.SOON, "the connection is retried until the other WAL sender releases the slot"),
-    (TargetUnavailable, Policy.SOON, "the connection is retried until the target answers"),
-    (ApplyError, Policy.INTERVAL, "fix the target's rows or constraint; the transaction is retried until it can be applied"),
-    (RelationError, Policy.INTERVAL, "fix the target's table; the transaction is retried until it can be applied"),
-    (SpoolError, Policy.INTERVAL, "make room or correct the permissions of the spool directory"),
-    (ProtocolError, Policy.NEVER, "report this with the bytes of the message"),
-    (NeverPrepared, Policy.NEVER, "changes of a prepared transaction are missing: `subscriber recover NAME --force`"),
-    (DataLossError, Policy.NEVER, "connect to the right publisher, or use `subscriber recover NAME`"),
-    (SubscriptionInUse, Policy.NEVER, "stop the other process first"),
-    (SubscriptionChanged, Policy.NEVER, "start it again"),
-    (ConfigurationError, Policy.NEVER, "correct the options"),
-    (PublisherError, Policy.INTERVAL, "fix the publisher; the connection is retried until it succeeds"),
-    (TargetError, Policy.INTERVAL, "fix the target; the changes are retried until it accepts them"),
-    (SubscriberError, Policy.NEVER, "report this"),
+
+_TABLE: Final[tuple[tuple[type[SubscriberError], Policy], ...]] = (
+    (CopyOutdated, Policy.SOON),
+    (UndecidedTransaction, Policy.SOON),
+    (PublisherUnavailable, Policy.SOON),
+    (SlotInUse, Policy.SOON),
+    (TargetUnavailable, Policy.SOON),
+    (ApplyError, Policy.INTERVAL),
+    (RelationError, Policy.INTERVAL),
+    (SpoolError, Policy.INTERVAL),
+    (ProtocolError, Policy.NEVER),
+    (NeverPrepared, Policy.NEVER),
+    (DataLossError, Policy.NEVER),
+    (SubscriptionInUse, Policy.NEVER),
+    (SubscriptionChanged, Policy.NEVER),
+    (ConfigurationError, Policy.NEVER),
+    (PublisherError, Policy.INTERVAL),
+    (TargetError, Policy.INTERVAL),
+    (SubscriberError, Policy.NEVER),
 )
 
 
@@ -70,20 +75,9 @@ _FIRST_SECONDS: Final = 0.1
 _SOON_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A row of the table."""
-
-    policy: Policy
-    hint: str
-
-
-def policy(error: SubscriberError) -> Answer:
-    """Return the row of the table for the error."""
-    for cls, found, hint in _TABLE:
-        if isinstance(error, cls):
-            return Answer(found, hint)
-    raise AssertionError("SubscriberError is the last row")
+def policy(error: SubscriberError) -> Policy:
+    """Return the reaction to an error."""
+    return next(found for cls, found in _TABLE if isinstance(error, cls))
 
 
 _STATEMENT_ENDED: Final = frozenset({"40P01", "57014"})
@@ -115,7 +109,7 @@ def is_of_a_table(error: SubscriberError) -> bool:
 
 def may_recur(error: SubscriberError) -> bool:
     """Whether each attempt may fail in the same way: no server was unavailable, none ended the statement, and no other process works."""
-    return policy(error).policy is Policy.INTERVAL and error.sqlstate not in _STATEMENT_ENDED
+    return policy(error) is Policy.INTERVAL and error.sqlstate not in _STATEMENT_ENDED
 
 
 def is_coming_up(error: SubscriberError) -> bool:
@@ -136,9 +130,9 @@ class Backoff:
         """Note that an attempt was successful."""
         self._next = self._first
 
-    def pause(self, answer: Answer) -> float:
+    def pause(self, reaction: Policy) -> float:
         """Return the seconds to wait."""
-        if answer.policy is not Policy.SOON:
+        if reaction is not Policy.SOON:
             return self._interval
         pause = self._next
         self._next = min(self._next * 2, self._ceiling)

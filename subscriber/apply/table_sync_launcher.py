@@ -272,13 +272,13 @@ class SyncLauncher:
 
     def _failed(self, tables: tuple[TableName, ...], error: SubscriberError) -> None:
         self._owner.ended(tables[0], error)
-        answer = policy(error)
+        reaction = policy(error)
         grouped = len(tables) > 1
         backoff = self._group_backoff if grouped else self._backoff.setdefault(tables[0], Backoff(self._settings))
         failed = {*self._states.retries, *tables}
-        pause = backoff.pause(answer)
+        pause = backoff.pause(reaction)
         parks = not grouped and self._parking.takes(error, copying=tables[0])
-        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not parks and not self._owner.is_patient(failed)):
+        if reaction is Policy.NEVER or (reaction is Policy.INTERVAL and not parks and not self._owner.is_patient(failed)):
             raise error
         if self._disable_on_error and disables(error):
             raise error
@@ -300,6 +300,5 @@ class SyncLauncher:
             self._states.retries[table] = Retry(error.one_line(), before.attempt + 1 if before else 1, time.time() + pause)
         if parks:
             self._parking.copy_failed(tables[0], error)
-        level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
         text = f"{what}: {error.one_line()}"
-        self._errors.tell(level, text, f"synchronization of {what} failed, next attempt in {pause:.1f} s: {error.one_line()}")
+        self._errors.tell(reaction.level, text, f"synchronization of {what} failed, next attempt in {pause:.1f} s: {error.one_line()}")

@@ -257,7 +257,7 @@ class TransactionStream(Generic[Received_co]):
             await session.receiver.wait(_TICK)
             self._backoff.reset()
         except SubscriberError as error:
-            if policy(error).policy is not Policy.SOON:
+            if policy(error) is not Policy.SOON:
                 raise
             if is_undecodable(error) and self._cautiously:
                 raise undecodable(error, self._acknowledged) from error
@@ -282,7 +282,7 @@ class TransactionStream(Generic[Received_co]):
         try:
             self._session = await self._connect(replace(position, lsn=self._acknowledged))
         except SubscriberError as failed:
-            if policy(failed).policy is not Policy.SOON:
+            if policy(failed) is not Policy.SOON:
                 raise
             self._lost = position, failed
 

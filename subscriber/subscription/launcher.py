@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from subscriber.apply.progress import CopyProgress
-from subscriber.apply.retry import Backoff, Policy, is_coming_up, policy
+from subscriber.apply.retry import Backoff, is_coming_up, policy
 from subscriber.apply.tasks import task_group
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import Settings
@@ -282,16 +282,17 @@ class Launcher:
                     backoff.reset()
                     failures = 0
                 failures += 1
-                answer = policy(error)
+                reaction = policy(error)
                 if worker.subscription.disabled_by is not None:
                     self._note(definition, error)
                     await self._disable(definition, error)
                     return
-                pause = backoff.pause(answer)
+                pause = backoff.pause(reaction)
                 worker.retry = Retry(error.one_line(), failures, time.time() + pause)
                 self._note(definition, error, worker)
-                level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
-                errors.tell(level, error.one_line(), f'subscription "{definition.name}": {error.one_line()}; next attempt in {pause:.1f} s')
+                errors.tell(
+                    reaction.level, error.one_line(), f'subscription "{definition.name}": {error.one_line()}; next attempt in {pause:.1f} s'
+                )
                 await _wait(worker.stopping, pause)
 
     async def _disable(self, definition: Definition, error: SubscriberError) -> None:

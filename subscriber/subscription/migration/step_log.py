@@ -25,7 +25,7 @@ def goes_away(error: SubscriberError) -> bool:
     53400 is not such a cause: a user must raise a limit, or drop a slot.
     """
     sqlstate = error.sqlstate or ""
-    return policy(error).policy is Policy.SOON or (sqlstate.startswith("53") and sqlstate != "53400")
+    return policy(error) is Policy.SOON or (sqlstate.startswith("53") and sqlstate != "53400")
 
 
 @dataclass(frozen=True, slots=True)

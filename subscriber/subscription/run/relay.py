@@ -24,7 +24,7 @@ from subscriber.recording.file import RecordedSession
 from subscriber.recording.relay_log import RelayLog
 from subscriber.recording.relay_stream import RelayStream, is_applied
 from subscriber.recording.relay_writer import RelayTracker, RelayWriter
-from subscriber.stream_session import CAUTIOUSLY, FollowedSlot, StreamSession, undecodable
+from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.setup.relay_position import position_of
 from subscriber.subscription.spec import RunSpec
@@ -37,7 +37,6 @@ __all__ = ["Relay"]
 
 _log = logging.getLogger(__name__)
 
-_SLOT_SECONDS: Final = 10.0
 _CAUTIOUS_SECONDS: Final = 60.0
 _LEAST_MEMORY: Final = 64 * 1024
 
@@ -182,8 +181,8 @@ class Relay:
                     backoff.reset()
                     failures = 0
                 failures += 1
-                answer = policy(error)
-                if self._is_final(error, answer.policy, loop.time() - began):
+                reaction = policy(error)
+                if self._is_final(error, reaction, loop.time() - began):
                     if self._tracker.contradicted:
                         await self._relay_log.condemn(error)
                     self._retry, self._state.last_error = None, error
@@ -191,13 +190,12 @@ class Relay:
                     self._relay_log.failure, self._relay_log.diverged = error, isinstance(error, Diverged)
                     self._relay_log.notify()
                     return
-                pause = backoff.pause(answer)
+                pause = backoff.pause(reaction)
                 self._retry = Retry(error.one_line(), failures, time.time() + pause)
                 self._state.last_error = error
                 text = error.one_line()
-                level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
                 line = f'subscription "{self._spec.name}": {text}; next attempt in {pause:.1f} s, from {self._relay_log.end}'
-                self._errors.tell(level, text, line)
+                self._errors.tell(reaction.level, text, line)
                 await asyncio.sleep(pause)
 
     def _judged(self, met: SubscriberError) -> SubscriberError:
@@ -213,7 +211,7 @@ class Relay:
         if self._spec.options.on_error == "disable" and self._streamed and disables(error) and not is_undecodable(error):
             self._state.disabled_by = error
             return True
-        return not (self._streamed or is_coming_up(error) or (isinstance(error, SlotInUse) and waited < _SLOT_SECONDS))
+        return not (self._streamed or is_coming_up(error) or (isinstance(error, SlotInUse) and waited < SLOT_SECONDS))
 
     async def _attempt(self) -> None:
         """Receive until the stream ends, or must be restarted."""

@@ -25,7 +25,7 @@ from subscriber.errors import DataLossError, MissingColumns, SlotInUse, Subscrib
 from subscriber.interfaces import ParallelSink, Retry, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.stream_session import CAUTIOUSLY, FollowedSlot, StreamSession, undecodable
+from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.run.added_columns import add_columns, adds_columns
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
@@ -40,9 +40,6 @@ from subscriber.walreceiver.transaction_outcome import is_dropped, was_rolled_ba
 __all__ = ["SlotFollower"]
 
 _log = logging.getLogger(__name__)
-
-_SLOT_SECONDS: Final = 10.0
-"""How long the first attempt waits for a slot in use. The walsender of a killed process takes a moment to notice."""
 
 _CAUTIOUS_SECONDS: Final = 60.0
 """Minimum duration of a cautious stream. A transaction that cannot be decoded may still be running, and would fail again at once."""
@@ -138,21 +135,21 @@ class SlotFollower:
 
     def _judge(self, error: SubscriberError) -> float:
         """Return the seconds until the next attempt. Raise the error if there is no next attempt."""
-        answer = policy(error)
+        reaction = policy(error)
         if self._relay is not None and error is self._relay.failure:
             raise error
         if self._spec.options.on_error == "disable" and self._is_streaming and disables(error) and not is_undecodable(error):
             self._state.disabled_by = error
             raise error
         if self._is_streaming and self._parking.takes(error):
-            return 0.0 if self._parking.refused(error) else self._backoff.pause(answer)
-        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._state.patient):
+            return 0.0 if self._parking.refused(error) else self._backoff.pause(reaction)
+        if reaction is Policy.NEVER or (reaction is Policy.INTERVAL and not self._state.patient):
             raise error
         if not self._was_streaming:
             waited = asyncio.get_running_loop().time() - self._began
-            if not (isinstance(error, SlotInUse) and waited < _SLOT_SECONDS) and not is_coming_up(error):
+            if not (isinstance(error, SlotInUse) and waited < SLOT_SECONDS) and not is_coming_up(error):
                 raise error
-        return self._backoff.pause(answer)
+        return self._backoff.pause(reaction)
 
     def _failed(self, error: SubscriberError, pause: float) -> Retry:
         """Describe the failed attempt. The count restarts at 1 if the attempt lasted for a while or moved the position."""
@@ -165,10 +162,8 @@ class SlotFollower:
         return Retry(error.one_line(), self._failures, time.time() + pause)
 
     def _level(self, error: SubscriberError) -> int:
-        if policy(error).policy is not Policy.SOON:
-            return logging.ERROR
         # before the first stream we only wait for a slot or for a server that is starting up; if that fails, the error is raised
-        return logging.WARNING if self._was_streaming else logging.INFO
+        return policy(error).level if self._was_streaming or policy(error) is not Policy.SOON else logging.INFO
 
     def _tell_of_wait(self, error: SubscriberError) -> None:
         now = asyncio.get_running_loop().time()

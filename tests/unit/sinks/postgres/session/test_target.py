@@ -61,7 +61,7 @@ async def refused(monkeypatch: pytest.MonkeyPatch, text: str) -> SubscriberError
 async def test_a_server_that_comes_up_is_waited_for(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     for error in (await refused(monkeypatch, text), connect_error(psycopg.OperationalError(f"{SERVER}{text}"))):
         assert type(error) in {TargetUnavailable, PublisherUnavailable}
-        assert policy(error).policy is Policy.SOON
+        assert policy(error) is Policy.SOON
         assert is_coming_up(error)
         assert error.hint == "wait until it accepts connections"
 
