@@ -290,9 +290,8 @@ class Launcher:
                 pause = backoff.pause(reaction)
                 worker.retry = Retry(error.one_line(), failures, time.time() + pause)
                 self._note(definition, error, worker)
-                errors.tell(
-                    reaction.level, error.one_line(), f'subscription "{definition.name}": {error.one_line()}; next attempt in {pause:.1f} s'
-                )
+                text = error.one_line()
+                errors.tell(reaction.level, text, f'subscription "{definition.name}": {text}; next attempt in {pause:.1f} s')
                 await _wait(worker.stopping, pause)
 
     async def _disable(self, definition: Definition, error: SubscriberError) -> None:
