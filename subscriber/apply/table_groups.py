@@ -231,7 +231,7 @@ class GroupSynchronization:
             for name, lsn in done.items():
                 states.complete_handover(name)
                 self._run.progress.finished(name)
-                _log.info('table "%s" is copied as of %s and synchronized up to %s', name, snapshot, lsn)
+                _log.info('table "%s" is complete as of %s and synchronized up to %s', name, snapshot, lsn)
         except SubscriberError as error:
             for name in done:
                 leave(name)

@@ -331,7 +331,7 @@ class TableSynchronization:
             crash_points.reached("copy.finished")
         self._states.set(self._table, TableEntry(TableState.FINISHEDCOPY))
         self._run.progress.finished(self._table)
-        _log.info('table "%s" is copied as of %s', self._table, position.lsn)
+        _log.info('table "%s" is complete as of %s', self._table, position.lsn)
         return self._states.covered(table.relation_id, position.lsn)
 
     async def _reconcile(self, snapshot: SnapshotSource, table: PublishedTable, entry: TableEntry) -> bool:
