@@ -413,7 +413,7 @@ def test_verbose_tells_what_happens(pair: ReplicaPair, where: str) -> None:
     done = subscriber("-v", *arguments) if where == "before" else subscriber(*arguments, "-v")
     assert (done.status, done.output) == (0, "")
     assert f'INFO subscriber.subscription.setup.first_position: subscription "{pair.name}" starts at ' in done.errors
-    assert 'table "public.t" is copied as of ' in done.errors
+    assert 'table "public.t" is complete as of ' in done.errors
     assert 'table "public.t" is synchronized up to ' in done.errors
     assert has_catalog(pair.target)
     for secret in (_keywords(pair.publisher)["password"], _keywords(pair.target)["password"]):
