@@ -362,8 +362,7 @@ async def test_the_command_line_tells_and_repairs(replicated: Replicated, publis
         )
         done = await run("--repair")
         assert (done.status, done.errors) == (0, "")
-        assert "public.t: 1 row repaired\n1 table with 10 rows compared as of " in done.output
-        assert done.output.endswith(": all equal\n")
+        assert done.output.endswith("public.t: 1 row repaired\n")
         # it was compared again, although nothing but what changed was read
         stored = target_db.fetch("SELECT differences, more, whole_lsn < lsn FROM subscriber.verification")
         assert stored == [(0, False, True)]
