@@ -79,6 +79,7 @@ class RelayLog:
         recent: what need not be read from disk.
         segments: oldest first; none: there is no relay log yet.
         end: everything up to there is durable here.
+        last_change: the last transaction or other event up to there ends here or before.
         known: the target has everything up to there.
         damage: why what is there cannot be used; then there are no segments.
         failure: why nothing more is written; it is raised to the reader after the last group.
@@ -101,7 +102,7 @@ class RelayLog:
         self._starved = self._stopped = False
         self.recent = RecentGroups()
         self.segments: list[Segment] = []
-        self.end = self.known = INVALID_LSN
+        self.end = self.known = self.last_change = INVALID_LSN
         self.damage: DataLossError | None = None
         self.failure: SubscriberError | None = None
         self.diverged = False
@@ -173,6 +174,7 @@ class RelayLog:
                 self.damage = error
             else:
                 self.segments, self.end, self._relations, self._xid = found.segments, found.end, found.relations, found.xid
+                self.last_change = found.last_change
                 if self.segments:
                     self._unsure, self._written = found.unsure, self.segments[-1].size
                     self._descriptor = os.open(self.segments[-1].path, os.O_WRONLY | os.O_CLOEXEC)
@@ -215,7 +217,7 @@ class RelayLog:
                 self._path(number).unlink(missing_ok=True)
             self.segments, self.damage = [], None
             self._relations = Descriptions()
-            self.end = session.start_lsn
+            self.end = self.last_change = session.start_lsn
             self.recent.clear()
             self._add(max(numbers, default=0) + 1, replace(session, relay_of=self._key))
 
@@ -280,6 +282,7 @@ class RelayLog:
                 sync_file(self._descriptor, last.path)
                 crash_points.reached("relay.synced")
                 last.size, self.end = self._written, end
+                self.last_change = end if payloads else self.last_change
                 self._relations.update(self._group)
                 self._group = Descriptions()
                 self._xid = first_xid(payloads) or self._xid

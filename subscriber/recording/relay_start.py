@@ -28,6 +28,7 @@ class Found:
         unsure: where the last group begins. It may not be on disk, if a process was killed, or its sync failed.
         relations: that are known at the end.
         xid: of some transaction before the end.
+        last_change: the last group that has messages ends there.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -35,6 +36,7 @@ class Found:
     unsure: int = 0
     relations: Descriptions = field(default_factory=Descriptions)
     xid: int = 0
+    last_change: Lsn = INVALID_LSN
 
 
 def segment_numbers(directory: Path) -> list[int]:
@@ -81,7 +83,7 @@ def find_segments(directory: Path, key: str, stopped: Callable[[], bool]) -> Fou
 def _scan(segments: list[Segment], stopped: Callable[[], bool]) -> Found:
     """Find the end of the last segment."""
     found = Found(segments)
-    last, group = segments[-1], Descriptions()
+    last, group, empty = segments[-1], Descriptions(), True
     size = last.first
     with last.path.open("rb") as file, contextlib.suppress(ProtocolError):
         file.seek(last.first)
@@ -89,12 +91,17 @@ def _scan(segments: list[Segment], stopped: Callable[[], bool]) -> Found:
             if record.kind == MESSAGES:
                 payloads = messages(record)
                 group.read(payloads)
+                empty = False
                 found.xid = first_xid(payloads) or found.xid
             elif record.kind == END:
                 found.relations.update(group)
                 group = Descriptions()
                 last.begin = last.begin or record.end
                 found.end, found.unsure, size = end_lsn(record), size, record.end
+                if not empty or not found.last_change:
+                    # the first one ends where the segment begins
+                    found.last_change = found.end
+                empty = True
             if stopped():
                 break
     last.size = size

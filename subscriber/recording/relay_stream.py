@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from subscriber.errors import SpoolError
@@ -27,7 +26,7 @@ from subscriber.recording.relay_segment import Descriptions, damaged
 from subscriber.threads import run_in_thread
 from subscriber.transaction.model import Event, Transaction, end_of
 
-__all__ = ["RelayStream", "is_applied"]
+__all__ = ["RelayStream"]
 
 _log = logging.getLogger(__name__)
 
@@ -198,18 +197,3 @@ def _passed(events: Sequence[Event], heard: Lsn, position: Lsn) -> tuple[int, Ls
         if end > heard:
             count, heard = number, end
     return count, heard
-
-
-def is_applied(log: RelayLog, position: Lsn) -> bool:
-    """Whether the relay log has no transaction after a position that it holds. It blocks.
-
-    Raises:
-        DataLossError, SpoolError: it cannot be read.
-    """
-    first = next(segment for segment in reversed(log.segments) if segment.base <= position)
-    for segment in log.segments[log.segments.index(first) :]:
-        # a segment begins with relations
-        for group in islice(read_groups(segment, 0), 1, None):
-            if any(end_of(event) > position for event in group.events):
-                return False
-    return True
