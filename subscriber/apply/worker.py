@@ -85,6 +85,10 @@ class ApplyOwner(Protocol):
         """Whether the publisher rolled a transaction back; False if this is not known."""
         ...
 
+    async def learn_columns(self) -> None:
+        """Learn the columns of tables that are ready, for those whose changes come from now on."""
+        ...
+
     async def add_columns(self, missing: MissingColumns) -> bool:
         """Add columns that a table of the target lacks. False: they are not to be added."""
         ...
@@ -142,6 +146,7 @@ class ApplyWorker:
         Raises:
             SubscriberError: of the stream or the sink. Earlier transactions stay applied, up to the stored position.
         """
+        await self._owner.learn_columns()
         while not self._owner.finished() and not self._enable_two_phase():
             if self._owner.hold is not None and not await self._owner.hold.passes(self._receiver, self._owner.applied):
                 continue
@@ -367,3 +372,5 @@ class ApplyWorker:
         self._tables.update({table: TableEntry(TableState.READY, lsn) for table, lsn in passed.items()})
         for table in passed:
             _log.info('table "%s" is ready', table)
+        if passed:
+            await self._owner.learn_columns()

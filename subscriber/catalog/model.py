@@ -5,7 +5,8 @@ Tables and columns have the same names as in PostgreSQL's system catalogs, where
 ``pg_subscription``
     one row for each subscription of this program.
 ``pg_subscription_rel``
-    the state of each table. ``srrelid`` is the table's number in the target, ``srnspname`` and ``srrelname`` are its name.
+    the state of each table. ``srrelid`` is the table's number in the target, ``srnspname`` and ``srrelname`` are its name. ``srcolumns``
+    are the columns of the publisher that its columns follow (:class:`subscriber.transaction.column_history.KnownColumns`).
 ``position``
     the position of the subscription (``srrelid`` 0), and of each table that catches up.
 ``worker``
@@ -186,6 +187,7 @@ PG_SUBSCRIPTION_REL: Final = Table(
     Column("srmode", Kind.CODE, default=SyncMode.COPY.value),
     Column("srerror", Kind.TEXT, null=True),
     Column("srerrortime", Kind.TIME, null=True),
+    Column("srcolumns", Kind.LONG_TEXT, null=True),
     key=("srsubid", "srrelid"),
     subscription="srsubid",
 )

@@ -15,6 +15,7 @@ from subscriber.config import COPY_DATA_WORDS, CopyData
 from subscriber.errors import RelationError, SubscriptionChanged
 from subscriber.interfaces import Position, SubscriptionState, SyncMode, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN
+from subscriber.transaction.column_history import KnownColumns
 
 __all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of", "pending_refresh_of", "tell_dropped"]
 
@@ -42,7 +43,10 @@ def pending_refresh_of(row: Row) -> CopyData | None:
 
 
 def _stored(entry: TableEntry) -> Row:
+    # a table that is synchronized again gets the columns that the publisher has then
+    forgotten = {"srcolumns": None} if entry.state is TableState.INIT else {}
     return {
+        **forgotten,
         "srsubstate": entry.state.value,
         "srsublsn": entry.lsn,
         "srmode": entry.mode.value,
@@ -234,6 +238,24 @@ class SubscriptionRows:
         """Set the state of tables, whatever it was."""
         await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": list(relids)}, _changed(entry))
 
+    # --- the columns that a table follows
+
+    async def unknown_columns(self) -> list[TableName]:
+        """The tables that changes are applied to, and whose columns are not known."""
+        rows = await self.rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srsubstate": TableState.READY.value})
+        return [_name(row) for row in rows if row["srcolumns"] is None]
+
+    async def store_columns(self, name: TableName, columns: KnownColumns) -> None:
+        """Store the columns of a table."""
+        where = {"srsubid": self.oid, "srnspname": name.namespace, "srrelname": name.name}
+        await self.rows.update(PG_SUBSCRIPTION_REL, where, {"srcolumns": columns.text()})
+
+    async def forget_columns(self) -> None:
+        """Forget the columns of all tables."""
+        rows = await self.rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self.oid})
+        if known := [row["srrelid"] for row in rows if row["srcolumns"] is not None]:
+            await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": known}, {"srcolumns": None})
+
     async def find(self, name: TableName) -> tuple[TableName, int] | None:
         """The stored name and the number of the table whose changes have a name; None: it is not in the subscription."""
         row = await self.table(name)
@@ -342,6 +364,22 @@ class CatalogStateStore(ABC):
         """Clear the LSN of the transaction to skip."""
         async with self.changing() as rows:
             await rows.clear_skip()
+
+    async def unknown_columns(self) -> Sequence[TableName]:
+        """See :meth:`subscriber.interfaces.FollowingSink.unknown_columns`."""
+        async with self.changing() as rows:
+            return await rows.unknown_columns()
+
+    async def store_columns(self, columns: Mapping[TableName, KnownColumns]) -> None:
+        """See :meth:`subscriber.interfaces.FollowingSink.store_columns`."""
+        async with self.changing() as rows:
+            for name, known in columns.items():
+                await rows.store_columns(name, known)
+
+    async def forget_columns(self) -> None:
+        """See :meth:`subscriber.interfaces.FollowingSink.forget_columns`."""
+        async with self.changing() as rows:
+            await rows.forget_columns()
 
     async def _change(self, **values: object) -> None:
         async with self.changing() as rows:

@@ -13,7 +13,7 @@ __all__ = ["SETTINGS", "InsertConflict", "NewTables", "SchemaChange", "SchemaCha
 
 InsertConflict = Literal["error", "upsert"]
 NewTables = Literal["ignore", "copy"]
-SchemaChange = Literal["error", "add", "ignore"]
+SchemaChange = Literal["error", "add", "follow", "ignore"]
 
 SchemaChangeCallback = Callable[[str, str, tuple[str, ...]], SchemaChange]
 """``callback(schema, table, columns)`` decides about columns that the publisher has and the target's table lacks."""
@@ -74,8 +74,8 @@ class Settings:
     )
     schema_change: SchemaChange | SchemaChangeCallback = option(
         "error",
-        choice("error", "add", "ignore"),
-        "what to do about a new column of the publisher (PostgreSQL: error, add)",
+        choice("error", "add", "follow", "ignore"),
+        "what to do about changed columns of the publisher (PostgreSQL: error, add, follow; others: error, add, ignore)",
         ours=True,
     )
     """A word, or a function that decides for each table."""

@@ -6,11 +6,13 @@
 """
 
 from subscriber.interfaces.abilities import (
+    ColumnPlanner,
     ComparedTables,
     DescribedSink,
     ExportingSink,
     ExportSnapshot,
     FinishingSink,
+    FollowingSink,
     GroupingSink,
     KeyedRowSource,
     ParallelSink,
@@ -25,6 +27,7 @@ from subscriber.interfaces.abilities import (
     TwoPhaseSink,
     WatchedSink,
 )
+from subscriber.interfaces.columns import AddColumn, ChangeType, ColumnPlan
 from subscriber.interfaces.conditions import Condition
 from subscriber.interfaces.publisher import EventStream, ReceivedEvents, ReplicationStream, Spool
 from subscriber.interfaces.sink import OpenedSink, Sink, StateStore, Stream
@@ -64,8 +67,12 @@ from subscriber.interfaces.worker_details import RelayLogDetails, Retry, WorkerD
 
 __all__ = [
     "CATALOG_SCHEMA",
+    "AddColumn",
     "ApplyStatistics",
     "Batch",
+    "ChangeType",
+    "ColumnPlan",
+    "ColumnPlanner",
     "ComparedTables",
     "Condition",
     "CopyFormat",
@@ -75,6 +82,7 @@ __all__ = [
     "ExportingSink",
     "Finding",
     "FinishingSink",
+    "FollowingSink",
     "GroupingSink",
     "KeyedRowSource",
     "OpenedSink",

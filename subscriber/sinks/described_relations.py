@@ -46,10 +46,13 @@ class DescribedRelations(ABC):
         self._remote = dict(remembered)
         self.forget_targets()
 
+    follows = False
+    """Whether each Relation message is compared with the publisher's catalog, also one that has no effect otherwise."""
+
     def define(self, relation: Relation) -> bool:
         """Store the relation of a Relation message. Return whether it differs from the one that is known."""
         known = self._remote.get(relation.relation_id)
-        if known is not None and (known == relation or replace(known, xid=relation.xid) == relation):
+        if known is not None and not self.follows and (known == relation or replace(known, xid=relation.xid) == relation):
             return False
         self._remote[relation.relation_id] = relation
         self._forget_target(relation.relation_id)

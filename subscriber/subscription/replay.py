@@ -279,6 +279,9 @@ class _Owner:
         """There is no publisher to ask."""
         return False
 
+    async def learn_columns(self) -> None:
+        """Not: there is no publisher."""
+
     async def add_columns(self, missing: MissingColumns) -> bool:
         """Not: there is no publisher."""
         return False

@@ -92,7 +92,7 @@ def _require_native(settings: Settings) -> None:
             "create_tables is not available for a PostgreSQL target: its tables must be those of the publisher",
             hint="copy them with pg_dump --schema-only | psql",
         )
-    for name, known in (("schema_change", ("error", "add")), ("insert_conflict", ("error",))):
+    for name, known in (("schema_change", ("error", "add", "follow")), ("insert_conflict", ("error",))):
         if (value := getattr(settings, name)) not in known:
             given = f"{name} = {value}" if isinstance(value, str) else f"a function for {name}"
             raise ConfigurationError(

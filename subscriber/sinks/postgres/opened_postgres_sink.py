@@ -15,6 +15,7 @@ from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
+    ColumnPlanner,
     ExportSnapshot,
     ParallelTransaction,
     PublishedTable,
@@ -132,6 +133,10 @@ class OpenedPostgresSink(CatalogSink):
 
     def _make_relations(self) -> RelationMap:
         return RelationMap(self.reader, as_owner=self._target.as_owner, subscription=self._rows.oid)
+
+    def follow(self, planner: ColumnPlanner) -> None:
+        """See :meth:`subscriber.interfaces.FollowingSink.follow`."""
+        self._applier.relations.follow(planner)
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SessionRows]:

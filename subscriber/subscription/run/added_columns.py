@@ -1,4 +1,4 @@
-"""Columns that a published table has got, with ``schema_change = add``: added to the table of a PostgreSQL target.
+"""Columns that a published table has got, with ``schema_change = add`` or ``follow``: added to the table of a PostgreSQL target.
 
 The stream names a new column and its type, and nothing else. The catalog of the publisher has the rest: collation, default, and what the
 rows have that existed when the column was added (``attmissingval``), which PostgreSQL does not send. They get the same:
@@ -30,7 +30,7 @@ from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.targets import is_postgres
 from subscriber.walreceiver.session import Session
 
-__all__ = ["add_columns", "adds_columns"]
+__all__ = ["NewColumn", "add_columns", "adds_columns"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ _FIRST_USER_OID: Final = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
+class NewColumn:
     """One column, as the publisher's catalog has it now.
 
     Attributes:
@@ -114,7 +114,7 @@ class _Column:
 
 def adds_columns(spec: RunSpec) -> bool:
     """Whether missing columns are added here. Other kinds of targets do it themselves."""
-    return spec.settings.schema_change == "add" and spec.target is not None and is_postgres(spec.target)
+    return spec.settings.schema_change in ("add", "follow") and spec.target is not None and is_postgres(spec.target)
 
 
 async def add_columns(spec: RunSpec, missing: MissingColumns, *, synchronized: bool) -> None:
@@ -147,23 +147,23 @@ async def add_columns(spec: RunSpec, missing: MissingColumns, *, synchronized: b
         _log.warning('column "%s" was added to table "%s.%s" of the target', name, missing.namespace, missing.name)
 
 
-async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> dict[str, _Column]:
+async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> dict[str, NewColumn]:
     publications = ", ".join(map(quote_literal, spec.publications))
     schemas = _SCHEMAS.format(publications=publications) if session.capabilities.column_lists else ""
     rows = await session.execute(_FACTS.format(relation_id=missing.relation_id, publications=publications, schemas=schemas))
     live = {row[0]: row for row in rows if row[6] == "false"}
     last = max((int(row[5] or 0) for name, row in live.items() if name in dict(missing.present)), default=0)
     others = {type_oid for name, type_oid in missing.present if name not in live}
-    columns: dict[str, _Column] = {}
+    columns: dict[str, NewColumn] = {}
     for name, type_oid, modifier in missing.columns:
         if name not in live:
             ((type_name,),) = await session.execute(f"SELECT pg_catalog.format_type({type_oid:d}, {modifier:d})")
             # if it was not dropped, it was renamed, or this server is a standby that lags behind
             dropped = not rows or any(row[6] == "true" and int(row[5] or 0) > last for row in rows)
-            columns[name] = _Column(type=type_name or "", unwritten=dropped)
+            columns[name] = NewColumn(type=type_name or "", unwritten=dropped)
             continue
         _, type_name, collation, value, default, number, _, unwritten, published = live[name]
-        columns[name] = _Column(
+        columns[name] = NewColumn(
             type=type_name or "",
             collation=collation,
             missing=value,
@@ -175,14 +175,14 @@ async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> 
     return columns
 
 
-def _statements(table: str, columns: Mapping[str, _Column]) -> Iterator[str]:
+def _statements(table: str, columns: Mapping[str, NewColumn]) -> Iterator[str]:
     for name, column in columns.items():
         yield f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {quote_identifier(name)} {column.definition()}"
         if column.later(quote_identifier(name)) is not None and column.default is None:
             yield f"ALTER TABLE {table} {column.later(quote_identifier(name))}"
 
 
-async def _alter(spec: RunSpec, table: str, columns: Mapping[str, _Column]) -> None:
+async def _alter(spec: RunSpec, table: str, columns: Mapping[str, NewColumn]) -> None:
     from subscriber.sinks.postgres.scripts import ScriptSession  # noqa: PLC0415 -- its drivers come with an extra
 
     assert spec.target is not None

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from subscriber.apply.hold import AppliedTransactions, Hold
@@ -22,11 +23,12 @@ from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, poli
 from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.errors import DataLossError, MissingColumns, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
-from subscriber.interfaces import ParallelSink, Retry, TwoPhaseState
+from subscriber.interfaces import FollowingSink, ParallelSink, Retry, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.run.added_columns import add_columns, adds_columns
+from subscriber.subscription.run.followed_columns import follow_columns, follows, learn_columns
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.status_reports import StatusReports
@@ -94,6 +96,7 @@ class SlotFollower:
         self._attempt_began = self._began
         self._failures, self._failed_at = 0, INVALID_LSN
         self._cautious_until = self._began
+        self._has_forgotten = False
         self.empty_prepares = True
 
     async def run(self) -> None:
@@ -236,7 +239,14 @@ class SlotFollower:
         # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
         self.empty_prepares = session.capabilities.empty_prepares or self._spec.options.failover
         skipping, sink = self._skipping, self._target.opened
-        workers = self._spec.settings.max_parallel_apply_workers_per_subscription
+        if isinstance(sink, FollowingSink):
+            if follows(self._spec):
+                sink.follow(partial(follow_columns, self._spec))
+            elif not self._has_forgotten:
+                await sink.forget_columns()
+                self._has_forgotten = True
+        # a transaction that still runs may have changed columns, and the publisher's catalog does not tell
+        workers = 0 if follows(self._spec) else self._spec.settings.max_parallel_apply_workers_per_subscription
         parallel = ParallelApply(
             session.receiver,
             sink if isinstance(sink, ParallelSink) else None,
@@ -331,6 +341,12 @@ class SlotFollower:
     async def was_rolled_back(self, xid: int) -> bool:
         """Ask the publisher whether it has rolled back a transaction. False if it does not say."""
         return await self._asked(was_rolled_back, xid, what=f"whether the publisher has rolled back transaction {xid}")
+
+    async def learn_columns(self) -> None:
+        """Learn the columns of tables that are synchronized now, if they are to be followed."""
+        sink = self._target.opened
+        if follows(self._spec) and isinstance(sink, FollowingSink):
+            await learn_columns(self._spec, sink)
 
     async def add_columns(self, missing: MissingColumns) -> bool:
         """Add columns that a table of the target lacks. False: they are not to be added."""

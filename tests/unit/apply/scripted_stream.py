@@ -47,6 +47,8 @@ class EndlessRun:
     async def was_rolled_back(self, _: int) -> bool:
         return False
 
+    async def learn_columns(self) -> None: ...
+
     async def add_columns(self, _: MissingColumns) -> bool:
         return False
 

@@ -75,6 +75,8 @@ class WorkerSetup:
     async def was_rolled_back(self, xid: int) -> bool:
         return xid in self.rolled_back
 
+    async def learn_columns(self) -> None: ...
+
     async def add_columns(self, missing: MissingColumns) -> bool:
         return False
 

@@ -77,7 +77,9 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
         if diagnostics.sqlstate == _BINARY_FORMAT:
             # PostgreSQL's message
             error = type(error)(f"incorrect binary data format in logical replication column {number}", sqlstate=_BINARY_FORMAT)
-    if diagnostics.sqlstate == "42501" and statement.sql.startswith(SWITCH_ROLE):
+    if statement.hint:
+        error.hint = statement.hint
+    elif diagnostics.sqlstate == "42501" and statement.sql.startswith(SWITCH_ROLE):
         error.hint = "GRANT the table's owner TO the target's role, or set run_as_owner = true"
     elif diagnostics.sqlstate == "42501" and statement.message_type:
         error.hint = "grant the privilege to the role that makes the change: the table's owner; with run_as_owner = true, the target's role"

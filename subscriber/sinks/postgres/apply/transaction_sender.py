@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from subscriber.errors import ProtocolError, RelationError, SubscriberError
-from subscriber.interfaces import RelationGate, TableName
+from subscriber.interfaces import ColumnPlanner, RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.protocol.tuples import places_by_relation
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
+from subscriber.sinks.postgres.apply.column_changes import column_changes, lock_tree, plan_columns, read_again, remember_columns
 from subscriber.sinks.postgres.apply.forms import Form, Forms
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
-from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
+from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
 from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row
@@ -59,6 +61,7 @@ class TransactionSender:
         self._origin = origin
         self._skipped = skipped
         self.targets: set[Fingerprint] = set()
+        self._trees: dict[Fingerprint, int] = {}
         self._forms = Forms(differs)
         self._settings = LocalSettings(pipeline)
         self._sets = SetSender(pipeline, self._settings, without_sets)
@@ -207,9 +210,36 @@ class TransactionSender:
                 self._skipped.add(f"{relation.namespace}.{relation.name}")
                 self._left_out[relation_id] = context
                 return None
+            if self._relations.planner is not None and not self._relations.is_mapped(relation_id):
+                await self._follow(self._relations.planner, relation, context)
             mapping = self._resolved[relation_id] = await self._relations.mapping(relation)
         self.targets.add(mapping.table.fingerprint)
+        self._trees[mapping.table.fingerprint] = mapping.table.tree
         return mapping
+
+    async def _follow(self, planner: ColumnPlanner, relation: Relation, context: ChangeContext) -> None:
+        """Let the columns of the target follow those of a relation that was described."""
+        table, plan = await plan_columns(planner, relation, context.final_lsn, self._pipeline, self._relations)
+        if plan:
+            statements = list(column_changes(table, plan))
+            # these statements lock the tables: nobody alters them between this check and the commit
+            self._sets.flush()
+            self._settings.change(table)
+            root = await lock_tree(table, self._pipeline)
+            for fingerprint in [each for each in self.targets if self._trees[each] == table.tree]:
+                self._pipeline.send(UNCHANGED, None, parameters(fingerprint))
+                self.targets.discard(fingerprint)
+            for relation_id in self._relations.forget_tree(table.tree):
+                self._resolved.pop(relation_id, None)
+            self._latest.clear()
+            for statement in statements:
+                self._pipeline.send(statement.on(root), replace(context, ending="RELATION"))
+        if plan.known is not None:
+            self._sets.flush()
+            self._settings.reset()
+            assert self._relations.subscription is not None
+            self._pipeline.send(*remember_columns(self._relations.subscription, table.oid, plan))
+            self._relations.map_to(relation, await read_again(table, self._pipeline, self._relations) if plan else table)
 
     async def _truncate(self, message: Truncate, context: ChangeContext) -> None:
         mappings: list[RelationMapping] = []

@@ -95,6 +95,7 @@ _CATALOG: Final = """
         srmode "char" NOT NULL DEFAULT 'c' CHECK (srmode IN ('c', 'r', 'w')),
         srerror text,
         srerrortime timestamptz,
+        srcolumns text,
         srcopyattempt bigint NOT NULL DEFAULT 0,
         PRIMARY KEY (srsubid, srrelid)
     );

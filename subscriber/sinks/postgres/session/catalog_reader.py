@@ -13,7 +13,7 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.postgres.session.libpq_session import LibpqSession
 from subscriber.sinks.postgres.session.postgres_errors import translated
 
-__all__ = ["CatalogReader", "CatalogSession", "Execute"]
+__all__ = ["CatalogQueries", "CatalogReader", "CatalogSession", "Execute"]
 
 CatalogSession: TypeAlias = "asyncpg.Connection[asyncpg.Record] | LibpqSession"
 
@@ -31,6 +31,17 @@ class Execute(Protocol):
 
     def __call__(self, query: str, /, *args: object) -> Awaitable[Sequence[Sequence[Any]]]:
         """Raises TargetError, or a subclass."""
+        ...
+
+
+class CatalogQueries(Protocol):
+    """Reads catalogs. ``owner``: as :attr:`CatalogReader.owner`."""
+
+    @property
+    def owner(self) -> str | None: ...
+
+    async def fetch(self, query: str, *parameters: object) -> list[dict[str, Any]]:
+        """Run a query and return its rows by column name."""
         ...
 
 

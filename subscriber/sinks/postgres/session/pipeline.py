@@ -57,6 +57,12 @@ class StatementFailed(Exception):
         self.context = context
 
 
+class _Question:
+    """The context of a query whose result is waited for."""
+
+    result: PGresult | None = None
+
+
 class PreparedStatements:
     """The prepared statements of the session, the least recently used first."""
 
@@ -167,6 +173,21 @@ class Pipeline:
             await self._pump(_MAX_COMMANDS // 2, _MAX_BYTES // 2)
             self.raise_failure()
 
+    async def ask(self, statement: Statement, values: Sequence[bytes | None], formats: Sequence[int] | None) -> PGresult:
+        """Send a query, and wait for its result and for those of all earlier statements.
+
+        Raises:
+            StatementFailed: a statement was rejected; leave the pipeline.
+            TargetUnavailable: the connection was lost.
+        """
+        question = _Question()
+        self.send(statement, question, values, formats)
+        self._pgconn.send_flush_request()
+        await self._pump(0, 0)
+        self.raise_failure()
+        assert question.result is not None
+        return question.result
+
     async def drain(self) -> None:
         """Send Sync and read all answers.
 
@@ -237,7 +258,9 @@ class Pipeline:
     def _answer(self, result: PGresult) -> None:
         statement, context, _, values = self._pending[0]
         if result.status in _OK:
-            if statement.sql:  # empty for a PREPARE
+            if isinstance(context, _Question):
+                context.result = result
+            elif statement.sql:  # empty for a PREPARE
                 self._completed(statement, context, result)
         elif result.status != pq.ExecStatus.PIPELINE_ABORTED and self._failure is None:
             diagnostics = Diagnostics.of_result(result)

@@ -59,6 +59,7 @@ class Statement:
         together: it makes the changes of a set of rows. Its parameters are arrays. It fails if a row is not found.
         ends: it ends the transaction: constraints that were deferred are checked then.
         truncated: the tables that it truncates.
+        hint: what to do if it is rejected.
     """
 
     sql: bytes
@@ -73,3 +74,4 @@ class Statement:
     together: bool = False
     ends: bool = False
     truncated: tuple[Truncated, ...] = ()
+    hint: str = ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from subscriber.errors import ProtocolError, RelationError
-from subscriber.interfaces import CATALOG_SCHEMA, TableName, TableState
+from subscriber.interfaces import CATALOG_SCHEMA, ColumnPlanner, TableName, TableState
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation, Tag
@@ -49,6 +49,9 @@ class RelationMap(DescribedRelations):
         as_owner: changes are made as the tables' owners.
         subscription: oid of the subscription; only its tables are changed. None in a table's own synchronization, where only the gate
             decides.
+
+    Attributes:
+        planner: says which columns to change, if they follow the publisher's.
     """
 
     def __init__(self, reader: CatalogReader, *, as_owner: bool, subscription: int | None) -> None:
@@ -56,10 +59,30 @@ class RelationMap(DescribedRelations):
         self._reader = reader
         self._as_owner = as_owner
         self._subscription = subscription
+        self.planner: ColumnPlanner | None = None
         self._mappings: dict[int, RelationMapping] = {}
         self._passed_over: set[int] = set()
         self._expected: Sequence[Transaction] = ()
         self._ahead: dict[TableName, _Ahead] | None = None
+
+    @property
+    def subscription(self) -> int | None:
+        """Oid of the subscription, if the map is that of its apply worker."""
+        return self._subscription
+
+    @property
+    def owner(self) -> str | None:
+        """See :attr:`CatalogReader.owner`."""
+        return self._reader.owner
+
+    @property
+    def as_owner(self) -> bool:
+        """Whether changes are made as the tables' owners."""
+        return self._as_owner
+
+    def follow(self, planner: ColumnPlanner) -> None:
+        """Let the columns of the target follow the publisher's."""
+        self.planner, self.follows = planner, True
 
     def expect(self, transactions: Sequence[Transaction]) -> None:
         """Name the transactions that are applied next. The first table that was not read yet is read with all tables that they change."""
@@ -101,6 +124,26 @@ class RelationMap(DescribedRelations):
     def _forget_target(self, relation_id: int) -> None:
         self._mappings.pop(relation_id, None)
         self._passed_over.discard(relation_id)
+
+    def is_mapped(self, relation_id: int) -> bool:
+        """Whether the mapping of a relation is known."""
+        return relation_id in self._mappings
+
+    def map_to(self, relation: Relation, table: TargetTable) -> RelationMapping:
+        """Map the relation to its table, which was read just now.
+
+        Raises:
+            RelationError: the relation does not fit the target table.
+        """
+        found = self._mappings[relation.relation_id] = map_relation(relation, table)
+        return found
+
+    def forget_tree(self, tree: int) -> set[int]:
+        """Forget the tables of a tree of partitions. Returns the ids of their relations."""
+        found = {relation_id for relation_id, mapping in self._mappings.items() if mapping.table.tree == tree}
+        for relation_id in found:
+            self._forget_target(relation_id)
+        return found
 
     async def mapping(self, relation: Relation) -> RelationMapping:
         """The relation with its target.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
-from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.catalog_reader import CatalogQueries
 from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
 from subscriber.sinks.postgres.tables.relation_mapping import CREATE_HINT, STREAM_HINT, TargetColumn, TargetTable, missing_table
 from subscriber.waits import moved
@@ -230,7 +230,7 @@ LEFT JOIN LATERAL (
 """  # noqa: S608 (a constant)
 
 
-async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool, hint: str = CREATE_HINT) -> TargetTable:
+async def read_table(reader: CatalogQueries, name: TableName, *, as_owner: bool, hint: str = CREATE_HINT) -> TargetTable:
     """Read one table.
 
     Args:
@@ -250,7 +250,7 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool, 
     return found[name]
 
 
-async def read_tables(reader: CatalogReader, names: Collection[TableName], *, as_owner: bool) -> Mapping[TableName, TargetTable]:
+async def read_tables(reader: CatalogQueries, names: Collection[TableName], *, as_owner: bool) -> Mapping[TableName, TargetTable]:
     """Read tables. Arguments and errors are those of :func:`read_table`, but tables that do not exist are left out."""
     encodable = [name for name in names if _is_text(name)]
     rows = await reader.fetch(_TABLES, [name.namespace for name in encodable], [name.name for name in encodable], as_owner, reader.owner)
@@ -294,7 +294,7 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
     )
 
 
-async def require_table(reader: CatalogReader, name: TableName) -> int:
+async def require_table(reader: CatalogQueries, name: TableName) -> int:
     """Return the oid of a relation for which a change has arrived.
 
     Raises:

@@ -1,0 +1,204 @@
+"""``schema_change = follow``: change the columns of a table in the transaction of the row that needs it.
+
+The statements are sent in the pipeline, between the changes before and after the Relation message. They, the known columns and the position
+are committed together. So a crash leaves nothing half done, and a transaction that comes again finds the columns as they were before it.
+The catalogs of the target are read in the same session, because no other one sees the columns before the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg.adapt import PyFormat, Transformer
+
+from subscriber.catalog.model import PG_SUBSCRIPTION_REL, known_values
+from subscriber.errors import RelationError
+from subscriber.interfaces import AddColumn, ColumnPlan, ColumnPlanner, TableName
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Relation
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.sinks.postgres.apply.change_sql import control
+from subscriber.sinks.postgres.session.pipeline import Pipeline
+from subscriber.sinks.postgres.session.statement import Statement
+from subscriber.sinks.postgres.tables.relation_map import RelationMap
+from subscriber.sinks.postgres.tables.relation_mapping import STREAM_HINT, TargetColumn, TargetTable, qualified_name
+from subscriber.sinks.postgres.tables.table_reader import read_table
+from subscriber.transaction.column_history import KnownColumns
+from subscriber.transaction.type_changes import is_exact
+
+__all__ = ["ColumnStatement", "column_changes", "lock_tree", "plan_columns", "read_again", "remember_columns"]
+
+_OID: Final = 26
+_TEXT: Final = 25
+_LOCK_SECONDS: Final = 5
+"""How long other sessions may keep the table locked. Meanwhile, those that come later wait behind ALTER TABLE."""
+
+_KNOWN: Final = """
+SELECT srcolumns FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid
+"""
+_REMEMBER: Final = control(
+    "UPDATE subscriber.pg_subscription_rel SET srcolumns = $1 WHERE srsubid = $2 AND srrelid = $3", (_TEXT, _OID, _OID)
+)
+_ROOT: Final = """
+SELECT n.nspname::text AS namespace, c.relname::text AS name, pg_catalog.current_setting('lock_timeout') AS timeout
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::int8::oid
+"""
+
+
+class _Queries:
+    """Queries in a pipeline: they see what its statements have done. See ``CatalogQueries``."""
+
+    def __init__(self, pipeline: Pipeline, owner: str | None) -> None:
+        self._pipeline = pipeline
+        self.owner = owner
+
+    async def fetch(self, query: str, *parameters: object) -> list[dict[str, Any]]:
+        values = Transformer()
+        dumped = values.dump_sequence(parameters, [PyFormat.TEXT] * len(parameters))
+        result = await self._pipeline.ask(Statement(query.encode(), values.types or ()), _raw(dumped), None)
+        values.set_pgresult(result)
+        names = [(result.fname(place) or b"").decode() for place in range(result.nfields)]
+        return [dict(zip(names, row, strict=True)) for row in values.load_rows(0, result.ntuples, tuple)]
+
+
+def _raw(dumped: Sequence[Any]) -> list[bytes | None]:
+    return [None if value is None else bytes(value) for value in dumped]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStatement:
+    """A part of ALTER TABLE.
+
+    Attributes:
+        table: the table that is changed.
+        action: what follows its name.
+        quietly: if it is rejected, only a warning in the server's log tells.
+    """
+
+    table: TableName
+    action: str
+    quietly: bool = False
+
+    def on(self, root: TableName) -> Statement:
+        """The statement. ``root``: the root of its partitions, or the table itself."""
+        sql = f"ALTER TABLE {qualified_name(root)} {self.action}"
+        if self.quietly:
+            warned = f"BEGIN EXECUTE {quote_literal(sql)}; EXCEPTION WHEN OTHERS THEN RAISE WARNING '%', SQLERRM; END"
+            return Statement(f"DO {quote_literal(warned)}".encode(), table=self.table)
+        return Statement(sql.encode(), table=self.table, hint=f"let the role own the table, or execute: {sql}")
+
+
+async def plan_columns(
+    planner: ColumnPlanner, relation: Relation, final_lsn: Lsn, pipeline: Pipeline, relations: RelationMap
+) -> tuple[TargetTable, ColumnPlan]:
+    """Read the target's table and its known columns, and ask what to change.
+
+    Raises:
+        RelationError: there is no such table, or it is not certain what to change.
+        PublisherError, TargetError: also of an earlier statement of the pipeline.
+    """
+    queries = _Queries(pipeline, relations.owner)
+    name = TableName(relation.namespace, relation.name)
+    table = await read_table(queries, name, as_owner=relations.as_owner, hint=STREAM_HINT)
+    if relations.subscription is None:
+        return table, ColumnPlan()
+    known = None
+    for row in await queries.fetch(_KNOWN, relations.subscription, table.oid):
+        if row["srcolumns"] is not None:
+            with known_values(PG_SUBSCRIPTION_REL):
+                known = KnownColumns.parse(row["srcolumns"])
+    if known is not None and known.relation_id != relation.relation_id:
+        known = None
+    return table, await planner(relation, final_lsn, known)
+
+
+async def lock_tree(table: TargetTable, pipeline: Pipeline) -> TableName:
+    """Lock a table with all tables of its partition tree. Returns the root, which ALTER TABLE must name."""
+    (row,) = await _Queries(pipeline, None).fetch(_ROOT, table.tree)
+    root = TableName(row["namespace"], row["name"])
+    pipeline.send(control(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"), None)
+    sql = f"LOCK TABLE {qualified_name(root)} IN ACCESS EXCLUSIVE MODE"
+    pipeline.send(Statement(sql.encode(), table=table.name), None)
+    pipeline.send(control(f"SET LOCAL lock_timeout = {quote_literal(row['timeout'])}"), None)
+    return root
+
+
+async def read_again(table: TargetTable, pipeline: Pipeline, relations: RelationMap) -> TargetTable:
+    """Read a table whose columns were changed in the pipeline."""
+    return await read_table(_Queries(pipeline, relations.owner), table.name, as_owner=relations.as_owner)
+
+
+def remember_columns(subscription: int, relid: int, plan: ColumnPlan) -> tuple[Statement, None, list[bytes | None]]:
+    """The arguments of :meth:`Pipeline.send` that store the known columns."""
+    assert plan.known is not None
+    return _REMEMBER, None, [plan.known.text().encode(), b"%d" % subscription, b"%d" % relid]
+
+
+def column_changes(table: TargetTable, plan: ColumnPlan) -> Iterator[ColumnStatement]:
+    """The changes that the table lacks: somebody may have made some of them already.
+
+    Raises:
+        RelationError: another column has the name that one is to get, or a type cannot be changed without loss of exactness.
+    """
+    here = {column.name: column for column in table.columns}
+
+    def alter(action: str, *, quietly: bool = False) -> ColumnStatement:
+        return ColumnStatement(table.name, action, quietly)
+
+    for name in plan.dropped:
+        if name in here and here[name].not_null:
+            yield alter(f"ALTER COLUMN {quote_identifier(name)} DROP NOT NULL")
+    renamed = {old: new for old, new in (plan.renamed or {}).items() if old in here and (new not in here or new in (plan.renamed or {}))}
+    for old, new in (plan.renamed or {}).items():
+        if old in here and old not in renamed:
+            raise _blocked(table, new)
+    taken = {old: f"subscriber_renamed_{number}" for number, old in enumerate(renamed) if old in renamed.values()}
+    for old, aside in taken.items():
+        yield alter(f"RENAME COLUMN {quote_identifier(old)} TO {aside}")
+    for old, new in renamed.items():
+        yield alter(f"RENAME COLUMN {quote_identifier(taken.get(old, old))} TO {quote_identifier(new)}")
+    now = {renamed.get(name, name): column for name, column in here.items()}
+    for change in plan.retyped:
+        column = now.get(change.name)
+        if column is not None and column.type_name == change.old:
+            yield alter(_new_type(table, column, change.name, change.old, change.new))
+    kept = plan.known.kept if plan.known is not None else ()
+    for added in plan.added:
+        if added.name not in now:
+            yield from map(alter, _definition(added))
+            if added.default is not None:
+                yield alter(f"ALTER COLUMN {quote_identifier(added.name)} SET DEFAULT {added.default}", quietly=True)
+        elif added.name in kept:
+            raise _blocked(table, added.name)
+
+
+def _definition(added: AddColumn) -> Iterator[str]:
+    """Add a column. All existing rows get the value without being written."""
+    collation = "" if added.collation is None else f" COLLATE {added.collation}"
+    # NULL, even if a domain has a default
+    value = "NULL" if added.missing is None else f"({quote_literal(added.missing)}::pg_catalog.text[])[1]::{added.type}"
+    yield f"ADD COLUMN {quote_identifier(added.name)} {added.type}{collation} DEFAULT {value}"
+    if added.missing is not None and added.default is None:
+        yield f"ALTER COLUMN {quote_identifier(added.name)} DROP DEFAULT"
+
+
+def _new_type(table: TargetTable, column: TargetColumn, name: str, old: str, new: str) -> str:
+    action = f"ALTER COLUMN {quote_identifier(name)} TYPE {new}"
+    if not is_exact(old, new):
+        raise RelationError(
+            f'column "{name}" of table "{table.name}" has type {new} on the publisher and {column.type_name} in the target, and a cast may'
+            " give other values than those of the publisher",
+            hint=f"execute: ALTER TABLE {qualified_name(table.name)} {action} USING …; then compare the rows with --resync {table.name}",
+            sqlstate="55000",
+        )
+    return action
+
+
+def _blocked(table: TargetTable, name: str) -> RelationError:
+    return RelationError(
+        f'table "{table.name}" of the target has another column "{name}", whose name a column of the publisher has now',
+        hint=f"rename it, or execute: ALTER TABLE {qualified_name(table.name)} DROP COLUMN {quote_identifier(name)}",
+        sqlstate="42701",
+    )

@@ -1,0 +1,179 @@
+"""``schema_change = follow``: what the publisher's catalog says about the columns of Relation messages, and the plan for the target.
+
+The comparison is :mod:`subscriber.transaction.column_history`, which also says what is certain. Each Relation message of a table whose
+changes are applied is compared, also one that the publisher sends again. What is not certain is an error: ``alter --resync`` compares all
+rows of the table with the publisher's.
+
+The state to compare with is stored with the table in the target's catalog. It is learned when the table has been synchronized, or when
+the setting is on for the first time, and holds for all transactions that are committed afterwards. For those before it, columns are matched
+by name, and new ones are added as with ``schema_change = add``.
+
+``ALTER COLUMN TYPE`` on the publisher may have had a USING clause, which its catalog does not keep. A change of type is followed if the
+cast without USING gives the same values everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from subscriber.errors import RelationError
+from subscriber.interfaces import AddColumn, ChangeType, ColumnPlan, FollowingSink, TableName
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Relation
+from subscriber.protocol.quoting import quote_literal
+from subscriber.subscription.spec import RunSpec
+from subscriber.transaction.column_history import Attribute, Attributes, KnownColumns, Uncertain, changed_columns, known_of
+from subscriber.walreceiver.publication import published_names
+from subscriber.walreceiver.session import Session
+
+__all__ = ["follow_columns", "follows", "learn_columns"]
+
+# The LSN is read last, so that everything that the rows show was committed before it. A standby shows commits slightly before it reports
+# them as replayed.
+_ATTRIBUTES: Final = """
+WITH listed AS MATERIALIZED (
+    SELECT gpt.relid, {attributes} AS numbers
+      FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
+     WHERE p.pubname IN ({publications}) AND gpt.relid IN ({relations})
+)
+SELECT a.attrelid, a.attnum, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.xmin, a.attisdropped,
+       COALESCE((SELECT pg_catalog.bool_and(CASE WHEN l.numbers IS NULL THEN a.attgenerated = ''
+                                                 ELSE a.attnum = ANY (l.numbers::pg_catalog.int2vector::pg_catalog.int2[]) END)
+                   FROM listed AS l WHERE l.relid = a.attrelid), a.attgenerated = '')
+  FROM pg_catalog.pg_attribute AS a
+ WHERE a.attrelid IN ({relations}) AND a.attnum > 0
+ ORDER BY a.attrelid, a.attnum
+"""
+_END: Final = """
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_receive_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END
+"""
+_VALUES: Final = """
+SELECT a.attnum,
+       CASE WHEN a.attcollation <> t.typcollation
+            THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END,
+       leaf.missing, pg_catalog.pg_get_expr(d.adbin, d.adrelid), COALESCE(leaf.known, true)
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum IN ({numbers}) AND NOT a.attisdropped
+  JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+  LEFT JOIN pg_catalog.pg_collation AS l ON l.oid = a.attcollation
+  LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = l.collnamespace
+  LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = '' AND a.attidentity = ''
+ CROSS JOIN LATERAL (
+    SELECT max(b.attmissingval::text) AS missing,
+           pg_catalog.bool_and(b.attmissingval IS NOT NULL OR pg_catalog.pg_relation_filenode(b.attrelid) = b.attrelid)
+           AND count(DISTINCT b.attmissingval::text) < 2 AS known
+      FROM pg_catalog.pg_attribute AS b
+     WHERE b.attname = a.attname AND NOT b.attisdropped
+       AND b.attrelid IN (SELECT c.oid WHERE c.relkind = 'r'
+                          UNION ALL
+                          SELECT tree.relid FROM pg_catalog.pg_partition_tree(c.oid) AS tree WHERE c.relkind = 'p' AND tree.isleaf)
+ ) AS leaf
+ WHERE c.oid = {relation_id:d}
+"""
+"""What rows have that were not written since a column was added. With partitions: if all of them agree."""
+
+
+def follows(spec: RunSpec) -> bool:
+    """Whether the columns of the target follow the publisher's."""
+    return spec.settings.schema_change == "follow"
+
+
+async def follow_columns(spec: RunSpec, relation: Relation, final_lsn: Lsn, known: KnownColumns | None) -> ColumnPlan:
+    """Compare a Relation message: see :data:`subscriber.interfaces.ColumnPlanner`.
+
+    Raises:
+        RelationError: see there.
+        PublisherError: the catalog cannot be read.
+    """
+    if known is None or final_lsn <= known.since:
+        return ColumnPlan()
+    async with await spec.connect("schema") as session:
+        described = await _described(session, relation)
+        catalog = (await _read(session, spec.publications, [relation.relation_id])).get(relation.relation_id)
+        try:
+            if catalog is None:
+                raise Uncertain("the publisher has dropped the table")
+            changes = changed_columns(known, catalog, described, final_lsn)
+        except Uncertain as error:
+            raise _uncertain(spec, relation, str(error)) from None
+        added = await _added(session, spec, relation, [*changes.added], dict(described)) if changes.added else ()
+    return ColumnPlan(
+        changes.known,
+        changes.dropped,
+        changes.renamed,
+        tuple(ChangeType(name, old, new) for name, (old, new) in (changes.retyped or {}).items()),
+        added,
+    )
+
+
+async def learn_columns(spec: RunSpec, sink: FollowingSink) -> None:
+    """Store the columns of tables that are synchronized, and whose columns are not known.
+
+    Raises:
+        SubscriberError: of the publisher or the target.
+    """
+    unknown = await sink.unknown_columns()
+    if not unknown:
+        return
+    async with await spec.connect("schema") as session:
+        published = await published_names(session, spec.publications)
+        wanted = {published[name]: name for name in unknown if name in published}
+        found = await _read(session, spec.publications, list(wanted))
+    await sink.store_columns({wanted[oid]: known_of(catalog) for oid, catalog in found.items()})
+
+
+async def _read(session: Session, publications: Sequence[str], relations: Sequence[int]) -> Mapping[int, Attributes]:
+    if not relations:
+        return {}
+    attributes = "gpt.attrs::pg_catalog.text" if session.capabilities.column_lists else "NULL::pg_catalog.text"
+    rows = await session.execute(
+        _ATTRIBUTES.format(
+            attributes=attributes, publications=", ".join(map(quote_literal, publications)), relations=", ".join(map(str, relations))
+        )
+    )
+    ((lsn,),) = await session.execute(_END)
+    found: dict[int, list[Attribute]] = {}
+    for oid, number, name, type_name, version, dropped, published in rows:
+        attribute = Attribute(
+            int(number or 0), name or "", type_name or "", int(version or 0), dropped=dropped == "t", published=published == "t"
+        )
+        found.setdefault(int(oid or 0), []).append(attribute)
+    end = Lsn.parse(lsn or "0/0")
+    return {oid: Attributes(oid, end, tuple(attributes)) for oid, attributes in found.items()}
+
+
+async def _described(session: Session, relation: Relation) -> list[tuple[str, str]]:
+    if not relation.columns:
+        return []
+    types = ", ".join(f"pg_catalog.format_type({each.type_oid:d}, {each.type_modifier:d})" for each in relation.columns)
+    rows = await session.execute(f"SELECT pg_catalog.unnest(ARRAY[{types}])")
+    return [(column.name, name or "") for column, (name,) in zip(relation.columns, rows, strict=True)]
+
+
+async def _added(
+    session: Session, spec: RunSpec, relation: Relation, added: Sequence[tuple[int, str]], types: Mapping[str, str]
+) -> tuple[AddColumn, ...]:
+    numbers = ", ".join(str(number) for number, _ in added)
+    rows = await session.execute(_VALUES.format(numbers=numbers, relation_id=relation.relation_id))
+    facts = {int(row[0] or 0): row for row in rows}
+    columns = []
+    for number, name in added:
+        # of a column that was dropped since, nobody will see what the rows had
+        _, collation, missing, default, is_known = facts.get(number, (None, None, None, None, "t"))
+        if is_known != "t":
+            raise _uncertain(
+                spec, relation, f'the publisher has rewritten the table, so only its rows know what they have in the new column "{name}"'
+            )
+        columns.append(AddColumn(name, types[name], collation, missing, default))
+    return tuple(columns)
+
+
+def _uncertain(spec: RunSpec, relation: Relation, why: str) -> RelationError:
+    table = TableName(relation.namespace, relation.name)
+    return RelationError(
+        f'the columns of table "{table}" were changed on the publisher, and it is not certain how: {why}',
+        hint=f"`subscriber alter {spec.name} --resync {table}` adds what is missing and compares all rows;"
+        " a prepared transaction or a standby may only be late: then the next attempt succeeds",
+        sqlstate="55000",
+    )

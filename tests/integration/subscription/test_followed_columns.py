@@ -1,0 +1,150 @@
+"""``schema_change = follow`` into PostgreSQL: renamed, dropped, added and retyped columns of the publisher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from tests.support.database import Database
+from tests.support.replica import QUICK, Replica, replica
+
+FOLLOW = replace(QUICK, schema_change="follow")
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL, b int)"
+COLUMNS = """
+SELECT attname, format_type(atttypid, atttypmod), pg_get_expr(adbin, adrelid)
+  FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+ WHERE attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attname
+"""
+ROWS = "SELECT to_jsonb(t) FROM t ORDER BY id"
+
+
+@asynccontextmanager
+async def following(publisher: Database, target: Database, table: str = TABLE, **options: Any) -> AsyncIterator[Replica]:
+    for database in (publisher, target):
+        database.execute(table)
+    publisher.execute("INSERT INTO t SELECT i, i, 2 * i FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with replica(publisher, target, settings=FOLLOW, **options) as found:
+        await found.caught_up()
+        await known(target)
+        yield found
+
+
+async def known(target: Database) -> None:
+    """Wait until the columns of all tables are known."""
+    await asyncio.to_thread(target.wait, "SELECT bool_and(srcolumns IS NOT NULL) FROM subscriber.pg_subscription_rel", True)
+
+
+async def followed(found: Replica) -> None:
+    """The columns and rows of both sides are equal, and nothing failed."""
+    await found.same(ROWS)
+    await found.same(COLUMNS)
+    assert found.subscription.status.last_error is None
+
+
+async def test_renames(publisher18_db: Database, target_db: Database) -> None:
+    async with following(publisher18_db, target_db) as found:
+        publisher18_db.execute("ALTER TABLE t RENAME a TO c; INSERT INTO t VALUES (101, 1, 2)")
+        await followed(found)
+        # swapped, with and without rows between
+        publisher18_db.execute("ALTER TABLE t RENAME b TO x; ALTER TABLE t RENAME c TO b; ALTER TABLE t RENAME x TO c")
+        publisher18_db.execute("UPDATE t SET b = 7 WHERE id = 5")
+        await followed(found)
+        publisher18_db.execute("""
+            ALTER TABLE t RENAME b TO x; INSERT INTO t VALUES (102, 1, 2); ALTER TABLE t RENAME c TO b; INSERT INTO t VALUES (103, 1, 2);
+            ALTER TABLE t RENAME x TO c; INSERT INTO t VALUES (104, 1, 2)
+        """)
+        await followed(found)
+        # rolled back; renamed and back; renamed, and a new column gets the old name; of the key
+        publisher18_db.execute("BEGIN; ALTER TABLE t RENAME b TO never; INSERT INTO t VALUES (105, 1, 2); ROLLBACK")
+        publisher18_db.execute("ALTER TABLE t RENAME b TO y; ALTER TABLE t RENAME y TO b; INSERT INTO t VALUES (106, 1, 2)")
+        publisher18_db.execute("ALTER TABLE t RENAME b TO z; ALTER TABLE t ADD b int DEFAULT 9; INSERT INTO t VALUES (107, 1, 2)")
+        await followed(found)
+        publisher18_db.execute('ALTER TABLE t RENAME id TO "K y"; UPDATE t SET z = 0 WHERE "K y" = 3; DELETE FROM t WHERE "K y" = 4')
+        publisher18_db.execute('ALTER TABLE t RENAME "K y" TO id')
+        publisher18_db.execute("INSERT INTO t VALUES (108, 1, 2)")
+        await followed(found)
+
+
+async def test_dropped_columns_stay_without_not_null(publisher18_db: Database, target_db: Database) -> None:
+    async with following(publisher18_db, target_db) as found:
+        publisher18_db.execute("ALTER TABLE t DROP a; INSERT INTO t VALUES (101, 1); UPDATE t SET b = 0 WHERE id = 2")
+        await found.same("SELECT id, b FROM t ORDER BY id")
+        assert target_db.fetch("SELECT id, a FROM t WHERE id IN (1, 2, 101) ORDER BY id") == [(1, 1), (2, 2), (101, None)]
+        # and a new column, with a row between
+        publisher18_db.execute(
+            "ALTER TABLE t DROP b; INSERT INTO t VALUES (102); ALTER TABLE t ADD c int DEFAULT 3; INSERT INTO t VALUES (103)"
+        )
+        await found.same("SELECT id, c FROM t ORDER BY id")
+        # without a row between, but untouched columns tell which one it is
+        publisher18_db.execute("ALTER TABLE t ADD d int, ADD e int; INSERT INTO t VALUES (104)")
+        await found.same("SELECT id, c, d, e FROM t ORDER BY id")
+        await found.caught_up()
+        publisher18_db.execute("ALTER TABLE t DROP d, ADD f int DEFAULT 4; INSERT INTO t VALUES (105, 1, 2, 3)")
+        await found.same("SELECT id, c, e, f FROM t ORDER BY id")
+        assert found.subscription.status.last_error is None
+
+
+async def test_types(publisher18_db: Database, target_db: Database) -> None:
+    table = "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL, b numeric(9, 2) DEFAULT 1)"
+    async with following(publisher18_db, target_db, table) as found:
+        publisher18_db.execute("ALTER TABLE t ALTER a TYPE bigint, ALTER id TYPE bigint; INSERT INTO t VALUES (10000000000, 1, 2)")
+        await followed(found)
+        publisher18_db.execute("ALTER TABLE t ALTER b TYPE numeric(20, 1), ADD v varchar(3) DEFAULT 'abc'; UPDATE t SET a = 1 WHERE id = 7")
+        await followed(found)
+        publisher18_db.execute(
+            "ALTER TABLE t ALTER v TYPE text, ALTER b TYPE int; ALTER TABLE t RENAME v TO w; UPDATE t SET w = 'long' WHERE id = 8"
+        )
+        await followed(found)
+        # what a cast may change is not followed
+        publisher18_db.execute("ALTER TABLE t ALTER a TYPE text USING 'x' || a; UPDATE t SET a = 'y' WHERE id = 9")
+        await failed(found, 'column "a" of table "public.t" has type text on the publisher and bigint in the target', "TYPE text USING")
+        target_db.execute("ALTER TABLE t ALTER a TYPE text USING 'x' || a")
+        await found.same(ROWS)
+
+
+async def failed(found: Replica, message: str, hint: str) -> None:
+    """Wait for an error."""
+    async with asyncio.timeout(30):
+        while message not in str(error := found.subscription.status.last_error):
+            await asyncio.sleep(0.05)
+    assert hint in str(getattr(error, "hint", None))
+
+
+async def test_streamed_transactions(publisher18_db: Database, target_db: Database) -> None:
+    async with following(publisher18_db, target_db, streaming="parallel") as found:
+        publisher18_db.execute("""
+            BEGIN; INSERT INTO t SELECT i, i, 1 FROM generate_series(1000, 9000) AS i; ALTER TABLE t RENAME a TO x;
+            ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME x TO b; UPDATE t SET a = 5 WHERE id % 100 = 0;
+            SAVEPOINT s; ALTER TABLE t RENAME a TO never; INSERT INTO t SELECT i, i, 1 FROM generate_series(10000, 12000) AS i; ROLLBACK TO s;
+            ALTER TABLE t ADD c int DEFAULT 7; INSERT INTO t SELECT i, i, 1 FROM generate_series(10000, 12000) AS i; COMMIT
+        """)
+        await followed(found)
+
+
+async def test_what_is_not_certain(publisher18_db: Database, target_db: Database) -> None:
+    """DROP and ADD of one name, and of the last column, between two rows."""
+    async with following(publisher18_db, target_db) as found:
+        publisher18_db.execute("ALTER TABLE t DROP b; ALTER TABLE t ADD b int DEFAULT 5; INSERT INTO t VALUES (101, 1)")
+        await failed(found, "it is not certain how", "--resync public.t")
+        assert target_db.fetch("SELECT count(*), sum(b) FROM t") == [(100, 10100)]
+
+
+async def test_partitions(publisher18_db: Database, target_db: Database) -> None:
+    parts = "; ".join(f"CREATE TABLE p{n} PARTITION OF t FOR VALUES FROM ({n * 50}) TO ({n * 50 + 50})" for n in range(5))
+    table = f"CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL, b int) PARTITION BY RANGE (id); {parts}"
+    async with following(publisher18_db, target_db, table) as found:
+        publisher18_db.execute(
+            "ALTER TABLE t RENAME a TO c; INSERT INTO t VALUES (101, 1, 2), (151, 1, 2), (1, 1, 2) ON CONFLICT DO NOTHING"
+        )
+        await followed(found)
+        publisher18_db.execute(
+            "INSERT INTO t VALUES (102, 1, 2); ALTER TABLE t ADD d int DEFAULT 4, DROP b; UPDATE t SET d = 1 WHERE id IN (2, 60)"
+        )
+        await found.same("SELECT id, c, d FROM t ORDER BY id")
+        assert found.subscription.status.last_error is None
+        publisher18_db.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = true)")
+        publisher18_db.execute("UPDATE t SET d = 2 WHERE id IN (3, 61)")
+        await found.same("SELECT id, c, d FROM t ORDER BY id")
