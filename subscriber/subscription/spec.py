@@ -62,6 +62,11 @@ class RunSpec:
             if self.target is None:
                 raise ConfigurationError("verify_interval needs a target that is given as a URL", hint="call subscriber.verify instead")
             required_ability(self.target, ComparedKind, "cannot be compared with the publisher", "omit verify_interval")
+        if options.two_phase and self.settings.schema_change == "follow":
+            raise ConfigurationError(
+                "schema_change = follow is not available with two_phase = true: columns would be changed in a prepared transaction",
+                hint="use two_phase = false, or schema_change = add",
+            )
         if options.two_phase and not self.sink.supports_two_phase:
             raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 

@@ -65,11 +65,13 @@ class Attributes:
         relation_id: the table's oid.
         lsn: what was committed there when they were read was committed before this.
         all: by number, in its order, with those that were dropped.
+        files: the files of the table and its partitions. Others if it was rewritten.
     """
 
     relation_id: int
     lsn: Lsn
     all: tuple[Attribute, ...]
+    files: str = ""
 
     @property
     def published(self) -> Described:
@@ -105,6 +107,7 @@ class KnownColumns:
         read: when the catalog was read last.
         live, gone: the numbers of the published columns, and of the dropped ones, that were found then.
         kept: names of columns that were dropped, and that the target has kept.
+        files: the files of the table when the catalog was read last.
     """
 
     relation_id: int
@@ -115,6 +118,7 @@ class KnownColumns:
     live: tuple[int, ...]
     gone: tuple[int, ...]
     kept: tuple[str, ...] = ()
+    files: str = ""
 
     def text(self) -> str:
         """The state as text, for :meth:`parse`."""
@@ -129,6 +133,7 @@ class KnownColumns:
                 "live": self.live,
                 "gone": self.gone,
                 "kept": self.kept,
+                "files": self.files,
             },
             ensure_ascii=True,
         )
@@ -153,6 +158,7 @@ class KnownColumns:
             tuple(found["live"]),
             tuple(found["gone"]),
             tuple(found["kept"]),
+            found["files"],
         )
 
 
@@ -184,7 +190,9 @@ def known_of(catalog: Attributes) -> KnownColumns:
     columns = tuple(KnownColumn(each.number, each.name, each.type, each.version, catalog.lsn) for each in found)
     highest = max((each.number for each in catalog.all), default=0)
     gone = tuple(each.number for each in catalog.all if each.dropped)
-    return KnownColumns(catalog.relation_id, catalog.lsn, highest, columns, catalog.lsn, tuple(each.number for each in found), gone)
+    return KnownColumns(
+        catalog.relation_id, catalog.lsn, highest, columns, catalog.lsn, tuple(each.number for each in found), gone, (), catalog.files
+    )
 
 
 def changed_columns(known: KnownColumns, catalog: Attributes, described: Described, final_lsn: Lsn) -> ColumnChanges:
@@ -223,6 +231,8 @@ def changed_columns(known: KnownColumns, catalog: Attributes, described: Describ
         read=latest.read,
         live=latest.live,
         gone=latest.gone,
+        kept=tuple(dict.fromkeys((*known.kept, *dropped))),
+        files=latest.files,
     )
     return ColumnChanges(state, dropped, renamed, retyped, added)
 

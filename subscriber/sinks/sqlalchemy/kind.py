@@ -11,6 +11,7 @@ from subscriber.catalog.snapshot_requests import Requests, StoredRequests
 from subscriber.catalog.store import Store
 from subscriber.catalog.verifications import StoredVerifications, Verifications
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError
 from subscriber.interfaces import PublishedTable, Sink, TableName
 from subscriber.interfaces.schema import SchemaProgress, Section
 from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
@@ -34,6 +35,8 @@ class SqlAlchemyKind:
     repairs = True
 
     def sink(self, target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool) -> Sink:
+        if settings.schema_change == "follow":
+            raise ConfigurationError("schema_change = follow is only available for a PostgreSQL target", hint="use add, error or ignore")
         with _requiring(target):
             from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink  # noqa: PLC0415 -- its drivers come with an extra
 

@@ -14,6 +14,7 @@ cast without USING gives the same values everywhere.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -29,6 +30,8 @@ from subscriber.walreceiver.session import Session
 
 __all__ = ["follow_columns", "follows", "learn_columns"]
 
+_log = logging.getLogger(__name__)
+
 # The LSN is read last, so that everything that the rows show was committed before it. A standby shows commits slightly before it reports
 # them as replayed.
 _ATTRIBUTES: Final = """
@@ -40,8 +43,14 @@ WITH listed AS MATERIALIZED (
 SELECT a.attrelid, a.attnum, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.xmin, a.attisdropped,
        COALESCE((SELECT pg_catalog.bool_and(CASE WHEN l.numbers IS NULL THEN a.attgenerated = ''
                                                  ELSE a.attnum = ANY (l.numbers::pg_catalog.int2vector::pg_catalog.int2[]) END)
-                   FROM listed AS l WHERE l.relid = a.attrelid), a.attgenerated = '')
+                   FROM listed AS l WHERE l.relid = a.attrelid), a.attgenerated = ''),
+       file.files
   FROM pg_catalog.pg_attribute AS a
+  JOIN (SELECT c.oid, COALESCE(pg_catalog.pg_relation_filenode(c.oid)::pg_catalog.text, (
+                   SELECT pg_catalog.md5(pg_catalog.string_agg(
+                              pg_catalog.pg_relation_filenode(t.relid)::pg_catalog.text, ' ' ORDER BY t.relid))
+                     FROM pg_catalog.pg_partition_tree(c.oid) AS t WHERE c.relkind = 'p' AND t.isleaf), '') AS files
+          FROM pg_catalog.pg_class AS c WHERE c.oid IN ({relations})) AS file ON file.oid = a.attrelid
  WHERE a.attrelid IN ({relations}) AND a.attnum > 0
  ORDER BY a.attrelid, a.attnum
 """
@@ -97,14 +106,15 @@ async def follow_columns(spec: RunSpec, relation: Relation, final_lsn: Lsn, know
             changes = changed_columns(known, catalog, described, final_lsn)
         except Uncertain as error:
             raise _uncertain(spec, relation, str(error)) from None
-        added = await _added(session, spec, relation, [*changes.added], dict(described)) if changes.added else ()
-    return ColumnPlan(
-        changes.known,
-        changes.dropped,
-        changes.renamed,
-        tuple(ChangeType(name, old, new) for name, (old, new) in (changes.retyped or {}).items()),
-        added,
-    )
+        rewritten = catalog.files != known.files
+        added = await _added(session, spec, relation, changes.added, dict(described), rewritten=rewritten) if changes.added else ()
+    retyped = tuple(ChangeType(name, old, new) for name, (old, new) in (changes.retyped or {}).items())
+    if changes:
+        said = [f'column "{name}" was dropped' for name in changes.dropped]
+        said += [f'column "{old}" is "{new}" now' for old, new in (changes.renamed or {}).items()]
+        said += [f'column "{each.name}" has type {each.new} now' for each in retyped] + [f'column "{each.name}" is new' for each in added]
+        _log.warning('table "%s.%s" was altered on the publisher: %s', relation.namespace, relation.name, ", ".join(said))
+    return ColumnPlan(changes.known, changes.dropped, changes.renamed, retyped, added)
 
 
 async def learn_columns(spec: RunSpec, sink: FollowingSink) -> None:
@@ -134,13 +144,15 @@ async def _read(session: Session, publications: Sequence[str], relations: Sequen
     )
     ((lsn,),) = await session.execute(_END)
     found: dict[int, list[Attribute]] = {}
-    for oid, number, name, type_name, version, dropped, published in rows:
+    files: dict[int, str] = {}
+    for oid, number, name, type_name, version, dropped, published, now in rows:
         attribute = Attribute(
             int(number or 0), name or "", type_name or "", int(version or 0), dropped=dropped == "t", published=published == "t"
         )
         found.setdefault(int(oid or 0), []).append(attribute)
+        files[int(oid or 0)] = now or ""
     end = Lsn.parse(lsn or "0/0")
-    return {oid: Attributes(oid, end, tuple(attributes)) for oid, attributes in found.items()}
+    return {oid: Attributes(oid, end, tuple(attributes), files[oid]) for oid, attributes in found.items()}
 
 
 async def _described(session: Session, relation: Relation) -> list[tuple[str, str]]:
@@ -152,7 +164,7 @@ async def _described(session: Session, relation: Relation) -> list[tuple[str, st
 
 
 async def _added(
-    session: Session, spec: RunSpec, relation: Relation, added: Sequence[tuple[int, str]], types: Mapping[str, str]
+    session: Session, spec: RunSpec, relation: Relation, added: Sequence[tuple[int, str]], types: Mapping[str, str], *, rewritten: bool
 ) -> tuple[AddColumn, ...]:
     numbers = ", ".join(str(number) for number, _ in added)
     rows = await session.execute(_VALUES.format(numbers=numbers, relation_id=relation.relation_id))
@@ -161,7 +173,7 @@ async def _added(
     for number, name in added:
         # of a column that was dropped since, nobody will see what the rows had
         _, collation, missing, default, is_known = facts.get(number, (None, None, None, None, "t"))
-        if is_known != "t":
+        if is_known != "t" and rewritten:
             raise _uncertain(
                 spec, relation, f'the publisher has rewritten the table, so only its rows know what they have in the new column "{name}"'
             )
