@@ -28,7 +28,7 @@ from subscriber.sinks.postgres.tables.table_reader import read_table
 from subscriber.transaction.column_history import KnownColumns
 from subscriber.transaction.type_changes import is_exact
 
-__all__ = ["ColumnStatement", "column_changes", "lock_tree", "plan_columns", "read_again", "remember_columns"]
+__all__ = ["ColumnChange", "alteration", "column_changes", "plan_columns", "read_again", "remember_columns"]
 
 _OID: Final = 26
 _TEXT: Final = 25
@@ -68,26 +68,24 @@ def _raw(dumped: Sequence[Any]) -> list[bytes | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnStatement:
+class ColumnChange:
     """A part of ALTER TABLE.
 
     Attributes:
-        table: the table that is changed.
-        action: what follows its name.
+        action: what follows the table's name.
         quietly: if it is rejected, only a warning in the server's log tells.
     """
 
-    table: TableName
     action: str
     quietly: bool = False
 
-    def on(self, root: TableName) -> Statement:
-        """The statement. ``root``: the root of its partitions, or the table itself."""
+    def sql(self, root: TableName) -> str:
+        """The statement. ``root``: the root of the table's partitions, or the table itself."""
         sql = f"ALTER TABLE {qualified_name(root)} {self.action}"
         if self.quietly:
             warned = f"BEGIN EXECUTE {quote_literal(sql)}; EXCEPTION WHEN OTHERS THEN RAISE WARNING '%', SQLERRM; END"
-            return Statement(f"DO {quote_literal(warned)}".encode(), table=self.table)
-        return Statement(sql.encode(), table=self.table, hint=f"let the role own the table, or execute: {sql}")
+            return f"DO {quote_literal(warned)}"
+        return sql
 
 
 async def plan_columns(
@@ -114,15 +112,21 @@ async def plan_columns(
     return table, await planner(relation, final_lsn, known)
 
 
-async def lock_tree(table: TargetTable, pipeline: Pipeline) -> TableName:
-    """Lock a table with all tables of its partition tree. Returns the root, which ALTER TABLE must name."""
+async def alteration(table: TargetTable, changes: Sequence[ColumnChange], pipeline: Pipeline) -> tuple[list[Statement], list[Statement]]:
+    """Statements that lock a table with all tables of its partition tree, and statements that change its columns.
+
+    ALTER TABLE names the root of the tree.
+    """
     (row,) = await _Queries(pipeline, None).fetch(_ROOT, table.tree)
     root = TableName(row["namespace"], row["name"])
-    pipeline.send(control(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"), None)
-    sql = f"LOCK TABLE {qualified_name(root)} IN ACCESS EXCLUSIVE MODE"
-    pipeline.send(Statement(sql.encode(), table=table.name), None)
-    pipeline.send(control(f"SET LOCAL lock_timeout = {quote_literal(row['timeout'])}"), None)
-    return root
+    texts = [each.sql(root) for each in changes]
+    hint = "execute in the target as the owner of the table: " + "; ".join(texts)
+    locks = [
+        control(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"),
+        Statement(f"LOCK TABLE {qualified_name(root)} IN ACCESS EXCLUSIVE MODE".encode(), table=table.name, hint=hint),
+        control(f"SET LOCAL lock_timeout = {quote_literal(row['timeout'])}"),
+    ]
+    return locks, [Statement(text.encode(), table=table.name, hint=hint) for text in texts]
 
 
 async def read_again(table: TargetTable, pipeline: Pipeline, relations: RelationMap) -> TargetTable:
@@ -136,7 +140,7 @@ def remember_columns(subscription: int, relid: int, plan: ColumnPlan) -> tuple[S
     return _REMEMBER, None, [plan.known.text().encode(), b"%d" % subscription, b"%d" % relid]
 
 
-def column_changes(table: TargetTable, plan: ColumnPlan) -> Iterator[ColumnStatement]:
+def column_changes(table: TargetTable, plan: ColumnPlan) -> Iterator[ColumnChange]:
     """The changes that the table lacks: somebody may have made some of them already.
 
     Raises:
@@ -144,32 +148,29 @@ def column_changes(table: TargetTable, plan: ColumnPlan) -> Iterator[ColumnState
     """
     here = {column.name: column for column in table.columns}
 
-    def alter(action: str, *, quietly: bool = False) -> ColumnStatement:
-        return ColumnStatement(table.name, action, quietly)
-
     for name in plan.dropped:
         if name in here and here[name].not_null:
-            yield alter(f"ALTER COLUMN {quote_identifier(name)} DROP NOT NULL")
+            yield ColumnChange(f"ALTER COLUMN {quote_identifier(name)} DROP NOT NULL")
     renamed = {old: new for old, new in (plan.renamed or {}).items() if old in here and (new not in here or new in (plan.renamed or {}))}
     for old, new in (plan.renamed or {}).items():
         if old in here and old not in renamed:
             raise _blocked(table, new)
     taken = {old: f"subscriber_renamed_{number}" for number, old in enumerate(renamed) if old in renamed.values()}
     for old, aside in taken.items():
-        yield alter(f"RENAME COLUMN {quote_identifier(old)} TO {aside}")
+        yield ColumnChange(f"RENAME COLUMN {quote_identifier(old)} TO {aside}")
     for old, new in renamed.items():
-        yield alter(f"RENAME COLUMN {quote_identifier(taken.get(old, old))} TO {quote_identifier(new)}")
+        yield ColumnChange(f"RENAME COLUMN {quote_identifier(taken.get(old, old))} TO {quote_identifier(new)}")
     now = {renamed.get(name, name): column for name, column in here.items()}
     for change in plan.retyped:
         column = now.get(change.name)
         if column is not None and column.type_name == change.old:
-            yield alter(_new_type(table, column, change.name, change.old, change.new))
+            yield ColumnChange(_new_type(table, column, change.name, change.old, change.new))
     kept = plan.known.kept if plan.known is not None else ()
     for added in plan.added:
         if added.name not in now:
-            yield from map(alter, _definition(added))
+            yield from map(ColumnChange, _definition(added))
             if added.default is not None:
-                yield alter(f"ALTER COLUMN {quote_identifier(added.name)} SET DEFAULT {added.default}", quietly=True)
+                yield ColumnChange(f"ALTER COLUMN {quote_identifier(added.name)} SET DEFAULT {added.default}", quietly=True)
         elif added.name in kept:
             raise _blocked(table, added.name)
 

@@ -20,6 +20,7 @@ from subscriber.sinks.postgres.session.statement import Statement
 __all__ = ["Counted", "RowsMissed", "SetContext", "apply_error"]
 
 _BINARY_FORMAT: Final = "22P03"
+_LOCK_NOT_AVAILABLE: Final = "55P03"
 _DIVISION_BY_ZERO: Final = "22012"
 _NOT_SUPPORTED: Final = "0A000"
 _DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
@@ -77,7 +78,7 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
         if diagnostics.sqlstate == _BINARY_FORMAT:
             # PostgreSQL's message
             error = type(error)(f"incorrect binary data format in logical replication column {number}", sqlstate=_BINARY_FORMAT)
-    if statement.hint:
+    if statement.hint and diagnostics.sqlstate != _LOCK_NOT_AVAILABLE:
         error.hint = statement.hint
     elif diagnostics.sqlstate == "42501" and statement.sql.startswith(SWITCH_ROLE):
         error.hint = "GRANT the table's owner TO the target's role, or set run_as_owner = true"

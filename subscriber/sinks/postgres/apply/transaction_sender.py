@@ -13,7 +13,7 @@ from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag,
 from subscriber.protocol.tuples import places_by_relation
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
-from subscriber.sinks.postgres.apply.column_changes import column_changes, lock_tree, plan_columns, read_again, remember_columns
+from subscriber.sinks.postgres.apply.column_changes import alteration, column_changes, plan_columns, read_again, remember_columns
 from subscriber.sinks.postgres.apply.forms import Form, Forms
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
@@ -219,13 +219,17 @@ class TransactionSender:
 
     async def _follow(self, planner: ColumnPlanner, relation: Relation, context: ChangeContext) -> None:
         """Let the columns of the target follow those of a relation that was described."""
+        self._settings.reset()
         table, plan = await plan_columns(planner, relation, context.final_lsn, self._pipeline, self._relations)
-        if plan:
-            statements = list(column_changes(table, plan))
-            # these statements lock the tables: nobody alters them between this check and the commit
-            self._sets.flush()
+        if plan.known is None:
+            return
+        self._sets.flush()
+        if changes := list(column_changes(table, plan)):
             self._settings.change(table)
-            root = await lock_tree(table, self._pipeline)
+            locks, statements = await alteration(table, changes, self._pipeline)
+            for statement in locks:
+                self._pipeline.send(statement, None)
+            # from now on nobody else can alter the tables
             for fingerprint in [each for each in self.targets if self._trees[each] == table.tree]:
                 self._pipeline.send(UNCHANGED, None, parameters(fingerprint))
                 self.targets.discard(fingerprint)
@@ -233,13 +237,11 @@ class TransactionSender:
                 self._resolved.pop(relation_id, None)
             self._latest.clear()
             for statement in statements:
-                self._pipeline.send(statement.on(root), replace(context, ending="RELATION"))
-        if plan.known is not None:
-            self._sets.flush()
-            self._settings.reset()
-            assert self._relations.subscription is not None
-            self._pipeline.send(*remember_columns(self._relations.subscription, table.oid, plan))
-            self._relations.map_to(relation, await read_again(table, self._pipeline, self._relations) if plan else table)
+                self._pipeline.send(statement, replace(context, ending="RELATION"))
+        self._settings.reset()
+        assert self._relations.subscription is not None
+        self._pipeline.send(*remember_columns(self._relations.subscription, table.oid, plan))
+        self._relations.map_to(relation, await read_again(table, self._pipeline, self._relations) if changes else table)
 
     async def _truncate(self, message: Truncate, context: ChangeContext) -> None:
         mappings: list[RelationMapping] = []
