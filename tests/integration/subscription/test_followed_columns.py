@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from subscriber import ConfigurationError, Subscription, SubscriptionOptions
 from tests.support.database import Database
 from tests.support.replica import QUICK, Replica, replica
+from tests.support.roles import role
 
 FOLLOW = replace(QUICK, schema_change="follow")
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL, b int)"
@@ -156,3 +158,63 @@ async def test_partitions(publisher18_db: Database, target_db: Database, root: b
         publisher18_db.execute("ALTER TABLE t DROP b; UPDATE t SET d = 2 WHERE id IN (3, 61)")
         await found.same("SELECT id, a, d FROM t ORDER BY id")
         assert found.subscription.status.last_error is None
+
+
+async def test_restarts(publisher18_db: Database, target_db: Database) -> None:
+    """What was known is stored; a start without the setting forgets it."""
+    async with following(publisher18_db, target_db) as found:
+        publisher18_db.execute("ALTER TABLE t RENAME a TO c")
+        await found.caught_up()
+    publisher18_db.execute("INSERT INTO t VALUES (101, 1, 2); ALTER TABLE t RENAME b TO a; UPDATE t SET a = 3 WHERE id = 5")
+    publisher18_db.execute("ALTER TABLE t RENAME c TO b; UPDATE t SET b = 3 WHERE id = 6; ALTER TABLE t ADD d int; ALTER TABLE t DROP d")
+    async with replica(publisher18_db, target_db, settings=FOLLOW) as found:
+        await followed(found)
+    async with replica(publisher18_db, target_db) as found:
+        publisher18_db.execute("INSERT INTO t VALUES (102, 1, 2)")
+        await found.caught_up()
+        assert target_db.value("SELECT srcolumns FROM subscriber.pg_subscription_rel") is None
+    async with replica(publisher18_db, target_db, settings=FOLLOW) as found:
+        await known(target_db)
+        publisher18_db.execute("ALTER TABLE t RENAME b TO e; INSERT INTO t VALUES (103, 1, 2)")
+        await followed(found)
+
+
+async def test_a_column_that_blocks(publisher18_db: Database, target_db: Database) -> None:
+    async with following(publisher18_db, target_db) as found:
+        publisher18_db.execute("ALTER TABLE t DROP b; INSERT INTO t VALUES (101, 1); ALTER TABLE t ADD b int DEFAULT 5")
+        publisher18_db.execute("INSERT INTO t VALUES (102, 1)")
+        await failed(found, 'has another column "b"', 'execute: ALTER TABLE "public"."t" DROP COLUMN "b"')
+        target_db.execute("ALTER TABLE t DROP b")
+        await found.same(ROWS)
+        # what was done in the target before is not done again
+        target_db.execute("ALTER TABLE t RENAME a TO x; ALTER TABLE t ADD y int DEFAULT 1; ALTER TABLE t ALTER b TYPE bigint")
+        publisher18_db.execute("ALTER TABLE t RENAME a TO x; ALTER TABLE t ADD y int DEFAULT 1; ALTER TABLE t ALTER b TYPE bigint")
+        publisher18_db.execute("INSERT INTO t VALUES (103, 1, 2, 3)")
+        await found.same(ROWS)
+
+
+async def test_a_role_that_may_not_do_it(publisher18_db: Database, target_db: Database) -> None:
+    with role(target_db, "LOGIN") as limited:
+        for database in (publisher18_db, target_db):
+            database.execute(TABLE)
+        target_db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON t TO {limited.name}")
+        target_db.execute(f"GRANT SET ON PARAMETER session_replication_role TO {limited.name}")
+        target_db.execute(f"GRANT CREATE ON DATABASE {target_db.name} TO {limited.name}")
+        publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+        async with replica(publisher18_db, target_db, settings=FOLLOW, target_url=limited.conninfo, run_as_owner=True) as found:
+            await found.caught_up()
+            await known(target_db)
+            publisher18_db.execute("ALTER TABLE t RENAME a TO c; ALTER TABLE t ADD d int; INSERT INTO t VALUES (1, 2, 3, 4)")
+            statements = 'ALTER TABLE "public"."t" RENAME COLUMN "a" TO "c"; ALTER TABLE "public"."t" ADD COLUMN "d" integer DEFAULT NULL'
+            await failed(found, "permission denied", statements)
+            target_db.execute(statements)
+            await found.same(ROWS)
+
+
+def test_not_with_two_phase() -> None:
+    with pytest.raises(ConfigurationError, match="not available with two_phase"):
+        Subscription(
+            "s", connection="x", publications=["p"], target="postgresql://", options=SubscriptionOptions(two_phase=True), settings=FOLLOW
+        )
+    with pytest.raises(ConfigurationError, match="only available for a PostgreSQL target"):
+        Subscription("s", connection="x", publications=["p"], target="sqlite:///x.db", settings=FOLLOW)
