@@ -13,7 +13,7 @@ __all__ = ["SETTINGS", "InsertConflict", "NewTables", "SchemaChange", "SchemaCha
 
 InsertConflict = Literal["error", "upsert"]
 NewTables = Literal["ignore", "copy"]
-SchemaChange = Literal["error", "add", "follow", "ignore"]
+SchemaChange = Literal["error", "add", "ignore"]
 
 SchemaChangeCallback = Callable[[str, str, tuple[str, ...]], SchemaChange]
 """``callback(schema, table, columns)`` decides about columns that the publisher has and the target's table lacks."""
@@ -72,7 +72,7 @@ class Settings:
         "what to do about a table that joins the publications while the subscription runs",
         ours=True,
     )
-    schema_change: SchemaChange | SchemaChangeCallback = option(
+    schema_change: SchemaChange | Literal["follow"] | SchemaChangeCallback = option(
         "error",
         choice("error", "add", "follow", "ignore"),
         "what to do about changed columns of the publisher (PostgreSQL: error, add, follow; others: error, add, ignore)",

@@ -194,6 +194,7 @@ class MemoryAdapter:
 
     def new_sink_with(self, settings: Settings) -> Sink:
         self._target.create_tables = bool(settings.create_tables)
+        assert settings.schema_change != "follow"
         self._target.schema_change = settings.schema_change
         self._target.insert_conflict = settings.insert_conflict
         return self.new_sink()

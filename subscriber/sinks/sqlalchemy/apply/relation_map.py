@@ -109,6 +109,7 @@ class RelationMap(DescribedRelations):
 def schema_change(settings: Settings, table: TableName, missing: tuple[str, ...]) -> SchemaChange:
     """Return what to do about columns that a table of the target lacks, by the user's setting."""
     choice = settings.schema_change
+    assert choice != "follow", "this kind of target refuses it"
     return choice if isinstance(choice, str) else choice(table.namespace, table.name, missing)
 
 
