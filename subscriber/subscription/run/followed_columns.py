@@ -55,7 +55,9 @@ SELECT a.attrelid, a.attnum, a.attname, pg_catalog.format_type(a.atttypid, a.att
  ORDER BY a.attrelid, a.attnum
 """
 _END: Final = """
-SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_receive_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
+            THEN GREATEST(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn())
+            ELSE pg_catalog.pg_current_wal_insert_lsn() END
 """
 _VALUES: Final = """
 SELECT a.attnum,
