@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from subscriber.errors import RelationError
     from subscriber.transaction.column_history import KnownColumns
 
 __all__ = ["AddColumn", "ChangeType", "ColumnPlan"]
@@ -22,6 +23,7 @@ class AddColumn:
         collation: if it is not the type's; else None.
         missing: what the rows have that exist, as an array of one text; None: NULL.
         default: the expression of its default now, or None.
+        unknown: the error if the column must be added: it is not known what the rows have. None: it is known.
     """
 
     name: str
@@ -29,6 +31,7 @@ class AddColumn:
     collation: str | None = None
     missing: str | None = None
     default: str | None = None
+    unknown: RelationError | None = None
 
 
 @dataclass(frozen=True, slots=True)

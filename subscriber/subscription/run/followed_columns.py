@@ -175,11 +175,11 @@ async def _added(
     for number, name in added:
         # of a column that was dropped since, nobody will see what the rows had
         _, collation, missing, default, is_known = facts.get(number, (None, None, None, None, "t"))
+        unknown = None
         if is_known != "t" and rewritten:
-            raise _uncertain(
-                spec, relation, f'the publisher has rewritten the table, so only its rows know what they have in the new column "{name}"'
-            )
-        columns.append(AddColumn(name, types[name], collation, missing, default))
+            why = f'the publisher has rewritten the table, so only its rows know what they have in the new column "{name}"'
+            unknown = _uncertain(spec, relation, why)
+        columns.append(AddColumn(name, types[name], collation, missing, default, unknown))
     return tuple(columns)
 
 

@@ -168,6 +168,8 @@ def column_changes(table: TargetTable, plan: ColumnPlan) -> Iterator[ColumnChang
     kept = plan.known.kept if plan.known is not None else ()
     for added in plan.added:
         if added.name not in now:
+            if added.unknown is not None:
+                raise added.unknown
             yield from map(ColumnChange, _definition(added))
             if added.default is not None:
                 yield ColumnChange(f"ALTER COLUMN {quote_identifier(added.name)} SET DEFAULT {added.default}", quietly=True)
