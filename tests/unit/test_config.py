@@ -333,7 +333,7 @@ def test_settings_by_name() -> None:
         Settings.parse(["work_mem=1MB"])
     with pytest.raises(ConfigurationError, match=r'^unrecognized schema_change value: "drop"$') as caught:
         Settings.parse(["schema_change=drop"])
-    assert caught.value.hint == "one of error, add, ignore"
+    assert caught.value.hint == "one of error, add, follow, ignore"
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Settings)])
