@@ -39,6 +39,9 @@ def _lines(status: SubscriptionStatus) -> list[str]:
     if status.retry is not None:
         lines.append(f"  retrying      {retrying(status.retry)}")
     lines.append(f"  publications  {', '.join(definition.publications)}")
+    if definition.options.conflict:
+        rules = definition.options.given_conflict_rules
+        lines.append(f"  conflicts     {', '.join(f'{kind} = {rule}' for kind, rule in rules.items())}")
     if slot is not None:
         word = "active" if slot.active else "inactive"
         lines.append(f"  slot          {definition.slot_name} ({word}, {slot.wal_status}), retains {size(slot.retained_bytes)} of WAL")

@@ -6,6 +6,7 @@ these classes declares one option with all its properties (:class:`Option`). The
 columns of the target's catalog and the error messages are derived from it. A new option is one field, plus the code that uses it.
 """
 
+from subscriber.config.conflicts import RULES, ConflictRules, TableRules, with_rules
 from subscriber.config.option import Option, declared, reference
 from subscriber.config.parameters import (
     ALTERABLE,
@@ -31,8 +32,10 @@ __all__ = [
     "COPY_DATA_WORDS",
     "NO_SLOT",
     "PARAMETERS",
+    "RULES",
     "SETTINGS",
     "STORED",
+    "ConflictRules",
     "CopyData",
     "InsertConflict",
     "OnError",
@@ -43,6 +46,7 @@ __all__ = [
     "Streaming",
     "SubscriptionOptions",
     "SynchronousCommit",
+    "TableRules",
     "check_slot_name",
     "declared",
     "parse_assignments",
@@ -51,4 +55,5 @@ __all__ = [
     "parse_seconds",
     "reference",
     "with_filters",
+    "with_rules",
 ]

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
+from subscriber.config.conflicts import ConflictRules, given_rules, parse_conflict, with_rules
 from subscriber.config.option import Option, declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, RATE, SECONDS, TIME, WHOLE, OptionType, choice, parse_bool, parse_seconds
+from subscriber.config.table_names import read_name, written_name
 from subscriber.config.where import filters_of, parse_where, with_filters
 from subscriber.errors import ConfigurationError
 
@@ -108,6 +110,13 @@ _COPY_DATA: Final = OptionType(name="boolean, reconcile", parse=_parse_copy_data
 
 def _parse_timeout(name: str, text: str) -> float:
     return -1.0 if text == "-1" else parse_seconds(name, text)
+
+
+_LOG_EXAMPLE: Final = "conflict_log=public.conflicts"
+
+
+def _parse_conflict_log(_: str, text: str) -> str:
+    return "" if text in {"", "none"} else written_name(read_name(text, _LOG_EXAMPLE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +235,46 @@ class SubscriptionOptions:
         keyed=True,
     )
     """Give a mapping of ``SCHEMA.TABLE`` to expressions. It is kept as one text; :attr:`row_filters` returns the mapping."""
+    conflict: str | Mapping[str, str] = option(
+        "",
+        OptionType(name="rule", parse=parse_conflict),
+        "conflict.KIND, or conflict.KIND.SCHEMA.TABLE: what to do about a conflict",
+        default_text="none",
+        alter="always",
+        column="subconflict",
+        length=4000,
+        keyed=True,
+        ours=True,
+    )
+    """Give a mapping of ``KIND`` or ``KIND.SCHEMA.TABLE`` to rules. It is kept as one text; :attr:`conflict_rules` reads it."""
+    conflict_log: str = option(
+        "",
+        OptionType(name="schema.table", parse=_parse_conflict_log),
+        "table of the target in which each conflict that is no error is written; it is created if it does not exist",
+        default_text="none",
+        alter="always",
+        column="subconflictlog",
+        length=300,
+        ours=True,
+    )
+    conflict_log_rows: bool = option(
+        False, BOOLEAN, "also write the target's row and the new row into it", alter="always", column="subconflictlogrows", ours=True
+    )
+    conflict_log_retention: float = option(
+        30 * 86400.0,
+        SECONDS,
+        "how long its rows are kept; 0: for ever",
+        default_text="30d",
+        least=0,
+        most=1e10,
+        alter="always",
+        column="subconflictlogretention",
+        ours=True,
+    )
+    """In seconds."""
 
     def __post_init__(self) -> None:
-        for name in ("wal_receiver_timeout", "max_copy_rate", "park_after", "park_retry"):
+        for name in ("wal_receiver_timeout", "max_copy_rate", "park_after", "park_retry", "conflict_log_retention"):
             PARAMETERS[name].check_range(getattr(self, name))
         if self.disable_on_error and self.on_error == "park":
             raise ConfigurationError(
@@ -245,11 +291,29 @@ class SubscriptionOptions:
             )
         if not isinstance(self.where, str):
             object.__setattr__(self, "where", with_filters("", self.where))
+        if not isinstance(self.conflict, str):
+            object.__setattr__(self, "conflict", with_rules("", self.conflict))
+        object.__setattr__(self, "conflict_log", _parse_conflict_log("conflict_log", self.conflict_log))
 
     @property
     def row_filters(self) -> dict[tuple[str, str], str]:
         """The expressions of ``where`` by schema and name of the table."""
         return filters_of(str(self.where))
+
+    @property
+    def conflict_rules(self) -> ConflictRules:
+        """The rules of ``conflict``."""
+        return ConflictRules.read(str(self.conflict))
+
+    @property
+    def conflict_log_table(self) -> tuple[str, str]:
+        """Schema and name of ``conflict_log``."""
+        return read_name(self.conflict_log, _LOG_EXAMPLE)
+
+    @property
+    def given_conflict_rules(self) -> Mapping[str, str]:
+        """The rules that are given, by ``KIND`` or ``KIND.SCHEMA.TABLE``."""
+        return given_rules(str(self.conflict))
 
     @classmethod
     def parse(cls, items: Iterable[str]) -> Self:

@@ -7,24 +7,22 @@ catalog, as one text: a JSON object with a filter for each table, in the order o
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Final
 
+from subscriber.config.table_names import read_name, written_name
 from subscriber.errors import ConfigurationError
 
 __all__ = ["filters_of", "parse_where", "with_filters"]
 
-_PART: Final = r'([A-Za-z_][A-Za-z0-9_$]*|"(?:[^"\0]|"")+")'
-_TABLE: Final = re.compile(rf"\s*{_PART}\s*\.\s*{_PART}\s*")
-_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_$]*")
 _MOST: Final = 4000
 """Characters in the target's catalog."""
+_EXAMPLE: Final = 'where.public.orders="amount > 100"'
 
 
 def filters_of(where: str) -> dict[tuple[str, str], str]:
     """Return the filters by schema and name of the table."""
-    return {_table(name): expression for name, expression in json.loads(where).items()} if where else {}
+    return {read_name(name, _EXAMPLE): expression for name, expression in json.loads(where).items()} if where else {}
 
 
 def with_filters(where: str, changes: Mapping[str, str]) -> str:
@@ -39,8 +37,8 @@ def with_filters(where: str, changes: Mapping[str, str]) -> str:
     for name, expression in changes.items():
         if "\0" in expression:
             raise ConfigurationError(f'the row filter of table "{name}" has a null character')
-        filters[_table(name)] = expression.strip()
-    kept = {f"{_quoted(schema)}.{_quoted(name)}": filters[schema, name] for schema, name in sorted(filters) if filters[schema, name]}
+        filters[read_name(name, _EXAMPLE)] = expression.strip()
+    kept = {written_name((schema, name)): filters[schema, name] for schema, name in sorted(filters) if filters[schema, name]}
     text = json.dumps(kept, ensure_ascii=False) if kept else ""
     if len(text) > _MOST:
         raise ConfigurationError(f"the row filters are longer than {_MOST} characters", hint="use publications with row filters instead")
@@ -60,18 +58,3 @@ def parse_where(name: str, text: str) -> str:
     if not isinstance(filters, dict) or not all(isinstance(expression, str) for expression in filters.values()):
         raise ConfigurationError(f"{name} requires the name of a table", hint=f'as in {name}.public.orders="amount > 100"')
     return with_filters("", filters)
-
-
-def _table(text: str) -> tuple[str, str]:
-    match = _TABLE.fullmatch(text)
-    if match is None:
-        raise ConfigurationError(f'"{text}" is not of the form schema.table', hint='as in where.public.orders="amount > 100"')
-    return _name(match[1]), _name(match[2])
-
-
-def _name(text: str) -> str:
-    return text[1:-1].replace('""', '"') if text.startswith('"') else text.lower()
-
-
-def _quoted(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -34,6 +34,7 @@ __all__ = [
     "PostgresDatabase",
     "Query",
     "RepairingSink",
+    "ResolvingSink",
     "Row",
     "RowSource",
     "TwoPhaseSink",
@@ -139,6 +140,21 @@ class FollowingSink(Protocol):
 
     async def forget_columns(self) -> None:
         """Forget the known columns of all tables: they are not followed any more. Durable on return."""
+        ...
+
+
+@runtime_checkable
+class ResolvingSink(Protocol):
+    """A sink that can follow rules for conflicts. Other sinks are used with the default rules only."""
+
+    @property
+    def conflict_rules(self) -> Mapping[str, Collection[str]]:
+        """The rules that it can follow besides the default, by kind of conflict."""
+        ...
+
+    @property
+    def logs_conflicts(self) -> bool:
+        """Whether it can write conflicts into a table."""
         ...
 
 

@@ -35,12 +35,14 @@ class ChangeContext:
         xid: xid of the transaction on the publisher.
         final_lsn: LSN of its end on the publisher.
         ending: PostgreSQL's name of the message that ends it, for a statement that makes none of its changes.
+        commit_time: its commit time on the publisher, in microseconds since 2000; None: it is not known yet.
     """
 
     origin: str
     xid: int
     final_lsn: Lsn
     ending: str = "COMMIT"
+    commit_time: int | None = None
 
 
 def describe(context: ChangeContext, message_type: str = "", table: TableName | None = None, column: str | None = None) -> str:
@@ -57,10 +59,11 @@ def describe(context: ChangeContext, message_type: str = "", table: TableName | 
 
 @dataclass(frozen=True, slots=True)
 class _Conflict:
-    """A table and a kind of conflict. Conflicts that are equal in both are logged together."""
+    """A table, a kind of conflict, and how it was resolved. Conflicts that are equal in all of them are logged together."""
 
     table: TableName | None
     kind: str
+    resolution: str = ""
 
 
 class Counted:
@@ -112,9 +115,29 @@ class Counted:
         if kind in _DONE and found < sent:
             self.conflict(kind, table, identity, "missing", f"Could not find the row to be {_DONE[kind]}", times=sent - found)
 
-    def conflict(self, kind: str, table: TableName | None, identity: Sequence[str], what: str, explanation: str, *, times: int = 1) -> None:
-        """Count conflicts of one kind. They are logged together with others of the same kind."""
-        conflict = _Conflict(table, f"{kind.lower()}_{what}")
+    def conflict(
+        self,
+        kind: str,
+        table: TableName | None,
+        identity: Sequence[str],
+        what: str,
+        explanation: str,
+        *,
+        times: int = 1,
+        resolution: str = "",
+    ) -> None:
+        """Count conflicts of one kind. They are logged together with others of the same kind.
+
+        Args:
+            kind: INSERT, UPDATE or DELETE; empty: ``what`` is the name of the conflict.
+            table: the table of the row.
+            identity: the columns that find a row; empty: all columns.
+            what: the rest of the conflict's name.
+            explanation: what was found.
+            times: the number of conflicts.
+            resolution: what a rule did; empty: what a native subscription does.
+        """
+        conflict = _Conflict(table, f"{kind.lower()}_{what}" if kind else what, resolution)
         self.conflicts[conflict] += times
         if conflict not in self.explanations:
             self.explanations[conflict] = explanation, f"Replica identity {_identity(identity)}."
@@ -136,7 +159,8 @@ def _text(table: TableName | None, conflicts: Counter[_Conflict], explanations: 
     for conflict, times in conflicts.items():
         if conflict.table == table:
             explanation, key = explanations[conflict]
-            texts.append(f"conflict={conflict.kind}: {explanation}{f' ({times} rows)' if times > 1 else ''}. {key}")
+            kind = f"{conflict.kind}, resolution={conflict.resolution}" if conflict.resolution else conflict.kind
+            texts.append(f"conflict={kind}: {explanation}{f' ({times} rows)' if times > 1 else ''}. {key}")
     return " ".join(texts)
 
 

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Definition
 from subscriber.catalog.target_kind import ComparedKind
-from subscriber.config import Settings, SubscriptionOptions, check_slot_name
+from subscriber.config import RULES, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError
-from subscriber.interfaces import Sink
+from subscriber.interfaces import ResolvingSink, Sink
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.targets import open_target, required_ability
 from subscriber.walreceiver.connection import WalReceiverConnection
 
-__all__ = ["RunSpec"]
+__all__ = ["RunSpec", "require_rules"]
+
+
+def require_rules(options: SubscriptionOptions, sink: Sink) -> None:
+    """Check that a target can follow the rules for conflicts.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    rules = options.conflict_rules
+    able: Mapping[str, Collection[str]] = sink.conflict_rules if isinstance(sink, ResolvingSink) else {}
+    for kind in rules.kinds("changed"):
+        known = (RULES[kind][0], *able.get(kind, ()))
+        for rule in sorted(rules.uses(kind).difference(known)):
+            raise ConfigurationError(
+                f"conflict.{kind} = {rule} is not available for this kind of target",
+                hint=f"use {' or '.join(known)}" if len(known) > 1 else "omit the rule",
+            )
+    if options.conflict_log and not (isinstance(sink, ResolvingSink) and sink.logs_conflicts):
+        raise ConfigurationError(
+            "conflict_log is not available for this kind of target", hint="omit it; conflicts are in the log of the run"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +77,7 @@ class RunSpec:
             raise ConfigurationError(f"{word} = false is not allowed for run", hint="omit the parameter")
         check_slot_name(self.slot_name)
         filter_expressions(options)
+        require_rules(options, self.sink)
         if options.wal_receiver_timeout >= 0:
             object.__setattr__(self, "settings", replace(self.settings, wal_receiver_timeout=options.wal_receiver_timeout))
         if self.settings.verify_interval:

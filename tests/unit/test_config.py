@@ -20,6 +20,7 @@ from subscriber.config import (
     parse_changes,
     parse_seconds,
     with_filters,
+    with_rules,
 )
 from subscriber.config.reading import parse_bool
 from subscriber.errors import ConfigurationError
@@ -65,7 +66,40 @@ def test_defaults_are_natives() -> None:
         "park_retry": 0.0,
         "max_copy_rate": 0.0,
         "where": "",
+        "conflict": "",
+        "conflict_log": "",
+        "conflict_log_rows": False,
+        "conflict_log_retention": 30 * 86400.0,
     }
+
+
+def test_rules_for_conflicts() -> None:
+    given = ["CONFLICT.Insert_exists=Apply_Remote", 'conflict.update_missing.Public."T.x"= insert ', "conflict.insert_exists.s.t=error"]
+    options = SubscriptionOptions.parse(given)
+    rules = options.conflict_rules
+    assert SubscriptionOptions.parse([f"conflict={options.conflict}"]) == options
+    assert (rules.of("s", "t").changed, rules.of("public", "u").changed) == ((), ("insert_exists",))
+    assert rules.of("public", "T.x").changed == ("insert_exists", "update_missing")
+    assert (rules.kinds("by_origin"), rules.uses("insert_exists")) == ((), {"apply_remote", "error"})
+    fewer = {"insert_exists": "", "insert_exists.s.t": "", "UPDATE_MISSING.public.n": "skip"}
+    assert with_rules(str(options.conflict), fewer) == '{"update_missing.public.\\"T.x\\"": "insert", "update_missing.public.n": "skip"}'
+    assert SubscriptionOptions(conflict={"insert_exists": " "}) == DEFAULT
+    for text, message, hint in (
+        ("conflict.insert_exist=error", 'unrecognized conflict: "insert_exist"', "did you mean insert_exists? "),
+        ("conflict.s.t.insert_exists=error", 'unrecognized conflict: "s"', "the table follows the kind: conflict.insert_exists.s.t=…"),
+        ("conflict.update_missing=isnert", 'unrecognized rule for conflict update_missing: "isnert"', "did you mean insert? "),
+        (
+            "conflict.update_missing=apply_remote",
+            'unrecognized rule for conflict update_missing: "apply_remote"',
+            "one of skip, insert, error",
+        ),
+        ("conflict.update_missing.t=skip", '"t" is not of the form schema.table', "as in conflict.update_missing.public.orders=error"),
+        ("conflict=apply_remote", "conflict requires the kind of the conflict", "as in conflict.insert_exists=apply_remote"),
+    ):
+        error = refused(text)
+        assert str(error) == message
+        assert str(error.hint).startswith(hint)
+    assert "longer than 4000" in str(refused(*(f"conflict.insert_exists.s.{'t' * 40}{n}=error" for n in range(99))))
 
 
 def test_on_error_and_its_name_in_postgresql() -> None:

@@ -11,9 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
+from subscriber.config import ConflictRules
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, PublishedTable, Query, TableName
 from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.apply.rule_needs import rules_refused
 from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
@@ -23,6 +25,7 @@ from subscriber.sinks.postgres.session.origins import Run, catalog_run, grant, l
 from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetTable, described_relation, map_relation, missing_table
 from subscriber.sinks.postgres.tables.table_reader import read_tables
 
@@ -36,11 +39,11 @@ _NO_PRIVILEGE: Final = "42501"
 
 # functions that all roles may use by default: a hardened server may have revoked that
 _FUNCTIONS: Final = """
-array_agg bool_and concat concat_ws count current_database current_setting format format_type generate_series hashtextextended
+age array_agg bool_and concat concat_ws count current_database current_setting format format_type generate_series hashtextextended
 json_build_array lo_create lo_unlink lower now pg_advisory_lock pg_advisory_lock_shared pg_advisory_unlock pg_advisory_xact_lock
-pg_advisory_xact_lock_shared pg_backend_pid pg_blocking_pids pg_control_system pg_current_xact_id pg_get_expr pg_get_indexdef pg_has_role
-pg_is_in_recovery pg_notify pg_partition_root pg_terminate_backend pg_try_advisory_xact_lock pg_xact_commit_timestamp_origin quote_ident
-set_config split_part starts_with strpos to_regclass to_regtype unnest
+pg_advisory_xact_lock_shared pg_backend_pid pg_blocking_pids pg_control_system pg_current_snapshot pg_current_xact_id pg_get_expr
+pg_get_indexdef pg_has_role pg_is_in_recovery pg_notify pg_partition_root pg_snapshot_xmax pg_terminate_backend pg_try_advisory_xact_lock
+pg_xact_commit_timestamp_origin quote_ident row_number set_config split_part starts_with strpos to_jsonb to_regclass to_regtype unnest
 """
 _FALLBACKS: Final = {"pg_blocking_pids": "the log cannot say what a wait is for, and transactions are applied in parallel less often"}
 """What a run does without some of them."""
@@ -74,7 +77,16 @@ SELECT oid, pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.unnest($1:
 
 
 async def check_target(
-    target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool, origin_none: bool, asynchronous: bool, parks: bool
+    target: Target,
+    tables: Sequence[PublishedTable],
+    *,
+    two_phase: bool,
+    as_owner: bool,
+    origin_none: bool,
+    asynchronous: bool,
+    parks: bool,
+    rules: ConflictRules,
+    log: ConflictLog | None,
 ) -> list[Finding]:
     """Check everything that a subscription of these tables needs.
 
@@ -86,12 +98,18 @@ async def check_target(
         origin_none: the subscription has ``origin = none``, so it may be part of a loop.
         asynchronous: the subscription has ``synchronous_commit = off``.
         parks: the subscription has ``on_error = park``.
+        rules: what to do about conflicts.
+        log: the table in which they are logged, if there is one.
 
     Raises:
         TargetUnavailable, TargetError: no session with the target.
     """
     async with _reader(target) as reader:
         findings = await _server(reader, two_phase=two_phase)
+        run = catalog_run(reader.connection)
+        for refused in (await rules_refused(run, rules), await log.refused(run) if log is not None else None):
+            if refused is not None:
+                findings.append(Finding("error", str(refused), refused.hint or ""))
         findings += await _functions(reader, asynchronous=asynchronous)
         if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
             findings += await _origins(catalog_run(reader.connection))

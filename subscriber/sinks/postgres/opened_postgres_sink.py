@@ -47,6 +47,7 @@ from subscriber.sinks.postgres.session.locks import table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, drop_origins
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.snapshots import exporting
+from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -78,6 +79,11 @@ class PostgresTarget:
 
     def __init__(self, target: str, options: SubscriptionOptions) -> None:
         self.options = options
+        self.rules = options.conflict_rules
+        self.log: ConflictLog | None = None
+        if options.conflict_log:
+            table = TableName(*options.conflict_log_table)
+            self.log = ConflictLog(table, rows=options.conflict_log_rows, retention=options.conflict_log_retention)
         self.applying = Target(target)
         self.copying = Target(target)
         self.statistics = ApplyStatistics()
@@ -132,7 +138,9 @@ class OpenedPostgresSink(CatalogSink):
         super().__init__(state, target.statistics, applier=self._applier, two_phase=self._two_phase, reporter=self._reporter)
 
     def _make_relations(self) -> RelationMap:
-        return RelationMap(self.reader, as_owner=self._target.as_owner, subscription=self._rows.oid)
+        return RelationMap(
+            self.reader, as_owner=self._target.as_owner, subscription=self._rows.oid, rules=self._target.rules, log=self._target.log
+        )
 
     def follow(self, planner: ColumnPlanner) -> None:
         """See :meth:`subscriber.interfaces.FollowingSink.follow`."""
@@ -326,6 +334,8 @@ class OpenedPostgresSink(CatalogSink):
             as_owner=self._target.as_owner,
             tally=self._target.tally,
             origins=self._target.origins,
+            rules=self._target.rules,
+            log=self._target.log,
         )
 
     def open_group(self) -> PostgresTableGroup:

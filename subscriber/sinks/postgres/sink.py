@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from subscriber.catalog.definition import require_name
 from subscriber.catalog.subscriptions import require_unclaimed
-from subscriber.config import Settings, SubscriptionOptions
+from subscriber.config import RULES, Settings, SubscriptionOptions
 from subscriber.interfaces import (
     ApplyStatistics,
     Finding,
@@ -17,6 +17,7 @@ from subscriber.interfaces import (
     TargetActivity,
 )
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.apply.rule_needs import rules_refused
 from subscriber.sinks.postgres.catalog.schema import ensure_catalog
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresStore
@@ -49,6 +50,8 @@ class PostgresSink:
     """
 
     supports_two_phase = True
+    logs_conflicts = True
+    conflict_rules = RULES
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._shared = PostgresTarget(target, options)
@@ -101,6 +104,10 @@ class PostgresSink:
             await reader.read_owner(oid)
             fence, also_ended = await raise_fence(session, oid)
             await session.carry_origin(origins, origin_name(oid))
+            if (refused := await rules_refused(session.fetch, self._shared.rules, without_origin=session.origin is None)) is not None:
+                raise refused
+            if self._shared.log is not None:
+                await self._shared.log.open(session.fetch, name)
             if session.origin is not None:
                 await sweep_origins(session.fetch, oid)
             rows = SessionRows(session, oid)
@@ -155,6 +162,8 @@ class PostgresSink:
             origin_none=self._options.origin == "none",
             asynchronous=self._options.synchronous_commit == "off",
             parks=self._options.on_error == "park",
+            rules=self._shared.rules,
+            log=self._shared.log,
         )
 
     def querying(self) -> contextlib.AbstractAsyncContextManager[Query]:

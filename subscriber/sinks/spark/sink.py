@@ -6,8 +6,9 @@ then sent again, and skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from subscriber.catalog.definition import claimed_elsewhere, require_name
 from subscriber.config import Settings, SubscriptionOptions
@@ -54,6 +55,9 @@ class SparkSink:
     """
 
     supports_two_phase = True
+    logs_conflicts = False
+    # a lake has no constraints: an INSERT of an existing key replaces the row
+    conflict_rules: Mapping[str, Collection[str]] = MappingProxyType({"insert_exists": ("apply_remote",)})
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         if options.binary:

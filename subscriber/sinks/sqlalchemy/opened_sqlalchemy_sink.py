@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.subscription_rows import SubscriptionRows, tell_dropped
-from subscriber.config import Settings
+from subscriber.config import ConflictRules, Settings
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
     ApplyStatistics,
@@ -65,6 +65,7 @@ class SqlAlchemyTarget:
     Args:
         url: a URL of SQLAlchemy.
         settings: the process's settings.
+        rules: what to do about conflicts.
 
     Attributes:
         database: the target.
@@ -74,9 +75,10 @@ class SqlAlchemyTarget:
         fence: the subscription's, once the sink was opened. It stays the same, so that synchronizations that have begun continue.
     """
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(self, url: str, settings: Settings, rules: ConflictRules) -> None:
         self.database = Database(url, replicates=True)
         self.settings = settings
+        self.rules = rules
         self.published: dict[TableName, PublishedTable] = {}
         self.statistics = ApplyStatistics()
         self.tally = Tally(self.statistics)
@@ -84,7 +86,7 @@ class SqlAlchemyTarget:
 
     def make_relations(self) -> RelationMap:
         """Plans for the relations of a stream."""
-        return RelationMap(self.published, self.settings)
+        return RelationMap(self.published, self.settings, self.rules)
 
     async def creates(self, connection: AsyncConnection, tables: Sequence[PublishedTable]) -> bool:
         """Whether to create missing tables: as ``create_tables`` says.
@@ -325,7 +327,13 @@ class OpenedSqlAlchemySink(CatalogSink):
     def open_table(self, table: TableName) -> SqlAlchemyTableSink:
         """Return the table's synchronization, which has its own session."""
         return SqlAlchemyTableSink(
-            self._database, self._fence, table, published=self._target.published, settings=self._target.settings, tally=self._target.tally
+            self._database,
+            self._fence,
+            table,
+            published=self._target.published,
+            settings=self._target.settings,
+            rules=self._target.rules,
+            tally=self._target.tally,
         )
 
     def open_group(self) -> SqlAlchemyTableGroup:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from subscriber.catalog.definition import require_name
 from subscriber.catalog.store import writer_key
@@ -42,13 +43,18 @@ class SqlAlchemySink:
     """
 
     supports_two_phase = True
+    logs_conflicts = False
+    # such a database does not tell which origin changed a row last, and when
+    conflict_rules: Mapping[str, Collection[str]] = MappingProxyType(
+        {"insert_exists": ("apply_remote", "keep_local"), "update_missing": ("insert", "error"), "delete_missing": ("error",)}
+    )
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._target = target
         self._defined = defined
         # a subscription that existed is not created again: no process would run the new one
         self._known = defined
-        self._shared = SqlAlchemyTarget(target, settings)
+        self._shared = SqlAlchemyTarget(target, settings, options.conflict_rules)
         self._options = options
         self._settings = settings
         self._opened: OpenedSqlAlchemySink | None = None

@@ -18,7 +18,7 @@ from subscriber.apply.all_changes import find_own_rows, require_all_changes
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, ResyncingCatalog
 from subscriber.catalog.subscriptions import StoredCatalog, no_such_subscription
-from subscriber.config import ALTERABLE, NO_SLOT, CopyData, Settings, parse_changes, with_filters
+from subscriber.config import ALTERABLE, NO_SLOT, CopyData, Settings, parse_changes, with_filters, with_rules
 from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError
 from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.commands import alter_replication_slot
@@ -28,9 +28,9 @@ from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import check_publication_list
 from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.setup.synchronous_publisher import find_synchronous
-from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.spec import RunSpec, require_rules
 from subscriber.subscription.target_session import TargetSession
-from subscriber.subscription.targets import open_catalog
+from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session, check_conninfo
@@ -320,12 +320,17 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def set(self, parameters: Mapping[str, Any]) -> None:
         """SET (parameter = value, …). Values are as in :class:`SubscriptionOptions`; the ``slot_name`` ``"none"`` means NONE."""
         # parsed as on the command line, so that a wrong value is rejected here and not when the subscription runs
-        given = [(name, NO_SLOT if value is None else value) for name, value in parameters.items() if name != "where"]
+        given = [(name, NO_SLOT if value is None else value) for name, value in parameters.items() if name not in {"where", "conflict"}]
         changes = parse_changes([f"{name}={value}" for name, value in given])
         found = self.definition
         if "where" in parameters:
             changes["where"] = with_filters(str(found.options.where), parameters["where"])
             filter_expressions(replace(found.options, where=changes["where"]))
+        if "conflict" in parameters:
+            changes["conflict"] = with_rules(str(found.options.conflict), parameters["conflict"])
+        if resolving := {name: value for name, value in changes.items() if name.startswith("conflict")}:
+            options = replace(found.options, **resolving)
+            require_rules(options, open_target(self._target, options, self._settings, defined=True))
         if "slot_name" in changes:
             if "two_phase" in changes:
                 raise ConfigurationError('"slot_name" and "two_phase" cannot be altered at the same time', hint="alter one, then the other")

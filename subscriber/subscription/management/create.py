@@ -14,9 +14,9 @@ from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.subscription.management.drop import remove
 from subscriber.subscription.setup.setup import Setup
-from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.spec import RunSpec, require_rules
 from subscriber.subscription.target_session import TargetSession
-from subscriber.subscription.targets import open_catalog
+from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.session import check_conninfo
 
 __all__ = ["check_publication_list", "create_subscription"]
@@ -63,6 +63,7 @@ async def create_subscription(
     slot_name = None if options.slot_name == NO_SLOT else options.slot_name or name
     if slot_name is not None:
         check_slot_name(slot_name)
+    require_rules(options, open_target(target, options, settings, defined=True))
     definition = Definition(
         name=name,
         enabled=options.enabled,

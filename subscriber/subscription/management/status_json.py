@@ -28,6 +28,7 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "enabled": definition.enabled,
         "pid": found.pid,
         "publications": list(definition.publications),
+        "conflict_rules": dict(definition.options.given_conflict_rules),
         "slot_name": definition.slot_name,
         "two_phase_state": definition.two_phase.value,
         "skip_lsn": None if definition.skip_lsn == INVALID_LSN else str(definition.skip_lsn),

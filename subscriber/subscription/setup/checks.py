@@ -10,7 +10,7 @@ from subscriber.apply.all_changes import find_archives, find_own_rows
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, CopyData, Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.interfaces import Finding, Sink, TableName
+from subscriber.interfaces import Finding, PublishedTable, Sink, TableName
 from subscriber.recording.relay_directory import probe_relay_log
 from subscriber.subscription.setup.encodings import find_encodings
 from subscriber.subscription.setup.replication_loops import find_loops
@@ -63,6 +63,7 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
     if not known and (options.create_slot or not spec.managed):
         publisher += await _first_slot(connection, spec.slot_name, options)
     publisher += find_filter_problems(options, tables)
+    publisher += _rules_without_tables(options, tables)
     if options.copy_data == "reconcile" and not known:
         publisher += [*find_archives(tables), *find_own_rows(options.origin)]
     if options.on_error == "park":
@@ -75,6 +76,15 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
     if not spec.managed and misfits >= {table.name for table in tables}:
         return _together(publisher), _together(target)
     return publisher, target
+
+
+def _rules_without_tables(options: SubscriptionOptions, tables: Sequence[PublishedTable]) -> list[Finding]:
+    published = {table.name for table in tables}
+    return [
+        Finding("warning", f"conflict rule of table {table}: the table is not published", "correct its name, or add it to the publication")
+        for table in (TableName(*each) for each in options.conflict_rules.tables)
+        if table not in published
+    ]
 
 
 def _together(findings: Sequence[Finding]) -> list[Finding]:

@@ -44,10 +44,14 @@ def test_wrong_value(capsys: pytest.CaptureFixture[str], verb: str, parameter: s
             expected = 'invalid value for parameter "synchronous_commit": "@@"'
         case "origin" | "on_error":
             expected = f'unrecognized {parameter} value: "@@"'
-        case "wal_receiver_timeout" | "max_copy_rate" | "park_after" | "park_retry":
+        case "wal_receiver_timeout" | "max_copy_rate" | "park_after" | "park_retry" | "conflict_log_retention":
             expected = f'invalid value for parameter "{parameter}": "@@"'
         case "where":
             expected = "where requires the name of a table"
+        case "conflict":
+            expected = "conflict requires the kind of the conflict"
+        case "conflict_log":
+            expected = '"@@" is not of the form schema.table'
         case _:
             expected = f"{parameter} requires a Boolean value"
     assert line.startswith(f"subscriber: {expected}")

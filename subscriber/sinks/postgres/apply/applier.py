@@ -37,7 +37,7 @@ from subscriber.sinks.apply_counters import ChangeContext, Tally, count
 from subscriber.sinks.catalog_sink import Owner
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, find_collisions, unique_conflict
-from subscriber.sinks.postgres.apply.error_reports import Counted, RowsMissed, apply_error
+from subscriber.sinks.postgres.apply.error_reports import Counted, RefusedByRule, RowsMissed, apply_error
 from subscriber.sinks.postgres.apply.refused_commit import FOREIGN_KEY_VIOLATION, find_violating
 from subscriber.sinks.postgres.apply.refused_truncate import find_refused
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
@@ -119,6 +119,7 @@ class Applier:
         self._missed: Counter[TableName] = Counter()
         self._without_sets: set[TableName] = set()
         self._missed_early: set[int] = set()
+        self._alone = bool(relations.rules.kinds("by_time"))
 
     @property
     def without_sets(self) -> Collection[TableName]:
@@ -136,8 +137,11 @@ class Applier:
         for transaction in batch.transactions:
             if transaction.end_lsn <= self.position:
                 await self.skip(transaction)
-        if not pending:
-            return
+        # the commit timestamps of rows are those of a batch: last_update_wins needs those of each transaction
+        for group in [[each] for each in pending] if self._alone else [pending] if pending else []:
+            await self._apply(group, batch)
+
+    async def _apply(self, pending: Sequence[Transaction], batch: Batch) -> None:
         self.relations.expect(pending)
         try:
             if await self._succeeds(pending, lambda without_sets: self._attempt(pending, batch.gate, without_sets=without_sets)):
@@ -317,11 +321,21 @@ class Applier:
                 pipeline.send(BEGIN, None)
                 skipped = counted.statistics.skipped_tables
                 sender = TransactionSender(
-                    self.relations, pipeline, gate, self.owner.origin, skipped, without_sets=without_sets, differs=self.differs
+                    self.relations,
+                    pipeline,
+                    gate,
+                    self.owner.origin,
+                    skipped,
+                    without_sets=without_sets,
+                    differs=self.differs,
+                    resolved=counted.resolved,
                 )
                 await sender.send(transactions)
                 sender.finish()
                 crash_points.reached("postgres.changes_sent")
+                if self.relations.log is not None:
+                    await pipeline.answered()
+                    sender.write_log()
                 for target in sender.targets:
                     pipeline.send(UNCHANGED, None, parameters(target))
                 finish(pipeline)
@@ -351,7 +365,10 @@ class Applier:
                 error.of_table = None if blamed is None else (blamed.namespace, blamed.name)
             return error
         if failure.diagnostics.sqlstate != UNIQUE_VIOLATION or statement.table is None:
-            return self.error(failure)
+            error = self.error(failure)
+            if isinstance(error, RefusedByRule):
+                count(self._tally.statistics, error.conflict)
+            return error
         collisions = await find_collisions(self._session, failure)
         count(self._tally.statistics, unique_conflict(statement, collisions))
         return apply_error(failure, collisions)

@@ -34,7 +34,21 @@ from subscriber.sinks.postgres.session.origins import PARALLEL
 from subscriber.sinks.postgres.session.statement import Statement, Truncated, Written
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn, qualified_name
 
-__all__ = ["OWN_ROLE", "SWITCH_ROLE", "control", "delete", "insert", "set_role", "truncate", "update"]
+__all__ = [
+    "OWN_ROLE",
+    "SWITCH_ROLE",
+    "Search",
+    "control",
+    "delete",
+    "idle_assignment",
+    "insert",
+    "other_origin",
+    "set_role",
+    "truncate",
+    "update",
+    "values_of",
+    "written_row",
+]
 
 _PARTITION: Final = {
     True: "(SELECT n.nspname::pg_catalog.text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
@@ -42,6 +56,11 @@ _PARTITION: Final = {
     " (SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class AS c WHERE c.oid = found.t)",
     False: "NULL, NULL",
 }
+_DIFFERS: Final = (
+    "o.timestamp IS NOT NULL AND o.roident <> {origin} AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_origin AS own"
+    f" WHERE own.roident = {{origin}} AND pg_catalog.starts_with(r.roname, own.roname || '{PARALLEL}'))"
+)
+"""Whether a row's last change has another origin: o is its time and origin, r the row of that origin."""
 _FOUND: Final = "found.t = x.tableoid AND found.c = x.ctid"
 
 
@@ -88,14 +107,38 @@ def _statement(
     )
 
 
-def _written(mapping: RelationMapping, values: dict[str, str], own: str = "") -> Written:
-    scanned = mapping.table.scanned
+def written_row(mapping: RelationMapping, values: dict[str, str], own: str = "", *, missing: bool = False) -> str:
+    """A query for the row that a change writes, with all columns of the target's table.
+
+    Args:
+        mapping: the relation and its target.
+        values: the values that the change sets, by column.
+        own: the predicate (over alias x) that finds the row to update; empty for an INSERT.
+        missing: return the row also if there is none to update.
+    """
     columns = (
         (column, values.get(column.name) or (f"x.{quote_identifier(column.name)}" if own else f"NULL::{column.type_name}"))
         for column in mapping.table.columns
     )
     row = "SELECT " + ", ".join(f"{value} AS {quote_identifier(column.name)}" for column, value in columns)
-    return Written(scanned, f"{row} FROM {scanned} AS x WHERE {own} LIMIT 1" if own else row, own, mapping.table.role)
+    if not own:
+        return row
+    if missing:
+        return f"{row} FROM (SELECT 1) AS one LEFT JOIN (SELECT * FROM {mapping.table.scanned} AS x WHERE {own} LIMIT 1) AS x ON true"
+    return f"{row} FROM {mapping.table.scanned} AS x WHERE {own} LIMIT 1"
+
+
+def _written(mapping: RelationMapping, values: dict[str, str], own: str = "") -> Written:
+    return Written(mapping.table.scanned, written_row(mapping, values, own), own, mapping.table.role)
+
+
+def values_of(mapping: RelationMapping, unchanged: bytes = b"", *, replace: bool = True) -> dict[str, str]:
+    """The parameters that are a new row's values, by column. ``unchanged``, ``replace``: see :func:`update`."""
+    return {
+        column.name: f"${index + 1}"
+        for index, column in enumerate(mapping.columns)
+        if unchanged[index : index + 1] != b"u" and (replace or not column.identity_always)
+    }
 
 
 def insert(mapping: RelationMapping) -> Statement:
@@ -107,7 +150,7 @@ def insert(mapping: RelationMapping) -> Statement:
     else:
         rest = "DEFAULT VALUES"
     sql = f"INSERT INTO {qualified_name(mapping.table.name)} {rest}"
-    written = _written(mapping, {column.name: f"${number}" for number, column in enumerate(mapping.columns, 1)})
+    written = _written(mapping, values_of(mapping))
     return _statement(mapping, "INSERT", sql, (), row=True, finds=False, written=written)
 
 
@@ -118,13 +161,16 @@ def _comparison(column: TargetColumn, equals: str | None, number: int) -> str:
     return f"{name} {equals} ${number}"
 
 
-class _Search:
+class Search:
     """The predicate that finds the row, and the columns of its additional parameters.
 
     Args:
         nulls: one kind per remote column, as in TupleData: ``n`` is compared with IS NULL, ``u`` is not compared. Only used without a key.
         own: the predicate has its own parameters after those of the new row; False: it uses the new row's parameters.
         origin: report a row whose last change came from another replication origin than this one; None: do not report it.
+
+    Attributes:
+        values: the columns that are compared, with their values.
     """
 
     def __init__(self, mapping: RelationMapping, nulls: bytes, *, own: bool, first: int, origin: int | None) -> None:
@@ -132,6 +178,7 @@ class _Search:
         self.scanned = mapping.table.scanned
         self.partitioned = mapping.table.kind == "p"
         self.parameters: list[TargetColumn] = []
+        self.values: list[tuple[str, str]] = []
         columns = mapping.columns
         terms = []
         compared = mapping.key if mapping.key is not None else tuple((i, columns[i].equals) for i in range(len(columns)))
@@ -140,11 +187,14 @@ class _Search:
                 continue
             if mapping.key is None and nulls[index : index + 1] == b"n":
                 terms.append(f"x.{quote_identifier(columns[index].name)} IS NULL")
-            elif own:
+                self.values.append((columns[index].name, "NULL"))
+                continue
+            number = index + 1
+            if own:
                 self.parameters.append(columns[index])
-                terms.append(_comparison(columns[index], equals, first + len(self.parameters)))
-            else:
-                terms.append(_comparison(columns[index], equals, index + 1))
+                number = first + len(self.parameters)
+            terms.append(_comparison(columns[index], equals, number))
+            self.values.append((columns[index].name, f"${number}"))
         self.predicate = " AND ".join(terms) or "true"
         table = mapping.table
         self.one_of_many = mapping.key is None or not table.key_unique or table.triggered or origin is not None
@@ -188,15 +238,22 @@ def _count_and_origin(scanned: str, origin: int, *, partitioned: bool) -> str:
         f" CASE WHEN o.roident <> 0 THEN coalesce(r.roname, '') END AS origin, {_PARTITION[partitioned]}"
         " FROM found CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.m) AS o"
         " LEFT JOIN pg_catalog.pg_replication_origin AS r ON r.roident = o.roident"
-        f" WHERE o.timestamp IS NOT NULL AND o.roident <> {origin} AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_origin AS own"
-        f" WHERE own.roident = {origin} AND pg_catalog.starts_with(r.roname, own.roname || '{PARALLEL}'))"
+        f" WHERE {_DIFFERS.format(origin=origin)}"
     )
     return _count(scanned, f" LEFT JOIN ({other}) AS d ON true")
 
 
+def other_origin(xid: str, origin: int) -> str:
+    """Whether a transaction of the target has another replication origin than ``origin``."""
+    return (
+        f"EXISTS (SELECT FROM pg_catalog.pg_xact_commit_timestamp_origin({xid}) AS o"
+        f" LEFT JOIN pg_catalog.pg_replication_origin AS r ON r.roident = o.roident WHERE {_DIFFERS.format(origin=origin)})"
+    )
+
+
 def delete(mapping: RelationMapping, nulls: bytes, *, origin: int | None) -> Statement:
-    """Delete one row, found by the old tuple. ``origin``: see :class:`_Search`."""
-    search = _Search(mapping, nulls, own=True, first=0, origin=origin)
+    """Delete one row, found by the old tuple. ``origin``: see :class:`Search`."""
+    search = Search(mapping, nulls, own=True, first=0, origin=origin)
     scanned = mapping.table.scanned
     if search.one_of_many:
         changed = f"changed AS (DELETE FROM {scanned} AS x USING found WHERE {_FOUND} RETURNING 1)"
@@ -212,28 +269,24 @@ def update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: boo
     Args:
         mapping: the relation and its target.
         unchanged: one byte per remote column: ``u`` if the target's value is kept.
-        nulls: for the tuple that finds the row, see :class:`_Search`.
+        nulls: for the tuple that finds the row, see :class:`Search`.
         old: the publisher sent an old tuple, which finds the row; else the new row's values find it.
         replace: the UPDATE changes the identity column, which UPDATE cannot set. The row is deleted, and inserted with its other values.
-        origin: see :class:`_Search`.
+        origin: see :class:`Search`.
     """
-    search = _Search(mapping, nulls, own=old, first=len(mapping.columns), origin=origin)
+    search = Search(mapping, nulls, own=old, first=len(mapping.columns), origin=origin)
     scanned = mapping.table.scanned
-    values = {
-        column.name: f"${index + 1}"
-        for index, column in enumerate(mapping.columns)
-        if unchanged[index : index + 1] != b"u" and (replace or not column.identity_always)
-    }
+    values = values_of(mapping, unchanged, replace=replace)
     if replace:
         sql = _replacement(mapping, search, values)
     else:
-        assignments = ", ".join(f"{quote_identifier(name)} = {value}" for name, value in values.items()) or _idle_assignment(mapping)
+        assignments = ", ".join(f"{quote_identifier(name)} = {value}" for name, value in values.items()) or idle_assignment(mapping)
         sql = _update(search, scanned, assignments)
     written = _written(mapping, values, search.predicate)
     return _statement(mapping, "UPDATE", sql, search.parameters, row=True, finds=search.one_of_many, written=written)
 
 
-def _idle_assignment(mapping: RelationMapping) -> str | None:
+def idle_assignment(mapping: RelationMapping) -> str | None:
     """An assignment that changes nothing. An UPDATE without changed values must still be executed, for its triggers and row count."""
     for column in mapping.table.columns:
         if not column.generated and not column.identity_always:
@@ -241,7 +294,7 @@ def _idle_assignment(mapping: RelationMapping) -> str | None:
     return None
 
 
-def _update(search: _Search, scanned: str, assignments: str | None) -> str:
+def _update(search: Search, scanned: str, assignments: str | None) -> str:
     if assignments is None:
         if search.one_of_many:
             return f"WITH {search.found}, changed AS (SELECT FROM found) {search.count}"
@@ -252,7 +305,7 @@ def _update(search: _Search, scanned: str, assignments: str | None) -> str:
     return f"UPDATE {scanned} AS x SET {assignments} WHERE {search.predicate}"
 
 
-def _replacement(mapping: RelationMapping, search: _Search, values: dict[str, str]) -> str:
+def _replacement(mapping: RelationMapping, search: Search, values: dict[str, str]) -> str:
     kept = [column.name for column in mapping.table.columns if not column.generated]
     names = ", ".join(quote_identifier(name) for name in kept)
     row = ", ".join(values.get(name, f"gone.{quote_identifier(name)}") for name in kept)

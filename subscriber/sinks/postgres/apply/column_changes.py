@@ -20,6 +20,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.postgres.apply.change_sql import control
+from subscriber.sinks.postgres.session.catalog_reader import CatalogQueries
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
@@ -127,6 +128,11 @@ async def alteration(table: TargetTable, changes: Sequence[ColumnChange], pipeli
         control(f"SET LOCAL lock_timeout = {quote_literal(row['timeout'])}"),
     ]
     return locks, [Statement(text.encode(), table=table.name, hint=hint) for text in texts]
+
+
+def queries_of(pipeline: Pipeline, relations: RelationMap) -> CatalogQueries:
+    """Reads the catalogs in the pipeline, so that it sees what was changed there."""
+    return _Queries(pipeline, relations.owner)
 
 
 async def read_again(table: TargetTable, pipeline: Pipeline, relations: RelationMap) -> TargetTable:

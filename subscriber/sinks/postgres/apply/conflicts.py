@@ -34,7 +34,8 @@ from subscriber.sinks.postgres.apply.change_sql import control, set_role
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement, Written
-from subscriber.sinks.postgres.tables.relation_mapping import qualified_name
+from subscriber.sinks.postgres.tables.relation_mapping import UniqueIndex, qualified_name
+from subscriber.sinks.postgres.tables.unique_indexes import UNIQUE_INDEXES
 
 __all__ = ["UNIQUE_VIOLATION", "Collision", "Existing", "find_collisions", "unique_conflict"]
 
@@ -42,23 +43,6 @@ UNIQUE_VIOLATION: Final = "23505"
 
 _BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
 _ROLLBACK: Final = control("ROLLBACK")
-
-# only immediate unique indexes, as in PostgreSQL; a key is a column or an expression, compared with the operator of the index
-_INDEXES: Final = """
-SELECT ic.relname::text, pg_catalog.pg_get_expr(i.indpred, i.indrelid),
-       ARRAY(SELECT pg_catalog.pg_get_indexdef(i.indexrelid, k, false) FROM pg_catalog.generate_series(1, i.indnkeyatts) AS k ORDER BY k),
-       ARRAY(SELECT pg_catalog.format('OPERATOR(%%I.%%s)', n.nspname, op.oprname)
-             FROM pg_catalog.generate_series(1, i.indnkeyatts) AS k
-             JOIN pg_catalog.pg_opclass AS oc ON oc.oid = i.indclass[k - 1]
-             JOIN pg_catalog.pg_amop AS m ON m.amopfamily = oc.opcfamily AND m.amopstrategy = 3
-                  AND m.amoplefttype = oc.opcintype AND m.amoprighttype = oc.opcintype
-             JOIN pg_catalog.pg_operator AS op ON op.oid = m.amopopr
-             JOIN pg_catalog.pg_namespace AS n ON n.oid = op.oprnamespace ORDER BY k)
-FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS ic ON ic.oid = i.indexrelid
-WHERE i.indrelid = pg_catalog.to_regclass(%s) AND i.indisunique AND i.indimmediate AND i.indisready
-ORDER BY ic.oid
-"""
-
 
 _TIMES: Final[dict[bool, str]] = {
     False: "NULL, NULL",
@@ -83,9 +67,9 @@ class Existing:
     origin: str | None
 
     @classmethod
-    def of(cls, result: PGresult, first: int) -> Existing | None:
-        """Read it from three columns of a result; None if they are NULL."""
-        xid, at, origin = ((found.decode() if (found := result.get_value(0, first + i)) is not None else None) for i in range(3))
+    def of(cls, result: PGresult, first: int, row: int = 0) -> Existing | None:
+        """Read it from three columns of a row of a result; None if they are NULL."""
+        xid, at, origin = ((found.decode() if (found := result.get_value(row, first + i)) is not None else None) for i in range(3))
         return None if xid is None else cls(xid, at, origin)
 
     def modified(self, by: str = "by origin") -> str:
@@ -94,16 +78,6 @@ class Existing:
             return f"modified in transaction {self.xid}"
         known = f'{by} "{self.origin}"' if self.origin else "by a non-existent origin"
         return f"modified {'locally' if self.origin is None else known} in transaction {self.xid} at {self.at}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """A unique index: name, predicate if it is partial, key columns or expressions, and their equality operators."""
-
-    name: str
-    predicate: str | None
-    keys: list[str]
-    operators: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +122,8 @@ async def find_collisions(session: ApplySession, failure: StatementFailed) -> li
         # a row of a partitioned table is in a partition: as in PostgreSQL, the report names the partition and its indexes
         leaf = failure.diagnostics.relation or table
         scanned = written.scanned if leaf == table else f"ONLY {qualified_name(leaf)}"
-        rows = await session.fetch(_INDEXES, qualified_name(leaf))
-        looks = {_look(session, statement, written, scanned, index): index for index in (_Index(*row) for row in rows)}
+        rows = await session.fetch(UNIQUE_INDEXES.format("%s"), qualified_name(leaf))
+        looks = {_look(session, statement, written, scanned, index): index for index in (UniqueIndex(*row) for row in rows)}
         found: dict[Statement, Existing] = {}
 
         def completed(look: Statement, _: object, result: PGresult) -> None:
@@ -169,7 +143,7 @@ async def find_collisions(session: ApplySession, failure: StatementFailed) -> li
     return [Collision(looks[look].name, tuple(looks[look].keys), existing) for look, existing in found.items()]
 
 
-def _look(session: ApplySession, statement: Statement, written: Written, scanned: str, index: _Index) -> Statement:
+def _look(session: ApplySession, statement: Statement, written: Written, scanned: str, index: UniqueIndex) -> Statement:
     """A query for the last change of the row that has the new row's key in one index."""
     columns = ", ".join(f"{key} AS k{number}" for number, key in enumerate(index.keys))
     predicate = index.predicate or "true"

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from psycopg.pq.abc import PGresult
 
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import ApplyError, TargetError, TargetUnavailable
 from subscriber.interfaces import TableName
 from subscriber.sinks import apply_counters
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import SWITCH_ROLE
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, Collision, Existing, unique_conflict
+from subscriber.sinks.postgres.apply.resolving_sql import REASONS
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
 from subscriber.sinks.postgres.session.postgres_errors import parameter_number, target_error
-from subscriber.sinks.postgres.session.statement import Statement
+from subscriber.sinks.postgres.session.statement import Resolution, Statement
+from subscriber.sinks.postgres.tables.conflict_log import LoggedConflict
 
-__all__ = ["Counted", "RowsMissed", "SetContext", "apply_error"]
+__all__ = ["Counted", "RefusedByRule", "RowsMissed", "SetContext", "apply_error"]
 
 _BINARY_FORMAT: Final = "22P03"
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 _DIVISION_BY_ZERO: Final = "22012"
+_INVALID_TEXT: Final = "22P02"
 _NOT_SUPPORTED: Final = "0A000"
 _DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
+_DONE: Final = {"UPDATE": "updated", "DELETE": "deleted"}
+_COLLIDED: Final = 'Key already exists in unique index "{index}", {modified}: key ({keys})'
+_EXPLAINED: Final = {
+    "exists": _COLLIDED,
+    "conflicts": f"{_COLLIDED}, and in other unique indexes",
+    "differs": "{doing} the row that was {modified}",
+    "missing": "Could not find the row to be {done}",
+}
+"""By the last word of the conflict's name."""
+_APPLIED: Final = frozenset("ai")
+ACTS: Final = {"a": "apply_remote", "k": "keep_local", "s": "skip", "i": "insert"}
+"""What a rule did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +48,13 @@ class SetContext:
 
     Attributes:
         omitted: number of UPDATEs that need not be made, because this set or a set of the same run overwrites or deletes their rows.
+        each: those of all changes, if their conflicts are resolved by rules.
     """
 
     first: ChangeContext
     last: ChangeContext
     omitted: int = 0
+    each: Sequence[ChangeContext] = ()
 
     def describe(self, statement: Statement) -> str:
         """The context line. It names one transaction only if all changes are from it, because the failing one is not known."""
@@ -44,6 +62,16 @@ class SetContext:
         if self.first is self.last:
             return text
         return f"{text}, or in a later one up to transaction {self.last.xid}, finished at {self.last.final_lsn}"
+
+
+class RefusedByRule(ApplyError):
+    """A conflict that is an error by a rule.
+
+    Attributes:
+        conflict: its name.
+    """
+
+    conflict = ""
 
 
 class RowsMissed(TargetError):
@@ -71,6 +99,8 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
         return RowsMissed(statement.table)
     if statement.finds and diagnostics.sqlstate == _DIVISION_BY_ZERO and not diagnostics.context:
         error = TargetUnavailable(f'a row of relation "{statement.table}" was changed by another session', sqlstate="40001")
+    if statement.resolves is not None and diagnostics.sqlstate == _INVALID_TEXT and not diagnostics.context:
+        error = _by_rule(statement, diagnostics.message) or error
     number = parameter_number(diagnostics)
     column = diagnostics.column
     if number is not None and number <= len(statement.columns):
@@ -105,6 +135,32 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
     return error
 
 
+def _by_rule(statement: Statement, message: str) -> TargetError | None:
+    """The error that a rule demands."""
+    resolves, kind = statement.resolves, statement.message_type.lower()
+    if resolves is None:
+        return None
+    done = {"update": "updated", "delete": "deleted"}.get(kind, "")
+    hint = "correct the row in the target, or change the rule; the transaction is retried"
+    if REASONS["missing"] in message:
+        error = RefusedByRule(f'could not find the row of relation "{statement.table}" to be {done}', sqlstate="P0002", hint=hint)
+    elif REASONS["unsent"] in message:
+        columns = ", ".join(f'"{name}"' for name in resolves.unsent)
+        error = RefusedByRule(
+            f'could not find the row of relation "{statement.table}" to be updated, and it cannot be inserted:'
+            f" the publisher did not send the unchanged values of {columns}",
+            sqlstate="P0002",
+            hint="reconcile the table (`subscriber alter NAME --resync TABLE`), or change the rule; the transaction is retried",
+        )
+    elif REASONS["unknown"] in message:
+        return TargetError("the commit time of a transaction is not known before its end", hint="it is applied at its end")
+    else:
+        return None
+    error.conflict = conflict = f"{kind}_missing"
+    error.add_note(f'conflict detected on relation "{statement.table}": conflict={conflict}, rule={resolves.rules[conflict]}')
+    return error
+
+
 def _truncated(failure: StatementFailed) -> TableName | None:
     """The table that keeps others from being truncated with it, if this is known: it is the only one, or another table references it."""
     tables = failure.statement.truncated
@@ -114,11 +170,26 @@ def _truncated(failure: StatementFailed) -> TableName | None:
 
 
 class Counted(apply_counters.Counted):
-    """Counts from PostgreSQL's answers."""
+    """Counts from PostgreSQL's answers.
+
+    Attributes:
+        resolved: the conflicts that were resolved by rules, for their log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resolved: list[LoggedConflict] = []
+
+    def copy(self) -> Self:
+        found = super().copy()
+        found.resolved = list(self.resolved)
+        return found
 
     def answer(self, statement: Statement, context: object, result: PGresult) -> None:
         """Count changes from the server's answer. ``context``: of the statement."""
-        if statement.together:
+        if statement.resolves is not None:
+            self.resolve(statement, statement.resolves, context, result)
+        elif statement.together:
             if isinstance(context, SetContext) and context.omitted:
                 self.changes("UPDATE", statement.table, statement.identity, context.omitted, context.omitted)
             count = int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0
@@ -129,6 +200,44 @@ class Counted(apply_counters.Counted):
         else:
             found = result.command_tuples or 0
             self.changes(statement.message_type, statement.table, statement.identity, 1, min(found, 1))
+
+    def resolve(self, statement: Statement, resolution: Resolution, context: object, result: PGresult) -> None:
+        """Count changes and the conflicts that rules resolved."""
+        kind, table, identity = statement.message_type, statement.table, statement.identity
+        made = int(result.get_value(0, 1) or 0)
+        self.changes(kind, table, identity, made, made)
+        for row in range(1, result.ntuples):
+            conflict, number, act, index, *_ = ((result.get_value(row, column) or b"").decode() for column in range(result.nfields))
+            existing, partition = Existing.of(result, 4, row), _partition(result, 7, row)
+            name, key = resolution.indexes[int(index) - 1] if int(index) else ("", ())
+            what = _EXPLAINED[conflict.rpartition("_")[2]].format(
+                doing=_DOING.get(kind, ""),
+                done=_DONE.get(kind, ""),
+                index=name,
+                modified=existing and existing.modified(),
+                keys=", ".join(key),
+            )
+            self.conflict("", partition or table, identity, conflict, what, resolution=ACTS[act])
+            if not resolution.logged:
+                continue
+            if isinstance(context, SetContext) and context.each:
+                change = context.each[int(number) - 1]
+            else:
+                assert isinstance(context, ChangeContext)
+                change = context
+            rows = (result.get_value(row, column) for column in (9, 10, 11))
+            self.resolved.append(
+                LoggedConflict(
+                    partition or table,
+                    conflict,
+                    resolution.rules[conflict],
+                    act in _APPLIED,
+                    change.xid,
+                    change.final_lsn or None,
+                    change.commit_time,
+                    *rows,
+                )
+            )
 
     def change(self, statement: Statement, found: int, other: Existing | None, partition: TableName | None = None) -> None:
         """Count a change, or a conflict if its row was not found.
@@ -146,6 +255,6 @@ class Counted(apply_counters.Counted):
             self.conflict(kind, partition or table, identity, "origin_differs", explanation)
 
 
-def _partition(result: PGresult) -> TableName | None:
-    namespace, name = result.get_value(0, 4), result.get_value(0, 5)
+def _partition(result: PGresult, first: int = 4, row: int = 0) -> TableName | None:
+    namespace, name = result.get_value(row, first), result.get_value(row, first + 1)
     return None if namespace is None or name is None else TableName(namespace.decode(), name.decode())

@@ -18,6 +18,7 @@ from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD
 from subscriber.sinks import runs
 from subscriber.sinks.postgres.apply.arrays import CONVERTED, converted_array, field_array, text_array
 from subscriber.sinks.postgres.apply.change_sql import delete, insert, update
+from subscriber.sinks.postgres.apply.resolving_sql import delete_resolving, insert_resolving, insert_set_resolving, update_resolving
 from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, insert_set, update_set
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn
@@ -57,6 +58,9 @@ _EXACT: Final = {
 """Types of which the publisher sends equal values as equal bytes. None has a modifier, with which different values could become equal."""
 _ACCEPTED: Final = frozenset(_EXACT) | {700, 701, 1042, 1083, 1266, 1700}
 """Types (further: real, double precision, character, time, numeric) whose values the target accepts if its column has the same modifier."""
+_INSERT_CONFLICTS: Final = ("insert_exists", "multiple_unique_conflicts")
+_UPDATE_CONFLICTS: Final = ("update_missing", "update_origin_differs", "update_exists", "multiple_unique_conflicts")
+_DELETE_CONFLICTS: Final = ("delete_missing", "delete_origin_differs")
 _MOST_OMITTED: Final = 1500
 """The largest row that can be omitted: it fits into a page and into an index."""
 
@@ -170,18 +174,18 @@ class Forms:
         origin = self._origin
         match message:
             case Insert():
-                return mapping.statement("INSERT", lambda: insert(mapping))
+                return mapping.statement("INSERT", lambda: _insert(mapping, origin))
             case Update(new=new):
                 unchanged = new.kinds.translate(_UNCHANGED)
                 nulls = b"" if mapping.key is not None else (old or new).kinds.translate(_NULLS)
                 own, replace = old is not None, _identity_changes(message, mapping)
                 return mapping.statement(
                     ("UPDATE", unchanged, nulls, own, replace),
-                    lambda: update(mapping, unchanged, nulls, old=own, replace=replace, origin=origin),
+                    lambda: _update(mapping, unchanged, nulls, old=own, replace=replace, origin=origin),
                 )
             case Delete():
                 gone = b"" if mapping.key is not None or old is None else old.kinds.translate(_NULLS)
-                return mapping.statement(("DELETE", gone), lambda: delete(mapping, gone, origin=origin))
+                return mapping.statement(("DELETE", gone), lambda: _delete(mapping, gone, origin))
 
     def _plain(self, message: Insert | Update | Delete, mapping: RelationMapping, parts: tuple[Part, ...]) -> Form:
         table = mapping.table
@@ -216,6 +220,35 @@ class Forms:
         # its values are not copied to remove their lengths: they would be in memory once more
         form.large = replace(form, parts=parts, kinds=kinds, together=None, keys=None, not_null=None)
         return form
+
+
+def _resolves(mapping: RelationMapping, *kinds: str) -> bool:
+    """Whether a rule for one of these conflicts is not the default, or they are logged. An error is not logged."""
+    resolving = mapping.resolving
+    return resolving is not None and (resolving.logged or not set(resolving.rules.changed).isdisjoint(kinds))
+
+
+def _resolves_inserts(mapping: RelationMapping) -> bool:
+    return mapping.resolving is not None and not set(mapping.resolving.rules.changed).isdisjoint(_INSERT_CONFLICTS)
+
+
+def _insert(mapping: RelationMapping, origin: int | None) -> Statement:
+    statement = insert(mapping)
+    if not mapping.columns or not _resolves_inserts(mapping):
+        return statement
+    return insert_resolving(mapping, statement, tracked=origin is not None)
+
+
+def _update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: bool, replace: bool, origin: int | None) -> Statement:
+    statement = update(mapping, unchanged, nulls, old=old, replace=replace, origin=origin)
+    if not _resolves(mapping, *_UPDATE_CONFLICTS):
+        return statement
+    return update_resolving(mapping, unchanged, nulls, old=old, replace=replace, origin=origin, base=statement)
+
+
+def _delete(mapping: RelationMapping, nulls: bytes, origin: int | None) -> Statement:
+    statement = delete(mapping, nulls, origin=origin)
+    return delete_resolving(mapping, nulls, origin=origin, base=statement) if _resolves(mapping, *_DELETE_CONFLICTS) else statement
 
 
 def _formats(kinds: bytes) -> tuple[int, ...] | None:
@@ -293,6 +326,14 @@ def _together(mapping: RelationMapping, tag: int, kinds: bytes, arrays: tuple[in
     table = mapping.table
     if table.watched or not arrays or not all(can_be_element(mapping.columns[index], kinds[index]) for index in arrays):
         return None
+    if tag == Tag.INSERT and _resolves_inserts(mapping):
+        if table.other_unique or not table.key_unique or not mapping.key or any(index not in arrays for index, _ in mapping.key):
+            return None
+        tracked = origin is not None
+        return mapping.statement(
+            (insert_set_resolving, arrays),
+            lambda: insert_set_resolving(mapping, arrays, insert_set(mapping, arrays), tracked=tracked),
+        )
     if tag == Tag.INSERT:
         make = insert_set
     elif origin is not None or not table.key_unique or not mapping.key or any(index not in arrays for index, _ in mapping.key):

@@ -97,18 +97,32 @@ class SetSender:
                 self._send_each(form, rows, contexts, size)
                 continue
             values, formats = form.set_of(rows)
+            each = contexts if statement.resolves is not None else ()
+            if statement.resolves is not None and statement.resolves.timed:
+                # a batch is one transaction then
+                values.append(_commit_time(contexts[0]))
+                formats.append(0)
             if statement.finds:
                 self._settings.find_set(form.mapping.table)
             else:
                 self._settings.change(form.mapping.table)
-            self._pipeline.send(statement, SetContext(contexts[0], contexts[-1], omitted), values, formats, size * len(rows))
+            self._pipeline.send(statement, SetContext(contexts[0], contexts[-1], omitted, each), values, formats, size * len(rows))
             omitted = 0
 
     def _send_each(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
         self._settings.change(form.mapping.table)
         send, statement, formats, parameters = self._pipeline.send, form.single, form.formats, form.parameters
+        if statement.resolves is not None and statement.resolves.timed:
+            formats = None if formats is None else (*formats, 0)
+            for row, context in zip(rows, contexts, strict=True):
+                send(statement, context, [*parameters(row), _commit_time(context)], formats, size)
+            return
         for row, context in zip(rows, contexts, strict=True):
             send(statement, context, parameters(row), formats, size)
+
+
+def _commit_time(context: ChangeContext) -> bytes | None:
+    return None if context.commit_time is None else b"%d" % context.commit_time
 
 
 def _omit_overwritten(runs: Sequence[Run[Form]], in_sets: Callable[[Form], bool]) -> dict[Run[Form], int]:

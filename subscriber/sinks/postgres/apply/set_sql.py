@@ -24,7 +24,7 @@ from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn, qualified_name
 
-__all__ = ["can_be_element", "delete_set", "insert_set", "update_set"]
+__all__ = ["can_be_element", "delete_set", "elements", "insert_set", "update_set"]
 
 _INT8: Final = 20
 
@@ -53,7 +53,7 @@ def _statement(mapping: RelationMapping, message_type: str, sql: str, indexes: S
     )
 
 
-def _elements(mapping: RelationMapping, indexes: Sequence[int]) -> str:
+def elements(mapping: RelationMapping, indexes: Sequence[int]) -> str:
     """The rows, as a SELECT list. The column of index i is named c<i>."""
     return ", ".join(f"{_element(mapping.columns[index], number)} AS c{index}" for number, index in enumerate(indexes, 1))
 
@@ -61,7 +61,7 @@ def _elements(mapping: RelationMapping, indexes: Sequence[int]) -> str:
 def insert_set(mapping: RelationMapping, indexes: Sequence[int]) -> Statement:
     """Insert rows. ``indexes``: the columns, one for each array."""
     names = ", ".join(quote_identifier(mapping.columns[index].name) for index in indexes)
-    sql = f"INSERT INTO {qualified_name(mapping.table.name)} ({names}) OVERRIDING SYSTEM VALUE SELECT {_elements(mapping, indexes)}"
+    sql = f"INSERT INTO {qualified_name(mapping.table.name)} ({names}) OVERRIDING SYSTEM VALUE SELECT {elements(mapping, indexes)}"
     return _statement(mapping, "INSERT", sql, indexes)
 
 
@@ -81,6 +81,6 @@ def delete_set(mapping: RelationMapping, indexes: Sequence[int]) -> Statement:
 def _counted(mapping: RelationMapping, changed: str, indexes: Sequence[int]) -> str:
     found = " AND ".join(f"x.{quote_identifier(mapping.columns[index].name)} {equals} u.c{index}" for index, equals in mapping.key or ())
     return (
-        f"WITH changed AS ({changed} (SELECT {_elements(mapping, indexes)}) AS u WHERE {found} RETURNING 1)"
+        f"WITH changed AS ({changed} (SELECT {elements(mapping, indexes)}) AS u WHERE {found} RETURNING 1)"
         f" SELECT pg_catalog.count(*) / (pg_catalog.count(*) = ${len(indexes) + 1})::int4 FROM changed"
     )

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
-from subscriber.errors import ProtocolError, RelationError, SubscriberError
+from subscriber.errors import ProtocolError, RelationError, SubscriberError, TargetError
 from subscriber.interfaces import ColumnPlanner, RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.protocol.tuples import places_by_relation
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
-from subscriber.sinks.postgres.apply.column_changes import alteration, column_changes, plan_columns, read_again, remember_columns
+from subscriber.sinks.postgres.apply.column_changes import alteration, column_changes, plan_columns, queries_of, read_again, remember_columns
 from subscriber.sinks.postgres.apply.forms import Form, Forms
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
+from subscriber.sinks.postgres.tables.conflict_log import LoggedConflict
 from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
@@ -25,6 +27,9 @@ from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionSender"]
+
+_MOST_LOGGED: Final = 10_000
+"""The number of conflicts that wait for their log."""
 
 
 class TransactionSender:
@@ -37,6 +42,7 @@ class TransactionSender:
         origin: PostgreSQL's name of the subscription's replication origin, for messages.
         skipped: names of relations that are left out are added to this set.
         without_sets: tables whose changes are sent one by one, and not in sets; None: those of all tables.
+        resolved: the conflicts that rules resolved; this object removes those that it writes into their log.
         differs: id of our replication origin (0: we have none), to report rows that another origin changed last. None: do not report them.
 
     Attributes:
@@ -53,7 +59,9 @@ class TransactionSender:
         *,
         without_sets: Collection[TableName] | None,
         differs: int | None,
+        resolved: list[LoggedConflict],
     ) -> None:
+        self._conflicts = resolved
         relations.begin()
         self._relations = relations
         self._pipeline = pipeline
@@ -83,7 +91,12 @@ class TransactionSender:
         contexts: list[ChangeContext] = []
         try:
             for transaction in transactions:
-                context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
+                context = ChangeContext(
+                    self._origin,
+                    transaction.xid,
+                    transaction.final_lsn,
+                    commit_time=transaction.commit_time if transaction.final_lsn else None,
+                )
                 alone = transaction.spilled or transaction.prefixed or len(transaction.records) >= MOST_ROWS
                 if not alone:
                     records += transaction.records
@@ -149,6 +162,21 @@ class TransactionSender:
                 place = stop
             if pipeline.full:
                 await pipeline.throttle()
+                if len(self._conflicts) >= _MOST_LOGGED:
+                    self.write_log()
+
+    def write_log(self) -> None:
+        """Write the conflicts that were resolved into their log, if there is one.
+
+        Raises:
+            TargetError: in a transaction before its end, there are too many to keep them.
+        """
+        if self._relations.log is not None and self._conflicts:
+            if any(each.lsn is None for each in self._conflicts):
+                raise TargetError("too many conflicts", hint="it is applied at its end")
+            self._settings.reset()
+            self._relations.log.send(self._pipeline, self._conflicts)
+            self._conflicts.clear()
 
     @property
     def changed(self) -> Collection[TableName]:
@@ -241,7 +269,8 @@ class TransactionSender:
         self._settings.reset()
         assert self._relations.subscription is not None
         self._pipeline.send(*remember_columns(self._relations.subscription, table.oid, plan))
-        self._relations.map_to(relation, await read_again(table, self._pipeline, self._relations) if changes else table)
+        table = await read_again(table, self._pipeline, self._relations) if changes else table
+        await self._relations.map_to(relation, table, queries_of(self._pipeline, self._relations))
 
     async def _truncate(self, message: Truncate, context: ChangeContext) -> None:
         mappings: list[RelationMapping] = []

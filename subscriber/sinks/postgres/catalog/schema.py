@@ -11,6 +11,7 @@ that all kinds of targets share.
     State of each table. ``srrelid`` is the oid of the target table, which follows a table that is renamed, and tells it from another one
     with its name. It is valid in the target that ``subtarget`` names. Elsewhere ``srnspname`` and ``srrelname`` find the table again.
     ``srmode``: whether its synchronization copies, reconciles or replaces rows (:class:`subscriber.interfaces.SyncMode`).
+    ``srsyncxid`` is the transaction that ended its synchronization: the rows of the table from before count as the subscription's own.
     ``srcopyattempt`` counts the copies that were started. Of a table that is parked (state ``p``), ``srsublsn`` is the final LSN of the
     first transaction whose changes are left out, ``srerror`` and ``srerrortime`` say why and when.
 ``position``
@@ -97,6 +98,7 @@ _CATALOG: Final = """
         srerrortime timestamptz,
         srcolumns text,
         srcopyattempt bigint NOT NULL DEFAULT 0,
+        srsyncxid bigint,
         PRIMARY KEY (srsubid, srrelid)
     );
     CREATE TABLE subscriber."position" (

@@ -37,7 +37,7 @@ import asyncpg
 import psycopg
 
 from subscriber import crash_points
-from subscriber.config import SynchronousCommit
+from subscriber.config import ConflictRules, SynchronousCommit
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.interfaces import (
     Batch,
@@ -67,6 +67,7 @@ from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop
 from subscriber.sinks.postgres.session.queries import become, run_query
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.sinks.postgres.tables.firing_triggers import firing_trigger
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
@@ -85,6 +86,10 @@ _START: Final = """
 UPDATE subscriber.pg_subscription_rel SET srsubstate = 'd', srcopyattempt = srcopyattempt + 1
 WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid AND srsubstate::text IN ('i', 'd') RETURNING srcopyattempt
 """
+_SYNCHRONIZED: Final = """
+UPDATE subscriber.pg_subscription_rel SET srsyncxid = pg_catalog.pg_current_xact_id()::text::int8
+WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid
+"""
 
 
 class PostgresTableSink:
@@ -96,6 +101,8 @@ class PostgresTableSink:
         as_owner: change the table as its owner.
         tally: counters of the sink.
         origins: the replication origins of the sink.
+        rules: what to do about conflicts.
+        log: the table in which they are logged, if there is one.
     """
 
     def __init__(
@@ -109,7 +116,11 @@ class PostgresTableSink:
         as_owner: bool,
         tally: Tally,
         origins: Origins,
+        rules: ConflictRules,
+        log: ConflictLog | None,
     ) -> None:
+        self._log = log
+        self._rules = rules
         self._target = target
         self._table = table
         self._oid = oid
@@ -390,7 +401,7 @@ class PostgresTableSink:
             position = (await self.position()).lsn
             if self._reader is None:
                 raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
-            relations = RelationMap(self._reader, as_owner=self._as_owner, subscription=None)
+            relations = RelationMap(self._reader, as_owner=self._as_owner, subscription=None, rules=self._rules, log=self._log)
             owner = Owner(self._oid, self.relation_id)
             self._applier = Applier(self._control, relations, owner, position=position, tally=self._tally, committed=_durable_already)
         await self._applier.apply(batch)
@@ -399,6 +410,7 @@ class PostgresTableSink:
         async with self._control.transaction():
             await self._rows.forget_position(self.relation_id)
             await self._change_state(TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)
+            await self._control.fetch(_SYNCHRONIZED, self._oid, self.relation_id)
         self._applier = None
         self._synchronized = True
 

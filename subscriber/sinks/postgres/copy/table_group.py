@@ -57,7 +57,8 @@ _FINISH: Final = f"""
 {OWN_ROLE};
 WITH done AS (
     UPDATE subscriber.pg_subscription_rel AS r
-    SET srsubstate = 's', srsublsn = '{{lsn}}', srmode = '{SyncMode.COPY.value}', srerrortime = NULL
+    SET srsubstate = 's', srsublsn = '{{lsn}}', srmode = '{SyncMode.COPY.value}', srerrortime = NULL,
+        srsyncxid = pg_catalog.pg_current_xact_id()::text::int8
     WHERE r.srsubid = {{oid}}::oid AND r.srrelid = {{relid}}::oid AND r.srsubstate::text = 'i'
       AND EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
                   WHERE c.oid = {{relid}}::oid AND {FINGERPRINT} = {{fingerprint}})

@@ -149,6 +149,7 @@ class PostgresParallelTransaction:
             self._counted.statistics.skipped_tables,
             without_sets=self._applier.without_sets,
             differs=self._applier.differs,
+            resolved=self._counted.resolved,
         )
 
     async def _settle(self) -> None:
@@ -233,7 +234,7 @@ class PostgresParallelTransaction:
         """
         if transaction.end_lsn <= self._applier.position or not self._complete(transaction):
             return False
-        if not await self._finish(lambda pipeline: self._applier.send_commit(pipeline, transaction, self._session)):
+        if not await self._finish(transaction, lambda pipeline: self._applier.send_commit(pipeline, transaction, self._session)):
             return False
         self._applier.adopt(transaction, self._relations, self._counted, self._wal)
         await transaction.discard()
@@ -252,7 +253,7 @@ class PostgresParallelTransaction:
         if not self._complete(transaction) or await self._two_phase.is_done(transaction.xid):
             return False
         gid = self._two_phase.gid(transaction.xid)
-        if not await self._finish(lambda pipeline: self._applier.send_prepare(pipeline, transaction, gid, self._session)):
+        if not await self._finish(transaction, lambda pipeline: self._applier.send_prepare(pipeline, transaction, gid, self._session)):
             return False
         self._applier.adopt(transaction, self._relations, self._counted, None, prepared=True)
         await self._two_phase.prepared(transaction)
@@ -262,13 +263,15 @@ class PostgresParallelTransaction:
     def _complete(self, transaction: Transaction) -> bool:
         return self._begun and self._count == transaction.count
 
-    async def _finish(self, end: Callable[[Pipeline], None]) -> bool:
+    async def _finish(self, transaction: Transaction, end: Callable[[Pipeline], None]) -> bool:
         """Run the final statements. Returns False if everything is rolled back."""
         try:
             await self._settle()
             async with self._session.pipeline(self._completed) as pipeline:
                 for target in self._targets:
                     pipeline.send(UNCHANGED, None, parameters(target))
+                if self._relations.log is not None:
+                    self._relations.log.send(pipeline, self._counted.resolved, transaction.final_lsn, transaction.commit_time)
                 pipeline.send(FENCED, None, self._sessions.fence)
                 end(pipeline)
         except StatementFailed as failure:

@@ -182,11 +182,19 @@ class Pipeline:
         """
         question = _Question()
         self.send(statement, question, values, formats)
+        await self.answered()
+        assert question.result is not None
+        return question.result
+
+    async def answered(self) -> None:
+        """Wait until all statements are answered.
+
+        Raises:
+            StatementFailed, TargetUnavailable: as :meth:`throttle`.
+        """
         self._pgconn.send_flush_request()
         await self._pump(0, 0)
         self.raise_failure()
-        assert question.result is not None
-        return question.result
 
     async def drain(self) -> None:
         """Send Sync and read all answers.

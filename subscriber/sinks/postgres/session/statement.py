@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from subscriber.interfaces import TableName
 
-__all__ = ["Statement", "Truncated", "Written"]
+__all__ = ["Resolution", "Statement", "Truncated", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,25 @@ class Truncated:
     referenced_by: frozenset[TableName]
 
 
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """How a statement resolves conflicts.
+
+    Attributes:
+        rules: the rules of the table, by kind of conflict.
+        indexes: name and key of each unique index that is searched.
+        timed: the last parameter is the commit time on the publisher, in microseconds since 2000; NULL: it is not known yet.
+        unsent: columns of the new row that the publisher did not send.
+        logged: its conflicts are written into a table.
+    """
+
+    rules: Mapping[str, str]
+    indexes: tuple[tuple[str, tuple[str, ...]], ...]
+    timed: bool
+    unsent: tuple[str, ...]
+    logged: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
     """SQL with typed parameters. Statements are compared by identity, because they are the keys of the prepared statements.
@@ -60,6 +80,7 @@ class Statement:
         ends: it ends the transaction: constraints that were deferred are checked then.
         truncated: the tables that it truncates.
         hint: what to do if it is rejected.
+        resolves: it resolves conflicts by rules; None: by those of a native subscription.
     """
 
     sql: bytes
@@ -75,3 +96,4 @@ class Statement:
     ends: bool = False
     truncated: tuple[Truncated, ...] = ()
     hint: str = ""
+    resolves: Resolution | None = None

@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from subscriber.config import ConflictRules
 from subscriber.errors import ProtocolError, RelationError
 from subscriber.interfaces import CATALOG_SCHEMA, ColumnPlanner, TableName, TableState
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation, Tag
 from subscriber.sinks.described_relations import DescribedRelations
-from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
-from subscriber.sinks.postgres.tables.relation_mapping import STREAM_HINT, RelationMapping, TargetTable, map_relation
+from subscriber.sinks.postgres.session.catalog_reader import CatalogQueries, CatalogReader
+from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
+from subscriber.sinks.postgres.tables.relation_mapping import (
+    STREAM_HINT,
+    RelationMapping,
+    Resolving,
+    TargetTable,
+    map_relation,
+    qualified_name,
+)
 from subscriber.sinks.postgres.tables.table_reader import read_table, read_tables, require_table
+from subscriber.sinks.postgres.tables.unique_indexes import UNIQUE_INDEXES, unique_indexes
 from subscriber.transaction.model import Transaction
 from subscriber.transaction.relations import changed_relations
 
@@ -29,6 +39,11 @@ __all__ = ["RelationMap"]
 _OF_SUBSCRIPTION: Final = """
 SELECT srrelid::int8 AS oid, srsubstate::text AS state, srsublsn::text AS lsn
 FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = ANY ($2::oid[])
+"""
+
+_HORIZON: Final = """
+SELECT srsyncxid AS xid FROM subscriber.pg_subscription_rel
+WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid AND srsyncxid IS NOT NULL
 """
 
 
@@ -48,14 +63,21 @@ class RelationMap(DescribedRelations):
         reader: reads the target's catalogs.
         as_owner: changes are made as the tables' owners.
         subscription: oid of the subscription; only its tables are changed. None in a table's own synchronization, where only the gate
-            decides.
+            decides, and all rows count as the subscription's own.
+        rules: what to do about conflicts.
+        log: the table in which they are logged, if there is one.
 
     Attributes:
+        rules, log: the same.
         planner: says which columns to change, if they follow the publisher's.
     """
 
-    def __init__(self, reader: CatalogReader, *, as_owner: bool, subscription: int | None) -> None:
+    def __init__(
+        self, reader: CatalogReader, *, as_owner: bool, subscription: int | None, rules: ConflictRules, log: ConflictLog | None = None
+    ) -> None:
         super().__init__()
+        self.rules = rules
+        self.log = log
         self._reader = reader
         self._as_owner = as_owner
         self._subscription = subscription
@@ -129,13 +151,14 @@ class RelationMap(DescribedRelations):
         """Whether the mapping of a relation is known."""
         return relation_id in self._mappings
 
-    def map_to(self, relation: Relation, table: TargetTable) -> RelationMapping:
-        """Map the relation to its table, which was read just now.
+    async def map_to(self, relation: Relation, table: TargetTable, reader: CatalogQueries) -> RelationMapping:
+        """Map the relation to its table, which was read just now. ``reader``: sees the table as it is now.
 
         Raises:
             RelationError: the relation does not fit the target table.
+            TargetUnavailable: the connection was lost.
         """
-        found = self._mappings[relation.relation_id] = map_relation(relation, table)
+        found = self._mappings[relation.relation_id] = await self._resolving(map_relation(relation, table), reader)
         return found
 
     def forget_tree(self, tree: int) -> set[int]:
@@ -158,12 +181,27 @@ class RelationMap(DescribedRelations):
             ahead = await self._read_ahead(name)
             table = ahead.table if ahead else await read_table(self._reader, name, as_owner=self._as_owner, hint=STREAM_HINT)
             try:
-                found = self._mappings[relation.relation_id] = map_relation(relation, table)
+                found = self._mappings[relation.relation_id] = await self._resolving(map_relation(relation, table), self._reader)
             except RelationError:
                 # the table may be altered before the next attempt
                 self._ahead = None
                 raise
         return found
+
+    async def _resolving(self, mapping: RelationMapping, reader: CatalogQueries) -> RelationMapping:
+        """Add what conflicts of the table are resolved by, unless all its rules are the default."""
+        rules = self.rules.of(mapping.remote.namespace, mapping.remote.name)
+        rules = rules if self._subscription is not None else rules.without_origins()
+        log = self.log
+        if not rules.changed and log is None:
+            return mapping
+        table, horizon = mapping.table, None
+        rows = await reader.fetch(UNIQUE_INDEXES.format("$1"), qualified_name(table.name))
+        if rules.by_origin:
+            found = await reader.fetch(_HORIZON, self._subscription, table.oid)
+            horizon = found[0]["xid"] if found else None
+        indexes = unique_indexes([tuple(row.values()) for row in rows], table)
+        return replace(mapping, resolving=Resolving(rules, indexes, horizon, log is not None, log is not None and log.rows))
 
     async def is_wanted(self, relation: Relation, final_lsn: Lsn, *, by_name: bool | None) -> bool:
         """Whether the apply worker applies the changes of this relation.

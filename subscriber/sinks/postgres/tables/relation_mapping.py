@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+from subscriber.config import TableRules
 from subscriber.errors import MissingColumns, RelationError
 from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
@@ -18,7 +19,16 @@ from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
 
-__all__ = ["RelationMapping", "TargetColumn", "TargetTable", "described_relation", "map_relation", "qualified_name"]
+__all__ = [
+    "RelationMapping",
+    "Resolving",
+    "TargetColumn",
+    "TargetTable",
+    "UniqueIndex",
+    "described_relation",
+    "map_relation",
+    "qualified_name",
+]
 
 _PREREQUISITE: Final = "55000"
 _WRONG_OBJECT: Final = "42809"
@@ -157,6 +167,36 @@ class TargetTable:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """A unique index: name, predicate if it is partial, key columns or expressions, and their equality operators."""
+
+    name: str
+    predicate: str | None
+    keys: tuple[str, ...]
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolving:
+    """What a table's conflicts are resolved by.
+
+    Attributes:
+        rules: its rules.
+        indexes: its unique indexes, the one of the key first.
+        horizon: the transaction of the target that ended the table's synchronization, or None. Its rows from before count as the
+            subscription's own.
+        logged: whether conflicts are written into a table.
+        log_rows: whether the rows are written there too.
+    """
+
+    rules: TableRules
+    indexes: tuple[UniqueIndex, ...]
+    horizon: int | None = None
+    logged: bool = False
+    log_rows: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RelationMapping:
     """A publisher's relation and the target's table together.
@@ -166,6 +206,7 @@ class RelationMapping:
         key: indexes of the remote columns that find the row, with the operators of the key; None: the whole old row is compared.
         problem: why UPDATE and DELETE are impossible, or None.
         identity: index of the column that is GENERATED ALWAYS AS IDENTITY, if it is replicated.
+        resolving: what conflicts are resolved by; None: as in a native subscription.
     """
 
     remote: Relation
@@ -174,6 +215,7 @@ class RelationMapping:
     key: tuple[tuple[int, str | None], ...] | None
     problem: RelationError | None
     identity: int | None
+    resolving: Resolving | None = None
     _statements: dict[Hashable, Statement] = field(default_factory=dict)
 
     def statement(self, pattern: Hashable, make: Callable[[], Statement]) -> Statement:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.config import SchemaChange, Settings
+from subscriber.config import ConflictRules, SchemaChange, Settings
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
@@ -47,10 +47,12 @@ class RelationMap(DescribedRelations):
     Args:
         published: the latest descriptions from the publisher's catalog; shared with the sink, which updates it.
         settings: ``schema_change``, ``insert_conflict``.
+        rules: what to do about conflicts.
     """
 
-    def __init__(self, published: Mapping[TableName, PublishedTable], settings: Settings) -> None:
+    def __init__(self, published: Mapping[TableName, PublishedTable], settings: Settings, rules: ConflictRules) -> None:
         super().__init__()
+        self._rules = rules
         self._published = published
         self._settings = settings
         self._plans: dict[int, RelationPlan] = {}
@@ -103,6 +105,7 @@ class RelationMap(DescribedRelations):
             keyed=keyed,
             ordered=ordered,
             problem=_problem(relation, target, unique),
+            rules=self._rules.of(name.namespace, name.name),
         )
 
 

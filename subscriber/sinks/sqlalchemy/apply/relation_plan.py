@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import Dialect
 
-from subscriber.config import InsertConflict
+from subscriber.config import InsertConflict, TableRules
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
 from subscriber.protocol.messages import NULL, UNCHANGED, Delete, Insert, Relation, Tag, TupleData, Update
@@ -47,12 +47,14 @@ class Form(runs.Form):
         statement: makes one change.
         binds: bind the values of a row.
         columns: the columns of these values.
+        unsent: names of columns of an UPDATE whose unchanged values were not sent.
     """
 
     plan: RelationPlan
     statement: Statement
     binds: Sequence[Bind]
     columns: Sequence[ColumnPlan]
+    unsent: Sequence[str] = ()
 
     def bound(self, rows: Sequence[Row]) -> Vector:
         """Bind rows; return their columns in the order of a vector, see :mod:`subscriber.sinks.sqlalchemy.apply.statements`.
@@ -95,6 +97,7 @@ class RelationPlan:
         keyed: only the key makes rows of the table unique: changes of different keys may be reordered.
         ordered: triggers of the target see every change: changes are made one by one, in order.
         problem: why UPDATE and DELETE are impossible, or None.
+        rules: what to do about conflicts.
     """
 
     def __init__(
@@ -107,8 +110,10 @@ class RelationPlan:
         keyed: bool,
         ordered: bool,
         problem: RelationError | None,
+        rules: TableRules,
     ) -> None:
         self.remote = remote
+        self.rules = rules
         self.target = target
         self.ordered = ordered
         self.width = len(target.columns)
@@ -117,6 +122,23 @@ class RelationPlan:
         self._conflict: InsertConflict = conflict
         self._keyed = keyed
         self._forms: dict[object, Form] = {}
+        self._inserts: Statement | None = None
+        self._overwrites: Statement | None = None
+
+    @property
+    def inserts(self) -> Statement:
+        """The INSERT of a whole row."""
+        if self._inserts is None:
+            self._inserts = insert_row(self.target, self._dialect)
+        return self._inserts
+
+    @property
+    def overwrites(self) -> Statement | None:
+        """The UPDATE of all columns of the row that has the new row's key; None: the table has no key."""
+        if self._overwrites is None and self.target.key is not None:
+            rest = [n for n, plan in enumerate(self.target.columns) if plan.column is not None and n not in self.target.key]
+            self._overwrites = update_row(self.target, self._dialect, rest, frozenset())
+        return self._overwrites
 
     @property
     def name(self) -> TableName:
@@ -175,6 +197,7 @@ class RelationPlan:
             if not plain and len(parts) > 1:
                 kinds += searched
         columns = [*target.columns, *target.columns][: len(kinds)]
+        new = parts[-1][1]
         binds = binds_of(columns, kinds)
         movable = plain and self._keyed and target.key is not None and all(kinds[number] != UNCHANGED for number in target.key)
         return Form(
@@ -189,6 +212,7 @@ class RelationPlan:
             statement=statement,
             binds=binds,
             columns=columns,
+            unsent=[plan.name for plan, kind in zip(target.columns, new, strict=True) if kind == UNCHANGED] if tag == Tag.UPDATE else (),
         )
 
     def _keys(self, binds: Sequence[Bind], rows: Sequence[Row]) -> Sequence[object]:

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
+from sqlalchemy import CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.errors import ProtocolError, TargetError
+from subscriber.errors import ApplyError, ProtocolError, TargetError
 from subscriber.interfaces import RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
@@ -25,8 +26,8 @@ from subscriber.sinks.sqlalchemy.apply.binding import picked
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables, Uncounted
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind, has_triggers
-from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan
-from subscriber.sinks.sqlalchemy.apply.statements import delete_all
+from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan, Vector
+from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_all
 from subscriber.sinks.sqlalchemy.session.database_errors import UNIQUE_VIOLATION, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.transaction.model import Transaction
@@ -36,6 +37,7 @@ __all__ = ["TransactionRunner"]
 
 _MOST_ROWS: Final = 500
 """The largest number of changes that are read together, so that their size is checked in between."""
+_NO_DATA: Final = "P0002"
 _FLUSH_CHANGES: Final = 50_000
 _FLUSH_BYTES: Final = 8 * 1024**2
 
@@ -191,16 +193,71 @@ class TransactionRunner:
             with _naming(statement.table, form.tag, context, count=self._counted if self._exact else None), translated(), passing_values():
                 # a large value is not kept beside its parameter
                 vector = form.bound([rows.pop()])
-                (parameters,) = picked(vector, statement.pick, 1)
-                limit_of(self._connection).require(statement.sql, parameters)
-                result = await self._connection.exec_driver_sql(statement.sql, parameters)
+                if form.tag == Tag.INSERT and await self._resolved(form.plan, statement, vector):
+                    continue
+                result = await self._execute(statement, vector)
                 found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
                 if not found and statement.search is not None:
                     # a trigger may have skipped an existing row: that is no conflict
                     query, pick = statement.search.query
                     (parameters,) = picked(vector, pick, 1)
                     found = int((await self._connection.exec_driver_sql(query, parameters)).first() is not None)
+                if not found and await self._missed(form, statement, vector):
+                    continue
             self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
+
+    async def _execute(self, statement: Statement, vector: Vector) -> CursorResult[Any]:
+        """Make one change."""
+        (parameters,) = picked(vector, statement.pick, 1)
+        limit_of(self._connection).require(statement.sql, parameters)
+        return await self._connection.exec_driver_sql(statement.sql, parameters)
+
+    async def _resolved(self, plan: RelationPlan, statement: Statement, vector: Vector) -> bool:
+        """Resolve the conflict of an INSERT whose key exists, by its rule. False: there is none, or it is an error."""
+        rule, overwrites = plan.rules.insert_exists, plan.overwrites if plan.rules.insert_exists != "error" else None
+        if overwrites is None or overwrites.search is None:
+            return False
+        both = [*vector, *vector]
+        query, pick = overwrites.search.query
+        (parameters,) = picked(both, pick, 1)
+        if (await self._connection.exec_driver_sql(query, parameters)).first() is None:
+            return False
+        if rule == "apply_remote":
+            await self._execute(overwrites, both)
+            self._counted.changes("INSERT", statement.table, (), 1, 1)
+        self._note("insert_exists", overwrites, "Key already exists", rule)
+        return True
+
+    async def _missed(self, form: Form, statement: Statement, vector: Vector) -> bool:
+        """Resolve the conflict of a change that found no row, by its rule. False: it is skipped.
+
+        Raises:
+            ApplyError: the conflict is an error, or the row to insert was not sent as a whole.
+        """
+        conflict = f"{statement.kind.lower()}_missing"
+        rule = getattr(form.plan.rules, conflict)
+        if rule == "skip":
+            return False
+        message = f'could not find the row of relation "{statement.table}" to be {statement.kind.lower()}d'
+        hint = "correct the row in the target, or change the rule; the transaction is retried"
+        new = form.plan.width
+        if rule == "insert":
+            if len(form.unsent) == 0:
+                await self._execute(form.plan.inserts, vector[:new])
+                self._counted.changes("UPDATE", statement.table, (), 1, 1)
+                self._note(conflict, statement, "Could not find the row to be updated", rule)
+                return True
+            columns = ", ".join(f'"{name}"' for name in form.unsent)
+            message += f", and it cannot be inserted: the publisher did not send the unchanged values of {columns}"
+            hint = "reconcile the table (`subscriber alter NAME --resync TABLE`), or change the rule; the transaction is retried"
+        error = ApplyError(message, sqlstate=_NO_DATA, hint=hint)
+        error.add_note(f'conflict detected on relation "{statement.table}": conflict={conflict}, rule={rule}')
+        if self._exact:
+            self._counted.failed = conflict
+        raise error
+
+    def _note(self, conflict: str, statement: Statement, explanation: str, rule: str) -> None:
+        self._counted.conflict("", statement.table, statement.identity, conflict, explanation, resolution=rule)
 
     async def _make_together(self, run: Run[Form]) -> None:
         """Make changes by ``executemany``, or by bulk statements."""
@@ -211,6 +268,8 @@ class TransactionRunner:
             if missing is not None and await self._connection.run_sync(has_triggers, missing.table):
                 # the trigger was created after the plan read the table
                 raise Uncounted("a trigger may have passed over rows that exist")
+            if found < sent and getattr(run.form.plan.rules, f"{statement.kind.lower()}_missing") != "skip":
+                raise Uncounted("a rule is for each row that is missing")
         self._counted.changes(statement.kind, statement.table, statement.identity, sent, found)
 
     async def _execute_many(self, form: Form, rows: list[Row]) -> int:

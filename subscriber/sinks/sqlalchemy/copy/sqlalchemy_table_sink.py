@@ -42,7 +42,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber import crash_points
 from subscriber.catalog.subscription_rows import SubscriptionRows, TableRow
-from subscriber.config import Settings
+from subscriber.config import ConflictRules, Settings
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Batch, CopyFormat, Position, PublishedTable, Replacement, SyncMode, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
@@ -85,6 +85,7 @@ class SqlAlchemyTableSink:
         table: the publisher's table.
         published: the latest descriptions from the publisher's catalog.
         settings: ``schema_change``, ``insert_conflict``.
+        rules: what to do about conflicts.
         tally: receives the counts.
     """
 
@@ -96,6 +97,7 @@ class SqlAlchemyTableSink:
         *,
         published: Mapping[TableName, PublishedTable],
         settings: Settings,
+        rules: ConflictRules,
         tally: Tally,
     ) -> None:
         self._database = database
@@ -103,6 +105,7 @@ class SqlAlchemyTableSink:
         self._table = table
         self._published = published
         self._settings = settings
+        self._rules = rules
         self._tally = tally
         self._session: Session | None = None
         self._relid: int | None = None
@@ -383,7 +386,7 @@ class SqlAlchemyTableSink:
                 self._session,
                 self._database.tables,
                 self._fence,
-                RelationMap(self._published, self._settings),
+                RelationMap(self._published, self._settings, self._rules),
                 Owner(self._fence.oid, self.relation_id),
                 position=position,
                 tally=self._tally,

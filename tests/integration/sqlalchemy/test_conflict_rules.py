@@ -1,0 +1,114 @@
+"""Conflicts by rule in SQL targets: each rule in each situation, in runs and change by change, with equal rows and counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.protocol.messages import Message
+from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
+from subscriber.subscription.spec import require_rules
+from subscriber.testing.compliance import ComplianceTarget
+from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.sample_messages import UNSENT, Table, truncate
+from tests.integration.apply.test_conflicts import conflicts
+from tests.sinks.targets import MariaDBTarget, SqliteTarget
+
+T = Table("t", "*id int4", "v", "w")
+KEY = Table("k", "*id int4", relation_id=2)
+LOCAL = (1, "local", "local")
+
+
+@dataclass
+class Situation:
+    rules: dict[str, str]
+    changes: list[Message]
+    after: list[tuple[object, ...]] | None
+    conflicts: dict[str, int]
+
+
+INSERTS: list[Message] = [T.insert(1, "remote", None), T.insert(2, "remote", None), T.insert(2, "again", None)]
+SITUATIONS = {
+    "error": Situation({}, INSERTS, None, {"confl_insert_exists": 1}),
+    "apply_remote": Situation(
+        {"insert_exists": "apply_remote"}, INSERTS, [(1, "remote", None), (2, "again", None)], {"confl_insert_exists": 2}
+    ),
+    "keep_local": Situation({"insert_exists": "keep_local"}, INSERTS, [LOCAL, (2, "remote", None)], {"confl_insert_exists": 2}),
+    "of another table": Situation({"insert_exists.public.k": "apply_remote"}, INSERTS, None, {"confl_insert_exists": 1}),
+    "skip": Situation(
+        {}, [T.update(9, "x", "y"), T.delete(8, None, None)], [LOCAL], {"confl_update_missing": 1, "confl_delete_missing": 1}
+    ),
+    "insert": Situation(
+        {"update_missing": "insert"},
+        [T.update(1, "remote", UNSENT), T.update(9, "x", "y"), T.update(9, "z", UNSENT), T.update(8, "moved", None, old=(7, None, None))],
+        [(1, "remote", "local"), (8, "moved", None), (9, "z", "y")],
+        {"confl_update_missing": 2},
+    ),
+    "insert without the whole row": Situation({"update_missing": "insert"}, [T.update(9, "x", UNSENT)], None, {"confl_update_missing": 1}),
+    "update error": Situation(
+        {"update_missing": "error"}, [T.update(1, "x", "y"), T.update(9, "x", "y")], None, {"confl_update_missing": 1}
+    ),
+    "delete error": Situation(
+        {"delete_missing": "error"}, [T.delete(1, None, None), T.delete(9, None, None)], None, {"confl_delete_missing": 1}
+    ),
+}
+
+
+@pytest.fixture(params=["sqlite", "mariadb"])
+def target(request: pytest.FixtureRequest) -> ComplianceTarget:
+    if request.param == "sqlite":
+        directory: Path = request.getfixturevalue("tmp_path")
+        return SqliteTarget(directory / "replica.db")
+    return MariaDBTarget(request.getfixturevalue("mariadb_db"))
+
+
+async def test_every_rule(target: ComplianceTarget) -> None:
+    feed = Feed(target)
+    url = feed.sink._target  # type: ignore[attr-defined]
+    await feed.open()
+    await feed.create(T, KEY)
+    for name, each in SITUATIONS.items():
+        await feed.close()
+        feed.sink = SqlAlchemySink(url, options=SubscriptionOptions(conflict=each.rules), settings=Settings(create_tables=False))
+        await feed.open()
+        await feed.apply(T.relation, truncate(T))
+        await feed.apply(T.insert(*LOCAL))
+        if each.after is None:
+            with pytest.raises(TargetError) as caught:
+                await feed.apply(*each.changes)
+            assert any("conflict=" in note for note in caught.value.__notes__), name
+            await feed.expect(T, LOCAL)
+        else:
+            await feed.apply(*each.changes)
+            await feed.expect(T, *each.after)
+        assert conflicts(feed.sink.statistics) == each.conflicts, name
+    await feed.close()
+
+
+async def test_rows_that_have_only_a_key(target: ComplianceTarget) -> None:
+    feed = Feed(target)
+    rules = SubscriptionOptions(conflict={"insert_exists": "apply_remote", "update_missing": "insert"})
+    feed.sink = SqlAlchemySink(feed.sink._target, options=rules, settings=Settings(create_tables=False))  # type: ignore[attr-defined]
+    await feed.open()
+    await feed.create(KEY)
+    await target.insert(KEY, [("1",)])
+    await feed.apply(KEY.relation, KEY.insert(1), KEY.insert(2), KEY.update(3))
+    await feed.expect(KEY, (1,), (2,), (3,))
+    assert conflicts(feed.sink.statistics) == {"confl_insert_exists": 1, "confl_update_missing": 1}
+    await feed.close()
+
+
+def test_rules_that_a_sql_target_does_not_have(tmp_path: Path) -> None:
+    for kind, rule, hint in (
+        ("insert_exists", "last_update_wins", "use error or apply_remote or keep_local"),
+        ("update_origin_differs", "keep_local", "omit the rule"),
+        ("update_exists", "keep_local", "omit the rule"),
+    ):
+        options = SubscriptionOptions(conflict={f"{kind}.public.t": rule})
+        with pytest.raises(ConfigurationError, match=f"conflict.{kind} = {rule} is not available for this kind of target") as caught:
+            require_rules(options, SqlAlchemySink(f"sqlite:///{tmp_path}/x.db", options=options, settings=Settings()))
+        assert caught.value.hint == hint
