@@ -165,6 +165,7 @@ async def send(
         set(),
         without_sets=without_sets,
         differs=differs,
+        resolved=[],
     )
     await sender.send([transaction(*messages)])
     sender.finish()
