@@ -14,7 +14,14 @@ from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag,
 from subscriber.protocol.tuples import places_by_relation
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
-from subscriber.sinks.postgres.apply.column_changes import alteration, column_changes, plan_columns, queries_of, read_again, remember_columns
+from subscriber.sinks.postgres.apply.column_changes import (
+    alteration,
+    column_changes,
+    plan_columns,
+    queries_of,
+    read_again,
+    remember_columns,
+)
 from subscriber.sinks.postgres.apply.forms import Form, Forms
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
