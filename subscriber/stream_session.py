@@ -24,7 +24,7 @@ from subscriber.recording.streams import RecordedStream
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
-from subscriber.walreceiver.publication import missing_publications, publications_missing
+from subscriber.walreceiver.publication import missing_publications, publications_missing, published_sources
 
 __all__ = ["CAUTIOUSLY", "SLOT_SECONDS", "FollowedSlot", "StreamSession", "undecodable"]
 
@@ -146,6 +146,7 @@ class StreamSession:
             options = negotiate(
                 connection.capabilities, wanted, publications=slot.publications, two_phase=two_phase, messages=slot.messages
             )
+            names = await published_sources(connection, slot.publications, slot.options.mapping)
             stream: ReplicationStream = await connection.start_replication(slot.name, position.lsn, options)
             starting.push_async_callback(stream.close)
             if slot.recorder is not None:
@@ -164,7 +165,7 @@ class StreamSession:
             key = slot.spool_key or f"slot {slot.name} of {position.system_identifier}"
             spool = await starting.enter_async_context(SpoolDirectory(slot.settings.spool_directory, key))
             tracker = tracker or FlushTracker(position.lsn)
-            receiver = Receiver(filtered(stream, slot.options), tracker, spool, slot.settings, blocks=slot.blocks)
+            receiver = Receiver(filtered(stream, slot.options, names), tracker, spool, slot.settings, blocks=slot.blocks)
             return await cls._started(
                 starting, receiver, tracker, position, publisher_lsn=publisher_lsn, capabilities=connection.capabilities
             )

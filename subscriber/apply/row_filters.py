@@ -1,19 +1,20 @@
-"""The row filters of a subscription (``-o where.SCHEMA.TABLE=…``): in its streams, and in the descriptions of the tables to copy."""
+"""The row filters (``-o where.SCHEMA.TABLE=…``) and the mapping of a subscription: in its streams, and in what is copied of its tables."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError
-from subscriber.interfaces import PublishedTable, ReplicationStream
+from subscriber.interfaces import PublishedTable, ReplicationStream, TableName
 from subscriber.protocol.lsn import Lsn
+from subscriber.transaction.mapped_frames import MappedFrames
+from subscriber.transaction.relation_frames import RelationFrames
 
 if TYPE_CHECKING:
     from subscriber.rowfilter import FilterExpression
-    from subscriber.rowfilter.stream import FrameFilter
 
 __all__ = ["copied_rows", "filter_expressions", "filtered"]
 
@@ -45,36 +46,48 @@ def filter_expressions(options: SubscriptionOptions) -> Mapping[tuple[str, str],
 
 def copied_rows(table: PublishedTable, options: SubscriptionOptions) -> PublishedTable:
     """Return the table with its row filter, which the publisher evaluates when the table is copied."""
-    own = options.row_filters.get((table.name.namespace, table.name.name))
+    own = options.row_filters.get(table.publisher_name.pair)
     if own is None:
         return table
     published = " OR ".join(f"({expression})" for expression in table.row_filters)
     return replace(table, row_filters=(f"({published}) AND ({own})" if published else own,))
 
 
-def filtered(stream: ReplicationStream, options: SubscriptionOptions) -> ReplicationStream:
-    """Return the stream with the row filters applied; the stream itself if there are none.
+def filtered(
+    stream: ReplicationStream, options: SubscriptionOptions, names: Mapping[TableName, TableName] | None = None
+) -> ReplicationStream:
+    """Return the stream with the row filters and the mapping applied; the stream itself if there are none.
+
+    Args:
+        stream: of the publisher.
+        options: of the subscription.
+        names: the publisher's names by those of the target, of the tables that are published now.
 
     Raises:
         ConfigurationError: as :func:`filter_expressions`.
     """
-    expressions = filter_expressions(options)
-    if not expressions:
-        return stream
-    from subscriber.rowfilter.stream import FrameFilter  # noqa: PLC0415 -- an extra
+    changes: list[RelationFrames[Any]] = []
+    if expressions := filter_expressions(options):
+        from subscriber.rowfilter.stream import FrameFilter  # noqa: PLC0415 -- an extra
 
-    return _FilteredStream(stream, FrameFilter(expressions))
+        changes.append(FrameFilter(expressions))
+    if options.mapping:
+        changes.append(MappedFrames(options.mapping, {target.pair: name.pair for target, name in (names or {}).items()}))
+    return _ChangedStream(stream, changes) if changes else stream
 
 
-class _FilteredStream:
-    """A :class:`subscriber.interfaces.ReplicationStream` without the rows that do not pass. It may return no message at all."""
+class _ChangedStream:
+    """A :class:`subscriber.interfaces.ReplicationStream` whose messages are changed. It may return no message at all."""
 
-    def __init__(self, stream: ReplicationStream, filters: FrameFilter) -> None:
+    def __init__(self, stream: ReplicationStream, changes: Sequence[RelationFrames[Any]]) -> None:
         self._stream = stream
-        self._filters = filters
+        self._changes = changes
 
     async def receive(self) -> Sequence[bytes]:
-        return self._filters.apply(await self._stream.receive())
+        frames = await self._stream.receive()
+        for change in self._changes:
+            frames = change.apply(frames)
+        return frames
 
     async def send(self, message: bytes) -> None:
         await self._stream.send(message)

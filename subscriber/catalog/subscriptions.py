@@ -307,8 +307,22 @@ async def ensure_subscription(store: Store, name: str, options: SubscriptionOpti
     shown = columns_of({option: getattr(options, option) for option in STORED})
     if found["subconninfo"] is None and any(found[column] != value for column, value in shown.items()):
         async with store.transaction() as rows:
+            if await rows.select(PG_SUBSCRIPTION_REL, {"srsubid": oid}):
+                _require_mapping(name, found, shown)
             await rows.update(PG_SUBSCRIPTION, {"oid": oid, "subconninfo": None}, shown)
     return oid
+
+
+def _require_mapping(name: str, stored: Row, shown: Row) -> None:
+    """Check that the names of tables and columns are those of the earlier runs, whose rows the target has."""
+    mapped = [STORED[option].column for option in ("map", "columns", "rename")]
+    # without other names, a table that is left out keeps its rows, and is copied again later
+    mapped += [STORED["exclude_table"].column] if stored[mapped[0]] else []
+    if any(stored[column] != shown[column] for column in mapped):
+        raise ConfigurationError(
+            f'subscription "{name}" was started with other values of map, columns or rename, and the target has its rows under those names',
+            hint=f"use the same ones, or start over: subscriber drop {name}, and run it with copy_data = reconcile",
+        )
 
 
 async def require_unclaimed(store: Store, oid: int, name: str) -> None:

@@ -20,14 +20,42 @@ __all__ = [
     "add_sides_arguments",
     "add_target_argument",
     "lsn",
+    "parameters_of",
 ]
 
 
 def add_definition_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add the arguments that define a subscription: publisher, target and settings. ``required``: whether the publisher's are."""
     add_publisher_arguments(parser, required=required)
+    add_mapping_arguments(parser)
     add_target_argument(parser)
     add_settings_argument(parser, flags=True)
+
+
+def add_mapping_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--map`` and ``--exclude-table``. They are other forms of parameters (:func:`parameters_of`)."""
+    parser.add_argument(
+        "--map",
+        dest="mapped",
+        action="append",
+        default=[],
+        metavar="SCHEMA.TABLE=OTHER.NAME",
+        help="the table has another name in the target; SCHEMA.*=OTHER.* is for all its tables; may be repeated",
+    )
+    parser.add_argument(
+        "--exclude-table",
+        dest="excluded",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="do not replicate tables that match this pattern, as pg_dump has them; may be repeated",
+    )
+
+
+def parameters_of(args: argparse.Namespace) -> list[str]:
+    """The texts of ``-o``, with those that stand for ``--map`` and ``--exclude-table``."""
+    excluded = [f"exclude_table={', '.join(args.excluded)}"] if args.excluded else []
+    return [*args.options, *(f"map.{each}" for each in args.mapped), *excluded]
 
 
 def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -42,6 +42,8 @@ def _lines(status: SubscriptionStatus) -> list[str]:
     if definition.options.conflict:
         rules = definition.options.given_conflict_rules
         lines.append(f"  conflicts     {', '.join(f'{kind} = {rule}' for kind, rule in rules.items())}")
+    for name, values in definition.options.mapping_texts.items():
+        lines += [f"  {name:<13} {'; '.join(f'{table}={value}' if value else table for table, value in values.items())}"] if values else []
     if slot is not None:
         word = "active" if slot.active else "inactive"
         lines.append(f"  slot          {definition.slot_name} ({word}, {slot.wal_status}), retains {size(slot.retained_bytes)} of WAL")

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from subscriber.config.conflicts import ConflictRules, given_rules, parse_conflict, with_rules
+from subscriber.config.mapping import COLUMNS, MAP, RENAME, TableMapping, parse_excluded, table_mapping
 from subscriber.config.option import Option, declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, RATE, SECONDS, TIME, WHOLE, OptionType, choice, parse_bool, parse_seconds
-from subscriber.config.table_names import read_name, written_name
-from subscriber.config.where import filters_of, parse_where, with_filters
+from subscriber.config.table_names import patterns_of, read_name, written_name
+from subscriber.config.where import WHERE, filters_of
 from subscriber.errors import ConfigurationError
 
 __all__ = [
@@ -226,7 +227,7 @@ class SubscriptionOptions:
     """In bytes per second."""
     where: str | Mapping[str, str] = option(
         "",
-        OptionType(name="expression", parse=parse_where),
+        OptionType(name="expression", parse=WHERE.parse),
         "where.SCHEMA.TABLE: a row filter, applied by this program to the changes of the table, and by the publisher to its copy",
         default_text="none",
         alter="always",
@@ -272,6 +273,44 @@ class SubscriptionOptions:
         ours=True,
     )
     """In seconds."""
+    map: str | Mapping[str, str] = option(
+        "",
+        OptionType(name="schema.table", parse=MAP.parse),
+        "map.SCHEMA.TABLE=OTHER.NAME: the table has another name in the target; map.SCHEMA.*=OTHER.*: all tables of the schema",
+        default_text="none",
+        column="submap",
+        length=2000,
+        keyed=True,
+    )
+    """Give a mapping. It is kept as one text; :attr:`mapping` has all names."""
+    columns: str | Mapping[str, str] = option(
+        "",
+        OptionType(name="list of columns", parse=COLUMNS.parse),
+        "columns.SCHEMA.TABLE=(a, b): the target has only these columns of the table; others are left out",
+        default_text="none",
+        column="subcolumns",
+        length=1500,
+        keyed=True,
+    )
+    rename: str | Mapping[str, str] = option(
+        "",
+        OptionType(name="column:name", parse=RENAME.parse),
+        "rename.SCHEMA.TABLE=a:x, b:y: columns have other names in the target",
+        default_text="none",
+        column="subrename",
+        length=1000,
+        keyed=True,
+    )
+    exclude_table: str = option(
+        "",
+        OptionType(name="patterns", parse=parse_excluded),
+        "tables that are left out, as pg_dump --exclude-table has them, separated by commas",
+        default_text="none",
+        alter="always",
+        column="subexclude",
+        length=1000,
+        ours=True,
+    )
 
     def __post_init__(self) -> None:
         for name in ("wal_receiver_timeout", "max_copy_rate", "park_after", "park_retry", "conflict_log_retention"):
@@ -289,11 +328,15 @@ class SubscriptionOptions:
                 " which this program does not detect",
                 hint="omit it; an update of such a row is counted as update_missing",
             )
-        if not isinstance(self.where, str):
-            object.__setattr__(self, "where", with_filters("", self.where))
         if not isinstance(self.conflict, str):
             object.__setattr__(self, "conflict", with_rules("", self.conflict))
         object.__setattr__(self, "conflict_log", _parse_conflict_log("conflict_log", self.conflict_log))
+        for keyed in (WHERE, MAP, COLUMNS, RENAME):
+            if not isinstance(given := getattr(self, keyed.name), str):
+                object.__setattr__(self, keyed.name, keyed.changed("", given))
+        object.__setattr__(self, "exclude_table", parse_excluded("exclude_table", self.exclude_table))
+        # refuses what contradicts itself
+        _ = self.mapping
 
     @property
     def row_filters(self) -> dict[tuple[str, str], str]:
@@ -314,6 +357,17 @@ class SubscriptionOptions:
     def given_conflict_rules(self) -> Mapping[str, str]:
         """The rules that are given, by ``KIND`` or ``KIND.SCHEMA.TABLE``."""
         return given_rules(str(self.conflict))
+
+    @property
+    def mapping(self) -> TableMapping:
+        """The names and columns of the target's tables."""
+        return table_mapping(str(self.map), str(self.columns), str(self.rename), self.exclude_table)
+
+    @property
+    def mapping_texts(self) -> dict[str, dict[str, str]]:
+        """What :attr:`mapping` is made of, as a user writes it: by parameter, and by table or pattern."""
+        texts = {option.name: option.values(str(getattr(self, option.name))) for option in (MAP, COLUMNS, RENAME)}
+        return {**texts, "exclude_table": dict.fromkeys(patterns_of(self.exclude_table), "") if self.exclude_table else {}}
 
     @classmethod
     def parse(cls, items: Iterable[str]) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
@@ -47,10 +47,15 @@ CATALOG_SCHEMA: Final = "subscriber"
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
-    """A schema-qualified name. It is the same on publisher and target."""
+    """A schema-qualified name: the target's, where the subscription gives a table another one (``map``)."""
 
     namespace: str
     name: str
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Schema and name."""
+        return self.namespace, self.name
 
     def __str__(self) -> str:
         return f"{self.namespace}.{self.name}"
@@ -181,6 +186,9 @@ class PublishedTable:
         types: the catalog entries of all column types that are not built in, and of their parts.
         changes: whether its UPDATEs or DELETEs are published (``publish``).
         all_changes: whether both are.
+        own_name: its name on the publisher, if the subscription gives it another one. Then all names here are the target's, except those
+            in ``row_filters``. None: the same.
+        own_columns: the names of ``columns`` on the publisher, if the subscription renames some. Empty: the same.
     """
 
     name: TableName
@@ -200,6 +208,23 @@ class PublishedTable:
     types: tuple[TypeFact, ...] = ()
     changes: bool = True
     all_changes: bool = True
+    own_name: TableName | None = None
+    own_columns: tuple[str, ...] = ()
+
+    @property
+    def publisher_name(self) -> TableName:
+        """Its name on the publisher."""
+        return self.own_name or self.name
+
+    @property
+    def publisher_columns(self) -> tuple[str, ...]:
+        """The names of its columns on the publisher."""
+        return self.own_columns or self.columns
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """The publisher's name of each column, if some are renamed; else empty."""
+        return dict(zip(self.columns, self.own_columns, strict=True)) if self.own_columns else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from subscriber import _cython as cython
 from subscriber.protocol.malformed import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["BINARY_FIELD", "TEXT_FIELD", "places_by_relation", "read_rows", "read_tuple", "relation_id"]
+__all__ = ["BINARY_FIELD", "TEXT_FIELD", "keep_columns", "places_by_relation", "read_rows", "read_tuple", "relation_id"]
 
 TEXT_FIELD: Final = ord("T")
 BINARY_FIELD: Final = ord("B")
@@ -35,6 +35,7 @@ _UPDATE: Final = ord("U")
 _DELETE: Final = ord("D")
 _INT16: Final = Struct(">h").unpack_from
 _UINT32: Final = Struct(">I").unpack_from
+_COUNT: Final = Struct(">h").pack
 
 
 def read_tuple(payload: bytes, offset: int) -> tuple[TupleData, int]:
@@ -172,6 +173,53 @@ def read_rows(
     except (IndexError, StructError):
         pass
     return rows
+
+
+def keep_columns(payload: bytes, offset: int, kept: bytes) -> tuple[bytes, int]:
+    """Leave columns out of the TupleData that starts at ``offset``; return what remains as bytes, and the offset after the TupleData.
+
+    Args:
+        payload: the whole message.
+        offset: of the TupleData.
+        kept: a byte for each column; 0: it is left out.
+
+    Raises:
+        ProtocolError: the bytes there are not a TupleData, or it has another number of columns.
+    """
+    unpack = _UINT32
+    position: cython.Py_ssize_t = offset + 2
+    begin: cython.Py_ssize_t = -1
+    count: cython.Py_ssize_t = 0
+    size: cython.Py_ssize_t = len(payload)
+    kind: cython.Py_ssize_t
+    keeps: cython.Py_ssize_t
+    parts: list[bytes] = [b""]
+    try:
+        if _INT16(payload, offset)[0] != len(kept):
+            raise malformed(payload, offset, "another number of columns than the relation has")
+        for keeps in kept:
+            if keeps:
+                count += 1
+                if begin < 0:
+                    begin = position
+            elif begin >= 0:
+                parts.append(payload[begin:position])
+                begin = -1
+            kind = payload[position]
+            if kind == TEXT or kind == BINARY:  # noqa: PLR1714, SIM109 - faster
+                position += 5 + unpack(payload, position + 1)[0]
+            elif kind == NULL or kind == UNCHANGED:  # noqa: PLR1714, SIM109
+                position += 1
+            else:
+                raise malformed(payload, position, "unknown kind of column")
+            if position > size:
+                raise ends_early(payload)
+    except (IndexError, StructError):
+        raise ends_early(payload) from None
+    if begin >= 0:
+        parts.append(payload[begin:position])
+    parts[0] = _COUNT(count)
+    return b"".join(parts), position
 
 
 def places_by_relation(records: Sequence[bytes], place: int, offset: int) -> tuple[dict[bytes, list[int]], int]:

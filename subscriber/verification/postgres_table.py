@@ -22,7 +22,7 @@ class PostgresTable:
     """
 
     def __init__(self, sql: TableSql, side: Side, condition: str = "") -> None:
-        self._sql = sql
+        self.sql = self._sql = sql
         self._side = side
         self._chosen = condition
 

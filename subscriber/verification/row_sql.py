@@ -22,8 +22,8 @@ the target stores them (:func:`stored_sql`), unless it loses a part of the value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from subscriber.interfaces import Condition, TableName
@@ -212,6 +212,7 @@ class TableSql:
         key: the columns that identify a row.
         filters: row filters, of which one must be true; empty: all rows.
         fast: which hash to use.
+        renamed: the name of each column in the table, if some have other names here; else empty. Filters have the names of the table.
     """
 
     table: TableName
@@ -220,11 +221,17 @@ class TableSql:
     key: tuple[str, ...]
     filters: tuple[str, ...] = ()
     fast: bool = True
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def relation(self) -> str:
         """The table for FROM."""
-        return f"{'ONLY ' if self.only else ''}{quote_identifier(self.table.namespace)}.{quote_identifier(self.table.name)}"
+        relation = f"{'ONLY ' if self.only else ''}{quote_identifier(self.table.namespace)}.{quote_identifier(self.table.name)}"
+        if not self.renamed:
+            return relation
+        # the planner sees through it
+        named = ", ".join(f"{quote_identifier(own)} AS {quote_identifier(name)}" for name, own in self.renamed.items())
+        return f"(SELECT {named}, ctid, xmin, tableoid FROM {relation}{self._where(self.filters)}) AS named"
 
     @property
     def row_hash(self) -> str:
@@ -262,7 +269,10 @@ class TableSql:
 
     def where(self, *conditions: str) -> str:
         """WHERE with these conditions and the row filters."""
-        own = [" OR ".join(f"({each})" for each in self.filters)] if self.filters else []
+        return self._where(() if self.renamed else self.filters, *conditions)
+
+    def _where(self, filters: Sequence[str], *conditions: str) -> str:
+        own = [" OR ".join(f"({each})" for each in filters)] if filters else []
         wanted = [f"({each})" for each in (*own, *conditions) if each]
         return f" WHERE {' AND '.join(wanted)}" if wanted else ""
 

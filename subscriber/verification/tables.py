@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -33,6 +33,7 @@ __all__ = [
     "expected_rows",
     "key_ranges",
     "may_have_ranges",
+    "own_columns",
     "pair",
     "row_key",
     "was_rewritten_query",
@@ -216,10 +217,11 @@ def pair(published: PublishedTable, here: SideTable, there: SideTable) -> Pair |
     lacking = [name for name in published.columns if name not in there.columns]
     if lacking:
         return f"the target has no column {', '.join(lacking)}"
+    here_columns = own_columns(published, here)
     own: list[ColumnSql] = []
     other: list[ColumnSql] = []
     for name in published.columns:
-        (base, modifier, not_null), (its_base, its_modifier, its_not_null) = here.columns[name], there.columns[name]
+        (base, modifier, not_null), (its_base, its_modifier, its_not_null) = here_columns[name], there.columns[name]
         null, same = not (not_null and its_not_null), modifier == its_modifier
         if (stored := stored_sql(name, base, its_base, null=null, time_zone=there.time_zone)) is not None:
             own.append(stored[0])
@@ -228,18 +230,23 @@ def pair(published: PublishedTable, here: SideTable, there: SideTable) -> Pair |
         for columns, kind, others in ((own, base, its_base), (other, its_base, base)):
             columns.append(column_sql(name, kind, others, null=null, same_modifier=same))
     key = row_key(published)
-    if any(here.columns[name][0] in {"text", "varchar"} and there.columns[name][0] == "bpchar" for name in key):
+    if any(here_columns[name][0] in {"text", "varchar"} and there.columns[name][0] == "bpchar" for name in key):
         # the target has no trailing blanks, which tell keys of the publisher apart
         key = ()
     fast = here.encoding == there.encoding
     return Pair(
-        TableSql(published.name, here.kind == "r", tuple(own), key, published.row_filters, fast),
+        TableSql(published.publisher_name, here.kind == "r", tuple(own), key, published.row_filters, fast, published.renamed),
         TableSql(published.name, there.kind == "r", tuple(other), key, (), fast),
         expected_rows(published),
-        here,
+        replace(here, columns=here_columns),
         there,
-        all(_stores_text(here.columns[name], there.columns[name]) for name in key),
+        all(_stores_text(here_columns[name], there.columns[name]) for name in key),
     )
+
+
+def own_columns(published: PublishedTable, here: SideTable) -> Mapping[str, tuple[str, int, bool]]:
+    """The columns of the publisher's description, by the target's names."""
+    return {name: here.columns[own] for name, own in zip(published.columns, published.publisher_columns, strict=True)}
 
 
 def _stores_text(own: tuple[str, int, bool], other: tuple[str, int, bool]) -> bool:
@@ -278,7 +285,7 @@ async def divide(query: Query, planned: Pair, jobs: int) -> KeyRanges | Blocks:
     Raises:
         SubscriberError: the server rejected the query, or the session was lost.
     """
-    ranges = await key_ranges(query, planned.publisher.table, planned.ordered, planned.bound_type, planned.rows)
+    ranges = await key_ranges(query, planned.publisher, planned.ordered, planned.bound_type, planned.rows)
     return ranges or Blocks(block_ranges(planned.here, jobs), block_ranges(planned.there, jobs), bucket_mask(planned.rows))
 
 
@@ -288,14 +295,14 @@ def bucket_mask(rows: int) -> int:
 
 
 async def key_ranges(
-    query: Query, table: TableName, column: str | None, type_name: str, rows: int, *, any_order: bool = False
+    query: Query, table: TableSql, column: str | None, type_name: str, rows: int, *, any_order: bool = False
 ) -> KeyRanges | None:
     """Divide a table by the first column of its key.
 
     Args:
         query: a session with the publisher.
         table: the table there.
-        column: the column; None: it has none that both sides sort in the same way.
+        column: the column, by the target's name; None: it has none that both sides sort in the same way.
         type_name: of the bounds: a type of pg_catalog.
         rows: the estimated number of rows.
         any_order: also if the rows are not in the order of the key. Then a range is read through an index.
@@ -305,9 +312,12 @@ async def key_ranges(
     """
     if rows <= _RANGE_ROWS:
         return KeyRanges((WHOLE if column is None else Part(column, type=type_name),))
-    bounds = await _bounds(query, table, column, rows, 0.0 if any_order else _CORRELATED) if column is not None else ()
-    if bounds is None and column is not None and type_name == "int8":
-        bounds = await _even_bounds(query, table, column, rows)
+    bounds: Sequence[str] | None = ()
+    if column is not None:
+        own = table.renamed.get(column, column)
+        bounds = await _bounds(query, table.table, own, rows, 0.0 if any_order else _CORRELATED)
+        if bounds is None and type_name == "int8":
+            bounds = await _even_bounds(query, table.table, own, rows)
     return KeyRanges(tuple(Part(column, low, high, type_name) for low, high in pairwise([None, *bounds, None]))) if bounds else None
 
 

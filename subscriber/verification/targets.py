@@ -24,6 +24,7 @@ from subscriber.verification.tables import (
     divide,
     expected_rows,
     key_ranges,
+    own_columns,
     pair,
     row_key,
     was_rewritten_query,
@@ -70,7 +71,7 @@ class PlannedTable:
 class TargetSnapshot(Protocol):
     """A snapshot of the target."""
 
-    async def describe(self, tables: Sequence[TableName], publisher: Side) -> None:
+    async def describe(self, tables: Sequence[PublishedTable], publisher: Side) -> None:
         """Read the descriptions of tables that will be planned, all at once. A table that was not described costs :meth:`plan` more."""
         ...
 
@@ -112,13 +113,14 @@ class PostgresTarget:
         self._condition = condition
         self._descriptions = _Descriptions()
 
-    async def describe(self, tables: Sequence[TableName], publisher: Side) -> None:
+    async def describe(self, tables: Sequence[PublishedTable], publisher: Side) -> None:
         """Describe tables on both sides."""
-        await together([self._descriptions.read(side, tables) for side in (publisher, self._side)])
+        own = self._descriptions.read(publisher, [table.publisher_name for table in tables])
+        await together([own, self._descriptions.read(self._side, [table.name for table in tables])])
 
     async def plan(self, table: PublishedTable, publisher: Side, limits: VerificationLimits) -> PlannedTable | str:
         """Plan the comparison of a table."""
-        here, there = await self._descriptions.of(publisher, table.name), await self._descriptions.of(self._side, table.name)
+        here, there = await self._descriptions.of(publisher, table.publisher_name), await self._descriptions.of(self._side, table.name)
         if here is None or there is None:
             return f"it does not exist {'in the target' if here is not None else 'on the publisher'}"
         planned = pair(table, here, there)
@@ -160,27 +162,27 @@ class OtherTarget:
         self._snapshot = snapshot
         self._descriptions = _Descriptions()
 
-    async def describe(self, tables: Sequence[TableName], publisher: Side) -> None:
+    async def describe(self, tables: Sequence[PublishedTable], publisher: Side) -> None:
         """Describe tables of the publisher."""
-        await self._descriptions.read(publisher, tables)
+        await self._descriptions.read(publisher, [table.publisher_name for table in tables])
 
     async def plan(self, table: PublishedTable, publisher: Side, limits: VerificationLimits) -> PlannedTable | str:
         """Plan the comparison of a table."""
-        here = await self._descriptions.of(publisher, table.name)
+        here = await self._descriptions.of(publisher, table.publisher_name)
         if here is None:
             return "it does not exist on the publisher"
-        bases = {name: here.columns[name][0] for name in table.columns}
+        bases = {name: base for name, (base, _, _) in own_columns(table, here).items()}
         key = row_key(table)
         if any(bases[name] in {"float4", "float8"} for name in key):
             # a float has several texts
             key = ()
         source = await self._snapshot.table(table, key)
         columns = tuple(client_column_sql(name, base) for name, base in bases.items())
-        sql = TableSql(table.name, here.kind == "r", columns, key, table.row_filters, fast=False)
+        sql = TableSql(table.publisher_name, here.kind == "r", columns, key, table.row_filters, fast=False, renamed=table.renamed)
         rows = expected_rows(table)
         integers = {name for name in key if bases[name] in _INTEGERS and source.is_integer(table.columns.index(name))}
         column = key[0] if key and key[0] in integers else None
-        plan = await key_ranges(publisher.run, table.name, column, "int8", rows)
+        plan = await key_ranges(publisher.run, sql, column, "int8", rows)
         return PlannedTable(
             name=table.name,
             publisher=PostgresTable(sql, publisher),

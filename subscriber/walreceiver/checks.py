@@ -88,7 +88,7 @@ async def check_publisher(
         findings += await _readable(connection, tables)
     findings += _identities(tables)
     if any(table.kind == "p" for table in tables):
-        findings += _partitions(await other_identities(connection, publications))
+        findings += _partitions(await other_identities(connection, publications, options.mapping))
     if options.copy_data and options.origin == "none":
         findings += await _subscribed(connection, publications)
     return findings
@@ -177,7 +177,7 @@ async def _headroom(connection: WalReceiverConnection, slot_name: str | None, sy
 
 
 async def _readable(connection: WalReceiverConnection, tables: Sequence[PublishedTable]) -> list[Finding]:
-    wanted = ", ".join(f"({table.relation_id}, {quote_literal(column)})" for table in tables for column in table.columns or ("",))
+    wanted = ", ".join(f"({table.relation_id}, {quote_literal(column)})" for table in tables for column in table.publisher_columns or ("",))
     rows = await connection.execute(f"""
         SELECT c.oid, current_user, pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'), pg_catalog.row_security_active(c.oid),
                pg_catalog.bool_and(CASE WHEN wanted.attname = '' THEN pg_catalog.has_any_column_privilege(c.oid, 'SELECT')

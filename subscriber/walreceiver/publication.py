@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from subscriber.config.mapping import NO_MAPPING, TableMapping
 from subscriber.errors import PublisherError
 from subscriber.interfaces import CATALOG_SCHEMA, PublishedTable, TableName
 from subscriber.protocol.quoting import quote_literal
 from subscriber.types.registry import TypeRegistry
+from subscriber.walreceiver.mapped_tables import mapped_names, mapped_tables
 from subscriber.walreceiver.session import Row, Session
 from subscriber.walreceiver.type_reader import type_facts
 
@@ -30,6 +32,7 @@ __all__ = [
     "published_names",
     "published_sequences",
     "published_sizes",
+    "published_sources",
     "published_tables",
 ]
 
@@ -83,15 +86,27 @@ async def published_sequences(session: Session, publications: Sequence[str]) -> 
     return [int(oid or 0) for (oid,) in rows]
 
 
-async def published_names(session: Session, publications: Sequence[str]) -> dict[TableName, int]:
+async def published_names(session: Session, publications: Sequence[str], mapping: TableMapping = NO_MAPPING) -> dict[TableName, int]:
     """Return the names of the tables that :func:`published_tables` describes, each with the table's oid on the publisher."""
     if not publications:
         return {}
     tables = _gather(await session.execute(_tables_query(session, publications, ())))
-    return {table.name: oid for oid, table in tables.items()}
+    oids = {table.name: oid for oid, table in tables.items()}
+    return {target: oids[name] for target, name in mapped_names(oids, mapping).items()}
 
 
-async def other_identities(session: Session, publications: Sequence[str]) -> dict[TableName, list[TableName]]:
+async def published_sources(session: Session, publications: Sequence[str], mapping: TableMapping) -> dict[TableName, TableName]:
+    """Return the publisher's names of the published tables by those of the target. Without a mapping, the publisher is not asked.
+
+    Raises:
+        ConfigurationError: two tables have one name in the target.
+    """
+    return mapped_names(await published_names(session, publications), mapping) if mapping else {}
+
+
+async def other_identities(
+    session: Session, publications: Sequence[str], mapping: TableMapping = NO_MAPPING
+) -> dict[TableName, list[TableName]]:
     """Return the partitions whose updates and deletes no subscriber can apply, by the table that their changes are published as.
 
     With ``publish_via_partition_root`` a change is described as one of the root, but the publisher sends the old values of the partition's
@@ -127,14 +142,15 @@ async def other_identities(session: Session, publications: Sequence[str]) -> dic
     found: dict[TableName, list[TableName]] = {}
     for namespace, table, of, leaf in rows:
         found.setdefault(TableName(namespace or "", table or ""), []).append(TableName(of or "", leaf or ""))
-    return found
+    return {target: found[name] for target, name in mapped_names(found, mapping).items()}
 
 
-async def published_sizes(session: Session, publications: Sequence[str]) -> dict[TableName, int]:
+async def published_sizes(session: Session, publications: Sequence[str], mapping: TableMapping = NO_MAPPING) -> dict[TableName, int]:
     """Return the tables that :func:`published_tables` describes, each with the bytes of its heap."""
     if not publications:
         return {}
-    return {table.name: table.size for table in _gather(await session.execute(_tables_query(session, publications, ()))).values()}
+    tables = {table.name: table.size for table in _gather(await session.execute(_tables_query(session, publications, ()))).values()}
+    return {target: tables[name] for target, name in mapped_names(tables, mapping).items()}
 
 
 def publications_missing(names: Sequence[str]) -> str:
@@ -147,17 +163,28 @@ def publications_missing(names: Sequence[str]) -> str:
     )
 
 
-async def published_tables(session: Session, publications: Sequence[str], *only: TableName) -> list[PublishedTable]:
+async def published_tables(
+    session: Session, publications: Sequence[str], *only: TableName, mapping: TableMapping = NO_MAPPING
+) -> list[PublishedTable]:
     """Return the tables of the publications, sorted by name. Publications that do not exist are ignored.
 
     Args:
         session: to the publisher; may be a walsender.
         publications: names.
         only: return only these tables, if any are given.
+        mapping: which tables the subscription has, and under which names. It applies to ``only``, too.
 
     Raises:
+        ConfigurationError: two tables have one name in the target.
         PublisherError: two publications have different column lists for a table.
     """
+    found = await _published_tables(session, publications, [TableName(*name) for table in only for name in mapping.sources(table.pair)])
+    if not mapping:
+        return found
+    return [table for table in mapped_tables(found, mapping) if not only or table.name in only]
+
+
+async def _published_tables(session: Session, publications: Sequence[str], only: Sequence[TableName]) -> list[PublishedTable]:
     if not publications:
         return []
     tables = _gather(await session.execute(_tables_query(session, publications, only)))

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from subscriber.config.mapping import NO_MAPPING, TableMapping
+from subscriber.config.table_names import compiled_pattern
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.interfaces import TableName
 from subscriber.interfaces.sequences import PublishedSequence, SequenceChoice
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_sequences
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.table_choice import pattern_parts
 
 __all__ = ["SequencesFound", "read_sequences"]
 
@@ -58,7 +59,12 @@ class SequencesFound:
 
 
 async def read_sequences(
-    session: Session, publications: Sequence[str], choice: SequenceChoice | None = None, *, unlogged: bool = False
+    session: Session,
+    publications: Sequence[str],
+    choice: SequenceChoice | None = None,
+    *,
+    unlogged: bool = False,
+    mapping: TableMapping = NO_MAPPING,
 ) -> SequencesFound:
     """Read the sequences that were chosen; those of extensions only if a published column uses them.
 
@@ -68,6 +74,7 @@ async def read_sequences(
             them, or if one of them is FOR ALL SEQUENCES.
         choice: which sequences.
         unlogged: whether unlogged tables count as published.
+        mapping: which tables the subscription has. ``sequences`` and their columns have the target's names.
 
     Raises:
         ConfigurationError: no sequence matches a pattern, or a pattern is invalid.
@@ -76,12 +83,12 @@ async def read_sequences(
     choice = choice or SequenceChoice()
     if missing := await missing_publications(session, publications):
         raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
-    oids = list((await published_names(session, publications)).values())
+    oids = list((await published_names(session, publications, mapping)).values())
     found, whole = await _find(session, oids, publications, await published_sequences(session, publications), unlogged=unlogged)
     chosen, unnamed, omitted = dict[int, _Found](), list[TableName](), list[TableName]()
     unmatched = dict.fromkeys(choice.patterns)
     everything = choice.kind == "all" or (choice.kind is None and whole)
-    expressions = {pattern: _compiled(pattern) for pattern in choice.patterns}
+    expressions = {pattern: compiled_pattern(pattern) for pattern in choice.patterns}
     for oid, each in found.items():
         matching = [pattern for pattern, parts in expressions.items() if _matches(parts, each.name)]
         for pattern in matching:
@@ -101,7 +108,7 @@ async def read_sequences(
     for part in _parts(list(readable)):
         sequences += await _read(session, {oid: readable[oid] for oid in part})
     return SequencesFound(
-        sequences=sorted(sequences, key=lambda each: each.name),
+        sequences=sorted((_mapped(each, mapping) for each in sequences), key=lambda each: each.name),
         unreadable=sorted(each.name for each in chosen.values() if not each.readable),
         unnamed=sorted(unnamed),
         omitted=sorted(omitted),
@@ -109,18 +116,20 @@ async def read_sequences(
     )
 
 
+def _mapped(sequence: PublishedSequence, mapping: TableMapping) -> PublishedSequence:
+    if not mapping:
+        return sequence
+    columns = tuple(
+        (TableName(*mapping.target(table.pair)), mapping.column(table.pair, column))
+        for table, column in sequence.columns
+        if not mapping.excludes(table.pair) and mapping.kept(table.pair, [column])
+    )
+    return replace(sequence, name=TableName(*mapping.target(sequence.name.pair)), columns=columns)
+
+
 def _parts(oids: Sequence[int]) -> Iterator[Sequence[int]]:
     for first in range(0, len(oids), _BATCH):
         yield oids[first : first + _BATCH]
-
-
-def _compiled(pattern: str) -> list[re.Pattern[str]]:
-    try:
-        return [re.compile(part, re.DOTALL) for part in pattern_parts(pattern)]
-    except re.error as error:
-        raise ConfigurationError(
-            f'invalid pattern of a name: "{pattern}": {error}', hint="write the name in double quotes, if it has such characters"
-        ) from None
 
 
 def _matches(parts: Sequence[re.Pattern[str]], name: TableName) -> bool:

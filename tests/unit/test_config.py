@@ -70,6 +70,10 @@ def test_defaults_are_natives() -> None:
         "conflict_log": "",
         "conflict_log_rows": False,
         "conflict_log_retention": 30 * 86400.0,
+        "map": "",
+        "columns": "",
+        "rename": "",
+        "exclude_table": "",
     }
 
 

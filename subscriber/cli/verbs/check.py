@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from subscriber.cli.options import add_definition_arguments, add_name_option
+from subscriber.cli.options import add_definition_arguments, add_name_option, parameters_of
 from subscriber.cli.output import say
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.printable import printable
@@ -31,7 +31,7 @@ async def _execute(args: argparse.Namespace) -> int:
         connection=args.connection,
         publications=args.publication,
         target=args.target,
-        options=SubscriptionOptions.parse(args.options),
+        options=SubscriptionOptions.parse(parameters_of(args)),
         settings=Settings.parse(args.settings),
     )
     for finding in findings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_definition_arguments, add_name_argument
+from subscriber.cli.options import add_definition_arguments, add_name_argument, parameters_of
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.printable import counted
 from subscriber.subscription.management.create import create_subscription
@@ -30,7 +30,7 @@ async def _execute(args: argparse.Namespace) -> int:
         connection=args.connection,
         publications=args.publication,
         target=args.target,
-        options=SubscriptionOptions.parse(args.options),
+        options=SubscriptionOptions.parse(parameters_of(args)),
         settings=Settings.parse(args.settings),
     )
     confirm(args, f'created subscription "{args.name}"; {counted(len(tables), "table")}')

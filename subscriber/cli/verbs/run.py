@@ -13,7 +13,7 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.cli.metrics import SubscriptionCollector, served
 from subscriber.cli.narrator import Narrator, caught_up, stopped
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_definition_arguments, add_name_option, lsn
+from subscriber.cli.options import add_definition_arguments, add_name_option, lsn, parameters_of
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
@@ -68,9 +68,9 @@ async def _execute(args: argparse.Namespace) -> int:
 
 
 async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
-    if args.options or args.allow_missing_tables or args.until_caught_up or args.until_lsn is not None:
+    if parameters_of(args) or args.allow_missing_tables or args.until_caught_up or args.until_lsn is not None:
         args.usage(
-            "-o, --until-... and --allow-missing-tables need --connection and --publication;"
+            "-o, --map, --exclude-table, --until-... and --allow-missing-tables need --connection and --publication;"
             " use subscriber alter to change a created subscription"
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
@@ -89,7 +89,7 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
         connection=args.connection,
         publications=args.publication,
         target=args.target,
-        options=SubscriptionOptions.parse(args.options),
+        options=SubscriptionOptions.parse(parameters_of(args)),
         settings=Settings.parse(args.settings),
         progress=progress,
     )
@@ -116,7 +116,7 @@ async def _feed_plugin(args: argparse.Namespace) -> int:
         args.usage("a target plugin:… gets changes only: omit copy_data")
     name, _, query = args.target.removeprefix("plugin:").partition("?")
     plugin_options = dict(parse_qsl(query, keep_blank_values=True))
-    options = SubscriptionOptions.parse(args.options)
+    options = SubscriptionOptions.parse(parameters_of(args))
     async with await PluginStream.open(args.connection, name, plugin_options, options, target=True) as plugin:
         stream = transactions(
             args.connection,

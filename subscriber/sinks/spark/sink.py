@@ -11,9 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subscriber.catalog.definition import claimed_elsewhere, require_name
-from subscriber.config import Settings, SubscriptionOptions
+from subscriber.config import STORED, Settings, SubscriptionOptions
 from subscriber.errors import (
-    ConfigurationError,
     SubscriptionChanged,
 )
 from subscriber.interfaces import (
@@ -23,7 +22,7 @@ from subscriber.interfaces import (
     SubscriptionState,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.catalog.checks import check_histories, check_place, check_tables
+from subscriber.sinks.spark.catalog.checks import check_histories, check_place, check_tables, require_options
 from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, lake_of_another
 from subscriber.sinks.spark.catalog.status_files import read_landed_counters
@@ -60,8 +59,7 @@ class SparkSink:
     conflict_rules: Mapping[str, Collection[str]] = MappingProxyType({"insert_exists": ("apply_remote",)})
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
-        if options.binary:
-            raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
+        require_options({name: getattr(options, name) for name in STORED})
         self._location = Location.parse(target)
         self._defined = defined
         self._sessions = LakeSessions(self._location, settings)

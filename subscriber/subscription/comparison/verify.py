@@ -174,7 +174,9 @@ class _Verification:
 
     async def _published(self, reader: SnapshotReader, wanted: Sequence[TableName]) -> Sequence[PublishedTable]:
         # a single table is described at once, however many the publications have
-        return await published_tables(reader, self._definition.publications, *(wanted if len(wanted) == 1 else ()))
+        return await published_tables(
+            reader, self._definition.publications, *(wanted if len(wanted) == 1 else ()), mapping=self._definition.options.mapping
+        )
 
     async def compare(
         self, opened: _Opened, wanted: Sequence[TableName], *, changed: bool, repaired: Sequence[TableVerification]
@@ -185,7 +187,7 @@ class _Verification:
         left_out = not_ready(opened.entries, [table.name for table in tables], opened.lsn)
         rows = sum(table.estimated_rows or 0 for table in tables)
         self._progress.opened(opened.lsn, opened.held_seconds, len(tables), rows)
-        await opened.target.describe([table.name for table in tables if table.name not in left_out], opened.publisher)
+        await opened.target.describe([table for table in tables if table.name not in left_out], opened.publisher)
         # the largest first, so that all sessions end at about the same time
         waiting = iter(sorted(tables, key=lambda table: -table.size))
         reports: list[TableReport] = []
@@ -251,7 +253,7 @@ class _Verification:
             await comparison.name_keys(keys)
         else:
             await comparison.run(planned.plan)
-        ((rewritten,),) = await opened.publisher.run(was_rewritten_query(table.name))
+        ((rewritten,),) = await opened.publisher.run(was_rewritten_query(table.publisher_name))
         if rewritten == "true" or not await opened.target.is_intact(table):
             return "it was truncated or rewritten while it was compared: verify it again"
         if report.differing_ranges:

@@ -14,6 +14,7 @@ from subscriber.catalog import Definition
 from subscriber.catalog.store import LAUNCHER_KEY, writer_key
 from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
+from subscriber.config.mapping import NO_MAPPING, TableMapping
 from subscriber.errors import ConfigurationError, PublisherError, SubscriptionInUse
 from subscriber.interfaces import Position, TableName, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -59,14 +60,26 @@ class Link:
         admin: connection string of a role that may create publications in the publisher.
         slot: name of its slot.
         publications: their names.
+        mapping: the names of the target's tables.
     """
 
-    def __init__(self, name: str, *, publisher: str, target: str, admin: str, slot: str, publications: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        publisher: str,
+        target: str,
+        admin: str,
+        slot: str,
+        publications: Sequence[str],
+        mapping: TableMapping = NO_MAPPING,
+    ) -> None:
         self.name = name
         self.publisher = publisher
         self.target = target
         self.slot = slot
         self.publications = publications
+        self.mapping = mapping
         self._admin = admin
 
     async def find(self) -> Definition | None:

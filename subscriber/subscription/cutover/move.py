@@ -315,7 +315,9 @@ class Move:
             self._tell(f'the way back is subscription "{self._back.name}"')
 
     async def _sequences(self) -> None:
-        results = await cutover_sequences(self._source.conninfo, self._destination.conninfo, self._link.publications, self._options)
+        results = await cutover_sequences(
+            self._source.conninfo, self._destination.conninfo, self._link.publications, self._options, mapping=self._link.mapping
+        )
         for result in results:
             if result.state is SequenceState.LEFT or (result.state is SequenceState.MISSING and self._direction == FORWARD):
                 raise sequence_left(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from subscriber.config.mapping import NO_MAPPING, TableMapping
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces.sequences import SequenceChoice, SequenceResult, SequenceState
 from subscriber.printable import shortened
@@ -14,7 +15,13 @@ __all__ = ["cutover_sequences", "sequence_left", "sequence_notes", "sequences_st
 
 
 async def cutover_sequences(
-    source: str, destination: str, publications: Sequence[str], options: CutoverOptions, *, dry_run: bool = False
+    source: str,
+    destination: str,
+    publications: Sequence[str],
+    options: CutoverOptions,
+    *,
+    dry_run: bool = False,
+    mapping: TableMapping = NO_MAPPING,
 ) -> list[SequenceResult]:
     """Set the sequences of the destination to those of the source, both given by their connection strings.
 
@@ -30,6 +37,7 @@ async def cutover_sequences(
         sequences=options.sequences,
         unlogged=options.unlogged,
         dry_run=dry_run,
+        mapping=mapping,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
-from subscriber.interfaces import PublishedTable, TableName, TableState
+from subscriber.interfaces import PublishedTable, TableState
 from subscriber.interfaces.sequences import SequenceState
 from subscriber.printable import shortened
 from subscriber.protocol.quoting import quote_literal
@@ -97,7 +97,7 @@ async def find_cutover_problems(
 
     name = found.definition.name
     async with await Session.connect(source.conninfo, application_name=f"{name} cutover") as session:
-        tables = await published_tables(session, found.definition.publications)
+        tables = await published_tables(session, found.definition.publications, mapping=found.definition.options.mapping)
         prepared = await session.execute(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
         )
@@ -129,12 +129,17 @@ async def find_cutover_problems(
     if not found.tables:
         error(f'subscription "{name}" has no tables', "add tables to the publication, and use `subscriber alter --refresh`")
     elif destination.fence is not None:
-        for message, hint in await _compared(source, destination, [each.table for each in found.tables], back=back is not None):
+        for message, hint in await _compared(source, destination, tables, back=back is not None):
             error(message, hint)
-    if back is not None:
+    mapping = found.definition.options.mapping
+    if back is not None and mapping.renames:
+        error("tables have other names or columns in the new database: there is no way back with these", "use --no-way-back")
+    elif back is not None:
         for message, hint in await _way_back(source, destination, tables, back):
             error(message, hint)
-    results = await cutover_sequences(source.conninfo, destination.conninfo, found.definition.publications, options, dry_run=True)
+    results = await cutover_sequences(
+        source.conninfo, destination.conninfo, found.definition.publications, options, dry_run=True, mapping=mapping
+    )
     errors += [sequence_left(each) for each in results if each.state in {SequenceState.LEFT, SequenceState.MISSING}]
     notes += sequence_notes(results)
     if destination.fence is not None:
@@ -198,13 +203,16 @@ def _not_ready(found: Observation, tables: Sequence[PublishedTable]) -> list[str
     ]
 
 
-async def _compared(source: Place, destination: Place, tables: Sequence[TableName], *, back: bool) -> list[tuple[str, str]]:
-    names = ", ".join(f"({quote_literal(each.namespace)}, {quote_literal(each.name)})" for each in tables)
+async def _compared(source: Place, destination: Place, tables: Sequence[PublishedTable], *, back: bool) -> list[tuple[str, str]]:
     described = []
     for place in (source, destination):
+        named = {(each.publisher_name if place is source else each.name).pair: each.name.pair for each in tables}
+        names = ", ".join(f"({quote_literal(namespace)}, {quote_literal(name)})" for namespace, name in named)
         async with await Session.connect(place.conninfo, application_name="subscriber cutover") as session:
-            rows = await session.execute(_DESCRIBE.format(names=names))
-        described.append({(row[0], row[1]): (json.loads(row[2] or "{}"), row[3] == "t", json.loads(row[4] or "[]")) for row in rows})
+            rows = await session.execute(_DESCRIBE.format(names=names)) if names else []
+        described.append(
+            {named[row[0] or "", row[1] or ""]: (json.loads(row[2] or "{}"), row[3] == "t", json.loads(row[4] or "[]")) for row in rows}
+        )
     problems = []
     for key, (columns, identity, off) in described[1].items():
         table = f"{key[0]}.{key[1]}"

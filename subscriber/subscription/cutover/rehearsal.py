@@ -70,7 +70,8 @@ class Rehearsal:
             async with self._timed("way_back"):
                 await self._slot()
         async with self._timed("sequences"):
-            await cutover_sequences(self._source.conninfo, self._destination.conninfo, self._link.publications, self._options, dry_run=True)
+            source, destination, link = self._source.conninfo, self._destination.conninfo, self._link
+            await cutover_sequences(source, destination, link.publications, self._options, dry_run=True, mapping=link.mapping)
 
     @contextlib.asynccontextmanager
     async def _timed(self, step: str) -> AsyncIterator[None]:

@@ -153,7 +153,15 @@ async def opened_cutover(
             new=Place(title=NEW, conninfo=target, fence=new),
             old_row=old_row,
             new_row=new_row,
-            forward=ForwardLink(name, publisher=publisher, target=target, admin=old_admin, slot=slot, publications=definition.publications),
+            forward=ForwardLink(
+                name,
+                publisher=publisher,
+                target=target,
+                admin=old_admin,
+                slot=slot,
+                publications=definition.publications,
+                mapping=definition.options.mapping,
+            ),
             back=None
             if other
             else BackLink(

@@ -274,7 +274,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             )
         if self.definition.conninfo is not None:
             async with await Session.connect(self.definition.conninfo, application_name=session_name(self._name, "alter")) as session:
-                found = await published_tables(session, self.definition.publications, *tables)
+                found = await published_tables(session, self.definition.publications, *tables, mapping=self.definition.options.mapping)
             if not copy and catalog.reconciles:
                 require_all_changes(found)
                 for finding in find_own_rows(self.definition.options.origin):
@@ -342,6 +342,9 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         for name in changed:
             if ALTERABLE[name].alter == "disabled":
                 self._require_disabled(name)
+        if "exclude_table" in changed:
+            self._require_one_name()
+            changes["pending_refresh"] = True
         if "on_error" in changed and changes["on_error"] == "park":
             await self._require_parking()
         if "two_phase" in changes:
@@ -349,6 +352,15 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         if "failover" in changed:
             await self._alter_slot("failover", wanted=changes["failover"])
         await self._update(changes)
+
+    def _require_one_name(self) -> None:
+        """Check that ``exclude_table`` can change: a table that returns must not get rows that another one had under its name."""
+        if self.definition.options.mapping.renames:
+            raise ConfigurationError(
+                "exclude_table cannot be altered for a subscription whose tables have other names or columns",
+                hint="drop the subscription, and create it again with copy_data = reconcile",
+            )
+        self._require_refreshable("ALTER SUBSCRIPTION ... SET (exclude_table)", "... SET (exclude_table)", copy_data=True)
 
     async def _require_parking(self) -> None:
         found, catalog = self.definition, self._catalog

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from subscriber.config.mapping import NO_MAPPING, TableMapping
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.subscription.targets import observe_target
 
 __all__ = ["find_publisher"]
 
 
-async def find_publisher(name: str | None, target: str, connection: str | None, publications: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the connection string of the publisher, and the publications.
+async def find_publisher(
+    name: str | None, target: str, connection: str | None, publications: Sequence[str]
+) -> tuple[str, Sequence[str], TableMapping]:
+    """Return the connection string of the publisher, the publications, and the names of the target's tables.
 
     Args:
         name: of a subscription of the target, which says what is not given. None: everything is given.
@@ -23,6 +26,7 @@ async def find_publisher(name: str | None, target: str, connection: str | None, 
         ConfigurationError: the publisher is not known.
         TargetError: the subscription does not exist, or the target cannot be reached.
     """
+    mapping = NO_MAPPING
     if name is not None:
         definitions = {each.definition.name: each.definition for each in await observe_target(target)}
         if name not in definitions:
@@ -31,7 +35,8 @@ async def find_publisher(name: str | None, target: str, connection: str | None, 
             )
         connection = connection or definitions[name].conninfo
         publications = publications or definitions[name].publications
+        mapping = definitions[name].options.mapping
     if connection is None:
         what = f'the publisher of subscription "{name}" is not known' if name is not None else "the publisher is not known"
         raise ConfigurationError(what, hint="give --connection")
-    return connection, publications
+    return connection, publications, mapping

@@ -183,7 +183,7 @@ class _Examination:
                 " rows that were written here and are not on the publisher yet would be deleted",
                 hint="wait until the publisher has them, and give --force",
             )
-        published = {table.name: table for table in await published_tables(connection, publications)}
+        published = {table.name: table for table in await published_tables(connection, publications, mapping=found.options.mapping)}
         tables = [published[table] for table in sorted(entries) if table in published]
         if entries and not tables:
             raise PublisherError(

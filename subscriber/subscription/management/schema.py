@@ -83,12 +83,17 @@ async def copy_schema(
     options = options or SchemaOptions()
     if not is_postgres(target):
         required_ability(target, SchemaKind, *NO_SCHEMA)
-    conninfo, published = await find_publisher(name, target, connection, publications)
+    conninfo, published, mapping = await find_publisher(name, target, connection, publications)
     if not is_postgres(target):
         if not published:
             raise ConfigurationError("no tables are chosen", hint="give the name of a subscription, or --publication")
         async with await Session.connect(conninfo, application_name="subscriber schema") as session:
-            return await copy_to_other(session, target, published, options.sections, progress)
+            return await copy_to_other(session, target, published, options.sections, progress, mapping=mapping)
+    if mapping.renames:
+        raise ConfigurationError(
+            "the schema cannot be copied under other names: pg_dump gives the publisher's",
+            hint="create the tables under their new names; `subscriber schema diff NAME --ddl` finds what they lack",
+        )
     from subscriber.schema.archive import Selection  # noqa: PLC0415 -- its drivers come with an extra
     from subscriber.schema.postgres import SchemaOrder, copy_to_postgres  # noqa: PLC0415 -- as above
 
@@ -159,8 +164,8 @@ async def diff_schema(
     """
     if not is_postgres(target):
         required_ability(target, SchemaKind, *NO_SCHEMA)
-    conninfo, published = await find_publisher(name, target, connection, publications)
+    conninfo, published, mapping = await find_publisher(name, target, connection, publications)
     if not (published or schemas or everything):
         raise ConfigurationError("no tables are chosen", hint="give the name of a subscription, --publication, --schema or --all")
     async with await Session.connect(conninfo, application_name="subscriber schema") as session:
-        return await find_differences(session, target, published, schemas=schemas, everything=everything)
+        return await find_differences(session, target, published, schemas=schemas, everything=everything, mapping=mapping)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from subscriber.catalog.target_kind import SequencesKind
+from subscriber.config.mapping import TableMapping
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces.sequences import SequenceChoice, SequenceResult, SequenceState
 from subscriber.printable import shortened
@@ -31,6 +32,7 @@ async def sync_sequences(
     unlogged: bool = False,
     force: bool = False,
     dry_run: bool = False,
+    mapping: TableMapping | None = None,
 ) -> list[SequenceResult]:
     """Set the target's sequences to those of the publisher, so that no value repeats.
 
@@ -47,6 +49,7 @@ async def sync_sequences(
         unlogged: also those that unlogged tables use.
         force: also set a sequence back that is ahead of the publisher.
         dry_run: change nothing.
+        mapping: the names of the target's tables and sequences. Default: those of the subscription.
 
     Returns:
         What was done about each sequence, or would be done. SQLAlchemy's targets have one result for each column.
@@ -58,11 +61,11 @@ async def sync_sequences(
     """
     kind = required_ability(target, SequencesKind, "has no sequences", "omit this step")
     choice = SequenceChoice.parse(sequences)
-    conninfo, published = await find_publisher(name, target, connection, publications)
+    conninfo, published, names = await find_publisher(name, target, connection, publications)
     if not (published or choice.patterns or choice.kind == "all"):
         raise ConfigurationError("no sequences are chosen", hint="give the name of a subscription, --publication, or --sequences")
     async with await Session.connect(conninfo, application_name=_APPLICATION) as session:
-        found = await read_sequences(session, published, _fitting(choice, target), unlogged=unlogged)
+        found = await read_sequences(session, published, _fitting(choice, target), unlogged=unlogged, mapping=mapping or names)
     results = [SequenceResult(sequence=each, state=SequenceState.LEFT, reason=_UNREADABLE) for each in found.unreadable]
     results += [SequenceResult(sequence=each, state=SequenceState.LEFT, reason=_UNNAMED) for each in found.unnamed]
     results += [SequenceResult(sequence=each, state=SequenceState.OMITTED) for each in found.omitted]

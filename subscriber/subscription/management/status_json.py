@@ -29,6 +29,7 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "pid": found.pid,
         "publications": list(definition.publications),
         "conflict_rules": dict(definition.options.given_conflict_rules),
+        "mapping": {name: values for name, values in definition.options.mapping_texts.items() if values},
         "slot_name": definition.slot_name,
         "two_phase_state": definition.two_phase.value,
         "skip_lsn": None if definition.skip_lsn == INVALID_LSN else str(definition.skip_lsn),

@@ -119,6 +119,11 @@ class Migration:
         # it is stored: passwords of this process' environment are not used, so that the stored string is known to suffice
         connection = StoredConninfo(connection)
         options = options or SubscriptionOptions()
+        if options.mapping:
+            raise ConfigurationError(
+                "a migration has the publisher's names: map, columns, rename and exclude_table are not available",
+                hint="choose tables with --table and --exclude-table, or use subscriber create",
+            )
         SequenceChoice.parse(sequences)
         self._spec = MigrationSpec(
             name=name,

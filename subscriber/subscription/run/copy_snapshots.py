@@ -72,7 +72,7 @@ class PublishedSnapshot:
         """See :meth:`subscriber.apply.table_synchronization.SnapshotSource.reconcile`."""
 
         def read(condition: Condition, count: Callable[[int], None]) -> CopyPart:
-            part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r", condition=condition)
+            part = table_copy.CopyPart(table.publisher_name, table.relation_id, only=table.kind == "r", condition=condition)
             return partial(self._read, table, part, copy_format, count)
 
         async with contextlib.AsyncExitStack() as stack:
@@ -243,7 +243,7 @@ class PublishedGroup:
 
     @contextlib.asynccontextmanager
     async def _reading(self, table: PublishedTable) -> AsyncIterator[tuple[SnapshotReader, table_copy.CopyPart]]:
-        part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r")
+        part = table_copy.CopyPart(table.publisher_name, table.relation_id, only=table.kind == "r")
         reader = await self._open_reader()
         try:
             # release the locks of the previous tables; the check takes the locks that its own COPY needs

@@ -17,7 +17,7 @@ from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.copying.copy_rate import CopyRate
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot
 from subscriber.walreceiver.position_check import check_position
-from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.publication import published_sources, published_tables
 
 __all__ = ["PublisherSource", "copy_format"]
 
@@ -56,7 +56,7 @@ class PublisherSource:
     async def describe_all(self, tables: Sequence[TableName]) -> Mapping[TableName, PublishedTable]:
         """The tables as they are published now, without those that are no longer published."""
         async with self._connect(session_name(self._main.slot_name, "sync")) as connection:
-            found = await published_tables(connection, self._spec.publications, *tables)
+            found = await published_tables(connection, self._spec.publications, *tables, mapping=self._spec.options.mapping)
             return {table.name: copied_rows(table, self._spec.options) for table in found}
 
     @contextlib.asynccontextmanager
@@ -98,9 +98,10 @@ class PublisherSource:
             # without streaming: this stream is short, and a transaction that is streamed and rolled back cannot always be decoded
             options = replace(self._spec.options, streaming="off")
             stream_options = negotiate(connection.capabilities, options, publications=self._spec.publications, two_phase=False)
+            names = await published_sources(connection, self._spec.publications, options.mapping)
             stream = await connection.start_replication(position.slot_name, position.lsn, stream_options)
             try:
-                yield filtered(stream, self._spec.options)
+                yield filtered(stream, self._spec.options, names)
             finally:
                 await stream.close()
 

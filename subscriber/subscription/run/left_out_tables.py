@@ -84,8 +84,9 @@ class LeftOutTables:
             PublisherError: the publisher cannot be queried.
         """
         async with await self._spec.connect("tables") as session:
-            published = await published_names(session, self._spec.publications)
-            self.compare(published, partitions=await other_identities(session, self._spec.publications))
+            mapping = self._spec.options.mapping
+            published = await published_names(session, self._spec.publications, mapping)
+            self.compare(published, partitions=await other_identities(session, self._spec.publications, mapping))
 
     def require_none(self) -> None:
         """Check that all published tables were replicated at the last comparison.

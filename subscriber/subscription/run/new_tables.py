@@ -14,10 +14,11 @@ from typing import Final
 from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.table_state import TO_BE_ADDED, Addition
 from subscriber.catalog.target_kind import SchemaKind
-from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.errors import ConfigurationError, RelationError, SubscriberError
 from subscriber.interfaces import PublishedTable, TableName, TwoPhaseState
 from subscriber.interfaces.schema import SchemaStep, Section, StepState
 from subscriber.schema.inspection import SchemaScope, inspect
+from subscriber.schema.mapped_schema import mapped_schema
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.setup.setup import Prepared
@@ -107,7 +108,7 @@ class NewTables:
             self._leave_out(dict.fromkeys(names, NOT_WITH_TWO_PHASE))
             return
         async with await self._spec.connect("tables") as session:
-            tables = await published_tables(session, self._spec.publications, *names)
+            tables = await published_tables(session, self._spec.publications, *names, mapping=self._spec.options.mapping)
             if copy_data == "reconcile":
                 require_all_changes(tables)
             if not tables:
@@ -150,9 +151,11 @@ class NewTables:
         target = self._spec.target
         if target is None:
             return
-        names = [table.name for table in tables]
+        names, mapping = [table.publisher_name for table in tables], self._spec.options.mapping
         kind = target_kind(target)
         if is_postgres(target):
+            if mapping.renames:
+                raise RelationError("a table with another name is not created by itself", hint="create it in the target")
             from subscriber.schema.archive import Selection  # noqa: PLC0415 -- its drivers come with an extra
             from subscriber.schema.postgres import SchemaOrder, copy_to_postgres  # noqa: PLC0415 -- as above
 
@@ -168,7 +171,7 @@ class NewTables:
             for line in await copy_to_postgres(self._spec.conninfo, target, order, _tell):
                 _log.info("%s", line)
         elif isinstance(kind, SchemaKind):
-            schema = await inspect(session.execute, SchemaScope(tables=names))
+            schema = mapped_schema(await inspect(session.execute, SchemaScope(tables=names)), mapping)
             lacking = {each.name for each in await kind.compare_schema(target, tables, schema) if each.kind == "table"}
             if missing := [table for table in tables if table.name in lacking]:
                 await kind.copy_schema(target, missing, schema, tuple(Section), _tell)

@@ -220,7 +220,7 @@ class _Comparisons:
         """The ranges of the key, although the rows are not in its order; one: there are none."""
         planned = self._planned
         rows = max(planned.rows, self.compared)
-        found = await key_ranges(self._publisher.run, planned.name, planned.ordered, planned.bound_type, rows, any_order=True)
+        found = await key_ranges(self._publisher.run, planned.publisher.sql, planned.ordered, planned.bound_type, rows, any_order=True)
         return found.parts if found is not None else (WHOLE,)
 
     async def _find(self, plan: KeyRanges | Blocks, most: int, jobs: int, *, expects: int = 0) -> tuple[TableComparison, bool, int]:

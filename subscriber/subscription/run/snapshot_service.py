@@ -182,7 +182,7 @@ class SnapshotService:
         if not isinstance(opened, RepairingSink):
             raise ConfigurationError("this kind of target cannot be repaired", hint="`subscriber alter NAME --resync SCHEMA.TABLE`")
         name, key, keys = TableName(*request.payload["table"]), request.payload["key"], request.payload["keys"]
-        found = await published_tables(exporter.session, self._spec.publications, name)
+        found = await published_tables(exporter.session, self._spec.publications, name, mapping=self._spec.options.mapping)
         if not found:
             raise RelationError(f'table "{name}" is not published any more', hint="verify again")
         table = copied_rows(found[0], self._spec.options)
@@ -202,7 +202,7 @@ class SnapshotService:
             try:
                 async with asyncio.timeout(_ACT_SECONDS):
                     rows = await rows_by_key(exporter.session, table, key, keys, by_text=by_text)
-                    ((rewritten,),) = await exporter.session.execute(was_rewritten_query(table.name))
+                    ((rewritten,),) = await exporter.session.execute(was_rewritten_query(table.publisher_name))
             except TimeoutError:
                 raise PublisherUnavailable(f"the rows were not read within {_ACT_SECONDS:g} s", hint="try again") from None
             if rewritten == "true":

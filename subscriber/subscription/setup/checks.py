@@ -9,10 +9,11 @@ from dataclasses import replace
 from subscriber.apply.all_changes import find_archives, find_own_rows
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, CopyData, Settings, SubscriptionOptions
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, PublishedTable, Sink, TableName
 from subscriber.recording.relay_directory import probe_relay_log
 from subscriber.subscription.setup.encodings import find_encodings
+from subscriber.subscription.setup.mapped_tables import find_mapping_problems
 from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.row_filters import find_filter_problems
 from subscriber.subscription.setup.same_database import find_same_database
@@ -23,6 +24,7 @@ from subscriber.subscription.targets import has_schema
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.copying.large_rows import find_large_rows
+from subscriber.walreceiver.mapped_tables import mapped_tables
 from subscriber.walreceiver.publication import missing_publications, published_tables
 
 __all__ = ["check", "find_problems", "tell"]
@@ -50,7 +52,12 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
     await SpoolDirectory.probe(settings.spool_directory)
     if settings.relay_log is not None:
         await probe_relay_log(settings.relay_log)
-    tables = await published_tables(connection, publications)
+    everything = await published_tables(connection, publications)
+    wrong = find_mapping_problems(options.mapping, everything)
+    if any(finding.severity == "error" for finding in wrong):
+        # nothing can be said about the target's tables
+        return [*wrong, *find_filter_problems(options, everything)], []
+    tables = mapped_tables(everything, options.mapping)
     publisher = await check_publisher(
         connection,
         publications,
@@ -62,8 +69,8 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
     )
     if not known and (options.create_slot or not spec.managed):
         publisher += await _first_slot(connection, spec.slot_name, options)
-    publisher += find_filter_problems(options, tables)
     publisher += _rules_without_tables(options, tables)
+    publisher += [*wrong, *find_filter_problems(options, everything)]
     if options.copy_data == "reconcile" and not known:
         publisher += [*find_archives(tables), *find_own_rows(options.origin)]
     if options.on_error == "park":
@@ -170,5 +177,10 @@ async def check(
         publisher, found = await find_problems(session, spec, known=await _is_known(spec.sink, name))
         publisher += await find_encodings(session, spec.sink)
         if isinstance(target, str) and has_schema(target) and not same and not await missing_publications(session, publications):
-            found += difference_findings(await find_differences(session, target, publications))
+            try:
+                found += difference_findings(await find_differences(session, target, publications, mapping=spec.options.mapping))
+            except ConfigurationError:
+                # two tables with one name, which the findings have
+                if not spec.options.mapping:
+                    raise
     return [*same, *publisher, *found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subscriber.catalog.target_kind import SchemaKind
+from subscriber.config.mapping import NO_MAPPING, TableMapping
 from subscriber.errors import PublisherError
 from subscriber.interfaces import Finding
 from subscriber.interfaces.schema import SchemaProgress, Section
@@ -12,7 +13,9 @@ from subscriber.interfaces.table_schema import SchemaDifference
 from subscriber.schema.database_properties import database_changes, read_database
 from subscriber.schema.differences import differences
 from subscriber.schema.inspection import SchemaScope, inspect
+from subscriber.schema.mapped_schema import mapped_schema, with_names_of_sequences
 from subscriber.subscription.targets import is_postgres, required_ability
+from subscriber.walreceiver.mapped_tables import mapped_names
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
 from subscriber.walreceiver.session import Session
 
@@ -23,7 +26,13 @@ _SHOWN = 3
 
 
 async def find_differences(
-    session: Session, target: str, publications: Sequence[str], *, schemas: Sequence[str] = (), everything: bool = False
+    session: Session,
+    target: str,
+    publications: Sequence[str],
+    *,
+    schemas: Sequence[str] = (),
+    everything: bool = False,
+    mapping: TableMapping = NO_MAPPING,
 ) -> list[SchemaDifference]:
     """See :func:`subscriber.diff_schema`.
 
@@ -33,15 +42,20 @@ async def find_differences(
     """
     if missing := await missing_publications(session, publications):
         raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
-    tables = await published_names(session, publications) if publications else {}
-    scope = SchemaScope(tables=tables.keys(), schemas=schemas, everything=everything)
-    publisher = await inspect(session.execute, scope)
+    names = mapped_names(await published_names(session, publications), mapping)
+    publisher = mapped_schema(
+        await inspect(session.execute, SchemaScope(tables=names.values(), schemas=schemas, everything=everything)), mapping
+    )
     if not is_postgres(target):
         kind = required_ability(target, SchemaKind, *NO_SCHEMA)
-        return await kind.compare_schema(target, await published_tables(session, publications), publisher)
+        return await kind.compare_schema(target, await published_tables(session, publications, mapping=mapping), publisher)
     from subscriber.schema.postgres import inspect_target  # noqa: PLC0415 -- its drivers come with an extra
 
-    return [*differences(publisher, await inspect_target(target, scope)), *await database_differences(session, target)]
+    scope = SchemaScope(tables=publisher.tables.keys() | names.keys(), schemas=schemas, everything=everything)
+    there = await inspect_target(target, scope)
+    if mapping:
+        publisher = with_names_of_sequences(publisher, there)
+    return [*differences(publisher, there), *await database_differences(session, target)]
 
 
 async def database_differences(session: Session, target: str) -> list[SchemaDifference]:
@@ -59,7 +73,13 @@ async def database_differences(session: Session, target: str) -> list[SchemaDiff
 
 
 async def copy_to_other(
-    session: Session, target: str, publications: Sequence[str], sections: Sequence[Section], progress: SchemaProgress
+    session: Session,
+    target: str,
+    publications: Sequence[str],
+    sections: Sequence[Section],
+    progress: SchemaProgress,
+    *,
+    mapping: TableMapping = NO_MAPPING,
 ) -> list[str]:
     """Create the published tables, and their keys and indexes, in a target that is not PostgreSQL. See :func:`subscriber.copy_schema`.
 
@@ -69,8 +89,8 @@ async def copy_to_other(
     """
     if missing := await missing_publications(session, publications):
         raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
-    tables = await published_tables(session, publications)
-    schema = await inspect(session.execute, SchemaScope(tables=[table.name for table in tables]))
+    tables = await published_tables(session, publications, mapping=mapping)
+    schema = mapped_schema(await inspect(session.execute, SchemaScope(tables=[table.publisher_name for table in tables])), mapping)
     kind = required_ability(target, SchemaKind, *NO_SCHEMA)
     return await kind.copy_schema(target, tables, schema, sections, progress)
 

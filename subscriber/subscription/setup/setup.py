@@ -132,6 +132,7 @@ class Setup:
         if self._spec.settings.new_tables == "copy":
             # they are created when the run begins
             self._left_out_level = logging.INFO
+        mapping = self._spec.options.mapping
         async with self._connected() as connection:
             known = await self._sink.exists(self._spec.name)
             if self._spec.managed and not known:
@@ -164,13 +165,13 @@ class Setup:
             refresh = self._tables
             if self._spec.managed and state.pending_refresh is not None:
                 # the verb that changed the publications was interrupted before the refresh
-                refresh = TableRefresh(self._spec.publications, opened, copy_data=state.pending_refresh)
+                refresh = TableRefresh(self._spec.publications, opened, copy_data=state.pending_refresh, mapping=self._spec.options.mapping)
                 tables = await refresh.refresh(connection, state)
                 await self._target.opened.refreshed()
             elif self._spec.managed:
                 tables = await self._target.opened.tables()
                 if isinstance(opened, DescribedSink):
-                    published = await published_tables(connection, self._spec.publications)
+                    published = await published_tables(connection, self._spec.publications, mapping=mapping)
                     await opened.describe_tables([table for table in published if table.name in tables])
             else:
                 tables = await refresh.refresh(connection, state, first=first)
@@ -183,10 +184,10 @@ class Setup:
                 publisher_lsn=await connection.current_wal_lsn(),
                 capabilities=connection.capabilities,
                 first=first and not self._spec.managed,
-                published=refresh.published or await published_names(connection, self._spec.publications),
+                published=refresh.published or await published_names(connection, self._spec.publications, mapping),
                 left_out=refresh.left_out,
-                sizes=await published_sizes(connection, self._spec.publications) if waiting else {},
-                lost_partitions=await other_identities(connection, self._spec.publications),
+                sizes=await published_sizes(connection, self._spec.publications, mapping) if waiting else {},
+                lost_partitions=await other_identities(connection, self._spec.publications, mapping),
             )
 
     async def create(self) -> Collection[TableName]:
@@ -260,6 +261,7 @@ class Setup:
             self._spec.publications,
             self._target.opened,
             copy_data=self._spec.options.copy_data,
+            mapping=self._spec.options.mapping,
             log_level=self._left_out_level,
             logged=self._logged,
         )

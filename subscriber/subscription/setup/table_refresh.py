@@ -9,6 +9,7 @@ from typing import Final
 from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.table_synchronization import sync_slot_prefix
 from subscriber.config import CopyData
+from subscriber.config.mapping import NO_MAPPING, TableMapping
 from subscriber.errors import ConfigurationError, SlotInUse, TargetError
 from subscriber.interfaces import (
     DescribedSink,
@@ -50,6 +51,7 @@ class TableRefresh:
     Args:
         publications: the subscribed publications.
         copy_data: whether new tables are copied, or reconciled.
+        mapping: which tables the subscription has, and under which names.
         sink: the target, opened.
         log_level: for tables that are left out.
         logged: tables for which the log already says that they cannot be replicated.
@@ -65,12 +67,14 @@ class TableRefresh:
         sink: OpenedSink,
         *,
         copy_data: CopyData,
+        mapping: TableMapping = NO_MAPPING,
         log_level: int = logging.WARNING,
         logged: Collection[TableName] = (),
     ) -> None:
         self._publications = publications
         self._sink = sink
         self._copy_data = copy_data
+        self._mapping = mapping
         self._log_level = log_level
         self._logged = set(logged)
         self.published: dict[TableName, int] = {}
@@ -100,7 +104,7 @@ class TableRefresh:
             RelationError: none of the new tables can be added, and ``demanded`` or ``first`` is set.
             PublisherError, TargetError: the publisher or the target rejected a request.
         """
-        published = {table.name: table for table in await published_tables(connection, self._publications)}
+        published = {table.name: table for table in await published_tables(connection, self._publications, mapping=self._mapping)}
         self.published = {name: table.relation_id for name, table in published.items()}
         entries = await self._sink.tables()
         new = sorted(published.keys() - entries.keys())

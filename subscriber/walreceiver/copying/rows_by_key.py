@@ -66,7 +66,7 @@ async def rows_by_key(
     Args:
         session: to the publisher, in a transaction.
         table: as published.
-        key: columns of the key.
+        key: columns of the key, by the target's names.
         keys: different values of these columns, as PostgreSQL's texts.
         operators: of the table, if they are known: :func:`key_operators`.
         by_text: only rows whose keys have exactly these texts; not also those with texts that are equal for the column's type.
@@ -75,7 +75,8 @@ async def rows_by_key(
         PublisherError: or a subclass.
     """
     operators = operators or await key_operators(session, table)
-    types = dict(zip(table.columns, table.column_types, strict=False))
+    types = dict(zip(table.publisher_columns, table.column_types, strict=False))
+    key = [table.renamed.get(name, name) for name in key]
     conditions, texts = [], []
     for place, name in enumerate(key):
         quoted, value = quote_identifier(name), f"subscriber_key_{place}"
@@ -99,9 +100,9 @@ async def rows_by_key(
 
 
 async def _rows(session: Session, table: PublishedTable, conditions: Sequence[str], keys: Sequence[Sequence[str]]) -> list[Row]:
-    columns = ", ".join(map(quote_identifier, table.columns))
+    columns = ", ".join(map(quote_identifier, table.publisher_columns))
     filters = f" WHERE ({' OR '.join(f'({each})' for each in table.row_filters)})" if table.row_filters else ""
-    relation = f"{quote_identifier(table.name.namespace)}.{quote_identifier(table.name.name)}"
+    relation = f"{quote_identifier(table.publisher_name.namespace)}.{quote_identifier(table.publisher_name.name)}"
     only = "ONLY " if table.kind == "r" else ""
     # an array for each column of the key
     values = list(zip(*keys, strict=True))

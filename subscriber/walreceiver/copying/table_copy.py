@@ -15,8 +15,10 @@ its schema can be renamed, which is why the check looks for the lock and not onl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from subscriber.interfaces import CopyFormat, PublishedTable, TableName
+from subscriber.interfaces.conditions import EVERY_ROW, SETTING
 from subscriber.interfaces.copy_parts import STORED_ANEW, BlockRange, CopyPart, has_name, quoted
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.session import Session
@@ -61,7 +63,7 @@ def copy_ranges(size: int, range_size: int, block_size: int = _BLOCK) -> list[Bl
 
 def whole_table(table: PublishedTable) -> CopyPart:
     """Return the only part of a table that is not divided."""
-    return CopyPart(table.name, table.relation_id, only=table.kind == "r")
+    return CopyPart(table.publisher_name, table.relation_id, only=table.kind == "r")
 
 
 async def copy_parts(session: Session, table: PublishedTable, range_size: int) -> list[CopyPart]:
@@ -138,9 +140,10 @@ async def is_renamed(session: Session, table: PublishedTable) -> bool:
 
 
 def _is_renamed(table: PublishedTable) -> str:
-    namespace, name = quote_literal(table.name.namespace), quote_literal(table.name.name)
+    own = table.publisher_name
+    namespace, name = quote_literal(own.namespace), quote_literal(own.name)
     return f"""(
-        NOT {has_name(table.name, table.relation_id)} OR NOT EXISTS (
+        NOT {has_name(own, table.relation_id)} OR NOT EXISTS (
             SELECT FROM pg_catalog.pg_class AS c
               JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
              WHERE c.oid = {table.relation_id} AND n.nspname = {namespace} AND c.relname = {name}))
@@ -171,13 +174,19 @@ def _stored_anew(table: PublishedTable) -> str:
 def lock_query(table: PublishedTable) -> str:
     """Return a query that reads no row. Until the transaction ends, the table cannot be rewritten, renamed or dropped."""
     only = "ONLY " if table.kind == "r" else ""
-    return f"SELECT FROM {only}{quoted(table.name)} LIMIT 0"
+    return f"SELECT FROM {only}{quoted(table.publisher_name)} LIMIT 0"
 
 
 def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:
     """Return the COPY statement of a part, as PostgreSQL writes it: COPY of the table where possible, else of a SELECT."""
-    columns = ", ".join(quote_identifier(column) for column in table.columns)
+    columns = ", ".join(quote_identifier(column) for column in table.publisher_columns)
     options = " WITH (FORMAT binary)" if copy_format is CopyFormat.BINARY else ""
     if part.only and not part.conditions(table.row_filters) and not table.generated:
         return f"COPY {quoted(part.relation)}{f' ({columns})' if columns else ''} TO STDOUT{options}"
-    return f"COPY (SELECT {columns} {part.source(table.row_filters)}) TO STDOUT{options}"
+    source = part.source(table.row_filters)
+    if table.renamed and (condition := part.condition.sql(SETTING)):
+        # it has the target's names of columns
+        named = ", ".join(f"{quote_identifier(own)} AS {quote_identifier(name)}" for name, own in table.renamed.items())
+        columns = ", ".join(quote_identifier(column) for column in table.columns)
+        source = f"FROM (SELECT {named} {replace(part, condition=EVERY_ROW).source(table.row_filters)}) AS named WHERE {condition}"
+    return f"COPY (SELECT {columns} {source}) TO STDOUT{options}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from subscriber.errors import SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS
 from subscriber.sinks.spark.catalog.lake import Lake
@@ -13,7 +14,23 @@ from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import folded_name, lake_names
 
-__all__ = ["check_histories", "check_place", "check_tables"]
+__all__ = ["check_histories", "check_place", "check_tables", "require_options"]
+
+
+def require_options(options: Mapping[str, Any]) -> None:
+    """Check that a lake supports some options.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if options.get("binary"):
+        raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
+    for name in ("map", "columns", "rename"):
+        if options.get(name):
+            raise ConfigurationError(
+                f"{name} is not available for a lake: its tables have the publisher's names and columns",
+                hint=f"omit {name}; a publication can leave out columns, and a view can give other names",
+            )
 
 
 def check_place(storage: Storage) -> list[Finding]:

@@ -22,9 +22,11 @@ from typing import Any, Final, Self
 from subscriber.catalog import Definition
 from subscriber.catalog.definition import require_name
 from subscriber.catalog.subscriptions import no_such_subscription
+from subscriber.config import STORED
 from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
 from subscriber.interfaces import SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN
+from subscriber.sinks.spark.catalog.checks import require_options
 from subscriber.sinks.spark.catalog.definition import (
     DEFINITION,
     GENERATION,
@@ -165,7 +167,7 @@ class LakeCatalog:
             TargetError: the subscription already exists, or the lake belongs or belonged to another one.
         """
         require_name(definition.name)
-        _require_options({"binary": definition.options.binary})
+        require_options({name: getattr(definition.options, name) for name in STORED})
         await self._verb.wait(_VERB_SECONDS)
         try:
             async with self._writing(definition.name):
@@ -229,7 +231,7 @@ class LakeCatalog:
             ConfigurationError: the new name is too long, or a lake does not support a value.
             TargetError: the subscription does not exist any more.
         """
-        _require_options(changes)
+        require_options(changes)
         if "name" in changes:
             require_name(changes["name"])
         async with self._writing((await self._present()).name):
@@ -381,11 +383,6 @@ class LakeCatalog:
         """Release the launcher's lock. Idempotent."""
         if self._launcher.is_mine:
             self._launcher.give_back()
-
-
-def _require_options(changes: Mapping[str, Any]) -> None:
-    if changes.get("binary"):
-        raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
 
 
 def _is_there(lake: Lake, name: str) -> TargetError:
