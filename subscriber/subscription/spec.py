@@ -89,6 +89,11 @@ class RunSpec:
                 "schema_change = follow is not available with two_phase = true: columns would be changed in a prepared transaction",
                 hint="use two_phase = false, or schema_change = add",
             )
+        if (options.columns or options.rename) and self.settings.schema_change == "follow":
+            raise ConfigurationError(
+                "schema_change = follow is not available with columns or rename: a column may have another name in the target",
+                hint="use schema_change = add, or follow tables that have all columns under their names",
+            )
         if options.two_phase and not self.sink.supports_two_phase:
             raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 

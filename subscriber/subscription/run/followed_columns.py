@@ -129,7 +129,7 @@ async def learn_columns(spec: RunSpec, sink: FollowingSink) -> None:
     if not unknown:
         return
     async with await spec.connect("schema") as session:
-        published = await published_names(session, spec.publications)
+        published = await published_names(session, spec.publications, spec.options.mapping)
         wanted = {published[name]: name for name in unknown if name in published}
         found = await _read(session, spec.publications, list(wanted))
     await sink.store_columns({wanted[oid]: known_of(catalog) for oid, catalog in found.items()})

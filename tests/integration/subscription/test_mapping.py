@@ -26,7 +26,7 @@ from subscriber.errors import ConfigurationError, PublisherError
 from tests.support.database import Database
 from tests.support.managed import catch_up, create, launched
 from tests.support.program import subscriber
-from tests.support.replica import replica, subscription_of
+from tests.support.replica import QUICK, replica, subscription_of
 from tests.support.sqlalchemy_targets import sqlite_target
 
 OPTIONS: dict[str, Any] = {
@@ -224,6 +224,8 @@ async def test_bad_input(publisher18_db: Database, target_db: Database) -> None:
     with pytest.raises(PublisherError, match=r"column id of table public\.a is left out"):
         await subscription_of(publisher18_db, target_db, columns={"public.a": "v"}).run()
     assert not target_db.value("SELECT to_regclass('subscriber.pg_subscription') IS NOT NULL")
+    with pytest.raises(ConfigurationError, match="schema_change = follow is not available with columns or rename"):
+        subscription_of(publisher18_db, target_db, rename={"public.a": "v:x"}, settings=replace(QUICK, schema_change="follow"))
     # a lake in one line
     source = ("--connection", publisher18_db.conninfo(), "--publication", "pub")
     lake = await asyncio.to_thread(subscriber, "check", *source, "--target", "spark:///tmp/x", "--map", "a.b=c.d")
