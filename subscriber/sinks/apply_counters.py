@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, Self
 
@@ -121,7 +121,7 @@ class Counted:
         table: TableName | None,
         identity: Sequence[str],
         what: str,
-        explanation: str,
+        explanation: str | Callable[[], str],
         *,
         times: int = 1,
         resolution: str = "",
@@ -133,14 +133,15 @@ class Counted:
             table: the table of the row.
             identity: the columns that find a row; empty: all columns.
             what: the rest of the conflict's name.
-            explanation: what was found.
+            explanation: what was found, or a function that returns it: it is needed once for conflicts that are logged together.
             times: the number of conflicts.
             resolution: what a rule did; empty: what a native subscription does.
         """
         conflict = _Conflict(table, f"{kind.lower()}_{what}" if kind else what, resolution)
         self.conflicts[conflict] += times
         if conflict not in self.explanations:
-            self.explanations[conflict] = explanation, f"Replica identity {_identity(identity)}."
+            text = explanation if isinstance(explanation, str) else explanation()
+            self.explanations[conflict] = text, f"Replica identity {_identity(identity)}."
 
 
 def _identity(columns: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
 from psycopg.pq.abc import PGresult
@@ -207,17 +208,10 @@ class Counted(apply_counters.Counted):
         made = int(result.get_value(0, 1) or 0)
         self.changes(kind, table, identity, made, made)
         for row in range(1, result.ntuples):
-            conflict, number, act, index, *_ = ((result.get_value(row, column) or b"").decode() for column in range(result.nfields))
-            existing, partition = Existing.of(result, 4, row), _partition(result, 7, row)
-            name, key = resolution.indexes[int(index) - 1] if int(index) else ("", ())
-            what = _EXPLAINED[conflict.rpartition("_")[2]].format(
-                doing=_DOING.get(kind, ""),
-                done=_DONE.get(kind, ""),
-                index=name,
-                modified=existing and existing.modified(),
-                keys=", ".join(key),
-            )
-            self.conflict("", partition or table, identity, conflict, what, resolution=ACTS[act])
+            conflict, number, act, index = ((result.get_value(row, column) or b"").decode() for column in range(4))
+            partition = _partition(result, 7, row)
+            explained = partial(_explanation, conflict, kind, resolution.indexes[int(index) - 1] if int(index) else None, result, row)
+            self.conflict("", partition or table, identity, conflict, explained, resolution=ACTS[act])
             if not resolution.logged:
                 continue
             if isinstance(context, SetContext) and context.each:
@@ -253,6 +247,19 @@ class Counted(apply_counters.Counted):
         if other is not None:
             explanation = f"{_DOING[kind]} the row that was {other.modified('by a different origin')}"
             self.conflict(kind, partition or table, identity, "origin_differs", explanation)
+
+
+def _explanation(conflict: str, kind: str, index: tuple[str, tuple[str, ...]] | None, result: PGresult, row: int) -> str:
+    """What was found. ``index``: name and key of the index that has the key."""
+    existing = Existing.of(result, 4, row)
+    name, keys = index or ("", ())
+    return _EXPLAINED[conflict.rpartition("_")[2]].format(
+        doing=_DOING.get(kind, ""),
+        done=_DONE.get(kind, ""),
+        index=name,
+        modified=existing and existing.modified(),
+        keys=", ".join(keys),
+    )
 
 
 def _partition(result: PGresult, first: int = 4, row: int = 0) -> TableName | None:

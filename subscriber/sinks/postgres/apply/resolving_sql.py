@@ -141,9 +141,7 @@ class _Parts:
         decided = self.wins(getattr(self.rules, f"{kind}_origin_differs"), "w.time", "w.m IS NOT NULL")
         rows = f"(SELECT tracked.*, {other} AS other FROM tracked) AS w"
         self.add("own", f"SELECT w.*, CASE WHEN w.other THEN {decided} ELSE 'a' END AS o FROM {rows}")
-        self.conflicts.append(
-            _conflict((f"'{kind}_origin_differs'", "1", "o", "0"), "own", self.logged(search.values, "own", new), "WHERE other")
-        )
+        self.add_conflict((f"'{kind}_origin_differs'", "1", "o", "0"), "own", self.logged(search.values, "own", new), "WHERE other")
 
     def logged(self, key: Iterable[tuple[str, str]], existing: str = "", new: str = "NULL") -> str:
         """What the log of conflicts has of the rows: the key, the existing row and the new row.
@@ -158,6 +156,32 @@ class _Parts:
         if not self.resolving.log_rows:
             return f"{text}, NULL, NULL"
         return f"{text}, {f'{existing}.row' if existing else 'NULL'}, {new}"
+
+    def add_conflict(self, known: tuple[str, str, str, str], source: str, logged: str, where: str, rows: str | None = None) -> None:
+        """Return the conflicts of one kind.
+
+        Args:
+            known: the kind, the number of the new row in a set, what the rule says, and the number of the index.
+            source: the rows that exist.
+            logged: from :meth:`logged`.
+            where: which of the rows conflict.
+            rows: the query for them; None: ``source`` is a CTE.
+        """
+        partition = "NULL, NULL"
+        if self.mapping.table.kind == "p":
+            namespace = "pg_catalog.pg_class AS p JOIN pg_catalog.pg_namespace AS s ON s.oid = p.relnamespace"
+            partition = (
+                f"(SELECT s.nspname::text FROM {namespace} WHERE p.oid = {source}.t),"
+                f" (SELECT p.relname::text FROM pg_catalog.pg_class AS p WHERE p.oid = {source}.t)"
+            )
+        existing = f"{source}.m::text, {source}.at, {source}.origin, {partition}"
+        self.conflicts.append(f"SELECT {', '.join(known)}, {existing}, {logged} FROM {rows or source} {where}")
+
+    def add_collided(self, kind: str, logged: str, where: str = "") -> None:
+        """Return a conflict for a new row that has a rule applied."""
+        rows = "(SELECT DISTINCT ON (l.n) l.*, j.k, j.act FROM l JOIN j ON j.n = l.n WHERE j.act <> 'e' ORDER BY l.n, l.i) AS d"
+        name = f"CASE d.k WHEN 1 THEN '{kind}_exists' ELSE 'multiple_unique_conflicts' END"
+        self.add_conflict((name, "1", "d.act", "d.i"), "d", logged, where, rows)
 
     def add_collisions(self, indexes: Sequence[UniqueIndex], keys: Sequence[str], *, own: bool) -> None:
         """``l`` and ``j``. ``keys``: a query for the new row's keys in each index."""
@@ -212,32 +236,8 @@ class _Parts:
         )
 
 
-def _conflict(known: tuple[str, str, str, str], source: str, logged: str, where: str) -> str:
-    """The rows of the result for one kind of conflict.
-
-    Args:
-        known: the kind, the number of the new row in a set, what the rule says, and the number of the index.
-        source: the rows that exist.
-        logged: from :meth:`_Parts.logged`.
-        where: which of the rows conflict.
-    """
-    partition = (
-        "(SELECT s.nspname::text FROM pg_catalog.pg_class AS p JOIN pg_catalog.pg_namespace AS s ON s.oid = p.relnamespace"
-        f" WHERE p.oid = {source}.t), (SELECT p.relname::text FROM pg_catalog.pg_class AS p WHERE p.oid = {source}.t)"
-    )
-    existing = f"{source}.m::text, at, {source}.origin, {partition}"
-    return f"SELECT {', '.join(known)}, {existing}, {logged} FROM {source} {where}"
-
-
 def _missing(kind: str, act: str, logged: str) -> str:
     return f"SELECT '{kind}_missing', 1, '{act}', 0, NULL, NULL, NULL, NULL, NULL, {logged} WHERE NOT EXISTS (SELECT FROM own)"
-
-
-def _collided(kind: str, logged: str, where: str = "") -> str:
-    """One row for each new row that has a rule applied."""
-    source = "(SELECT DISTINCT ON (l.n) l.*, j.k, j.act FROM l JOIN j ON j.n = l.n WHERE j.act <> 'e' ORDER BY l.n, l.i) AS d"
-    name = f"CASE d.k WHEN 1 THEN '{kind}_exists' ELSE 'multiple_unique_conflicts' END"
-    return _conflict((name, "1", "d.act", "d.i"), "d", logged, where).replace(" FROM d ", f" FROM {source} ", 1)
 
 
 def _into(mapping: RelationMapping, names: Iterable[str]) -> str:
@@ -278,7 +278,7 @@ def insert_resolving(mapping: RelationMapping, base: Statement, *, tracked: bool
         "added", f"{_into(mapping, values)} SELECT {', '.join(values.values())} FROM {_GONE} WHERE NOT EXISTS ({kept}) AND gone.z >= 0"
     )
     key = [(mapping.columns[index].name, f"${index + 1}") for index, _ in mapping.key or ()]
-    parts.conflicts.append(_collided("insert", parts.logged(key, "d", _NEW)))
+    parts.add_collided("insert", parts.logged(key, "d", _NEW))
     return parts.statement(base, "(SELECT 1 - pg_catalog.count(*) FROM j WHERE act = 'k')", ["l"])
 
 
@@ -303,7 +303,7 @@ def insert_set_resolving(mapping: RelationMapping, arrays: Sequence[int], base: 
     key = [(mapping.columns[index].name, f"l.c{index}") for index, _ in mapping.key or ()]
     new = ", ".join(f"l.{value} AS {quote_identifier(name)}" for name, value in values.items())
     logged = parts.logged(key, "l", f"(SELECT pg_catalog.to_jsonb(s.*)::text FROM (SELECT {new}) AS s)")
-    parts.conflicts.append(_conflict(("'insert_exists'", "n", "act", "1"), "l", logged, "WHERE act <> 'e'"))
+    parts.add_conflict(("'insert_exists'", "n", "act", "1"), "l", logged, "WHERE act <> 'e'")
     return parts.statement(base, "(SELECT pg_catalog.count(*) FROM u) - (SELECT pg_catalog.count(*) FROM l WHERE act = 'k')", ["l"])
 
 
@@ -357,7 +357,7 @@ def update_resolving(
         parts.add("added", f"{_into(mapping, values)} SELECT {', '.join(values.values())} FROM go, {_GONE} WHERE {where}")
     parts.conflicts.append(_missing("update", "i" if inserts else "s", parts.logged(search.values, new=_NEW)))
     if indexes:
-        parts.conflicts.append(_collided("update", parts.logged(search.values, "d", _NEW), f"WHERE (SELECT o FROM go) IN {makes}"))
+        parts.add_collided("update", parts.logged(search.values, "d", _NEW), f"WHERE (SELECT o FROM go) IN {makes}")
     made = f"(SELECT pg_catalog.count(*) FROM go WHERE o IN {makes} AND act <> 'k')"
     return parts.statement(base, made, ["found", "l"] if indexes else ["found"])
 
