@@ -8,12 +8,12 @@ of the rules are those of pglogical and of PostgreSQL's proposal of conflict res
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Final, Self
 
-from subscriber.config.table_names import read_name, written_name
+from subscriber.config.table_names import Name, read_name, written_name
 from subscriber.errors import ConfigurationError
 
 __all__ = ["RULES", "ConflictRules", "TableRules", "given_rules", "parse_conflict", "with_rules"]
@@ -69,8 +69,6 @@ RULES: Final[Mapping[str, tuple[str, ...]]] = {
 """The rules of each kind of conflict, the default first."""
 assert tuple(RULES) == tuple(each.name for each in fields(TableRules))
 
-_Table = tuple[str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class ConflictRules:
@@ -78,11 +76,11 @@ class ConflictRules:
 
     Attributes:
         general: those of tables without rules of their own.
-        tables: those of the others, by schema and name of the published table.
+        tables: those of the others, by schema and name.
     """
 
     general: TableRules = TableRules()
-    tables: Mapping[_Table, TableRules] = field(default_factory=dict)
+    tables: Mapping[Name, TableRules] = field(default_factory=dict)
 
     def of(self, schema: str, name: str) -> TableRules:
         """The rules of a table."""
@@ -98,16 +96,16 @@ class ConflictRules:
         return {getattr(rules, kind) for rules in (self.general, *self.tables.values())}
 
     @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the stored text."""
-        general, tables = TableRules(), dict[_Table, dict[str, str]]()
+    def read(cls, text: str, target: Callable[[Name], Name] = lambda name: name) -> Self:
+        """Read the stored text. ``target``: returns the target's name of a table of the publisher."""
+        general, tables = TableRules(), dict[Name, dict[str, str]]()
         for key, rule in given_rules(text).items():
             kind, table = _key(key)
             if table is None:
                 general = replace(general, **{kind: rule})
             else:
                 tables.setdefault(table, {})[kind] = rule
-        return cls(general, {table: replace(general, **own) for table, own in tables.items()})
+        return cls(general, {target(table): replace(general, **own) for table, own in tables.items()})
 
 
 def with_rules(text: str, changes: Mapping[str, str]) -> str:
@@ -156,7 +154,7 @@ def given_rules(text: str) -> dict[str, str]:
     return json.loads(text) if text else {}
 
 
-def _key(key: str) -> tuple[str, _Table | None]:
+def _key(key: str) -> tuple[str, Name | None]:
     """The kind and the table of a key."""
     given, dot, table = key.partition(".")
     kind = given.strip().lower()

@@ -345,8 +345,8 @@ class SubscriptionOptions:
 
     @property
     def conflict_rules(self) -> ConflictRules:
-        """The rules of ``conflict``."""
-        return ConflictRules.read(str(self.conflict))
+        """The rules of ``conflict``, with the target's names of tables."""
+        return ConflictRules.read(str(self.conflict), self.mapping.target)
 
     @property
     def conflict_log_table(self) -> tuple[str, str]:

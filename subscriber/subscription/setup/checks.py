@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from subscriber.apply.all_changes import find_archives, find_own_rows
 from subscriber.apply.spool import SpoolDirectory
-from subscriber.config import NO_SLOT, CopyData, Settings, SubscriptionOptions
+from subscriber.config import NO_SLOT, ConflictRules, CopyData, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, PublishedTable, Sink, TableName
 from subscriber.recording.relay_directory import probe_relay_log
@@ -69,7 +69,7 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
     )
     if not known and (options.create_slot or not spec.managed):
         publisher += await _first_slot(connection, spec.slot_name, options)
-    publisher += _rules_without_tables(options, tables)
+    publisher += _rules_without_tables(options, everything)
     publisher += [*wrong, *find_filter_problems(options, everything)]
     if options.copy_data == "reconcile" and not known:
         publisher += [*find_archives(tables), *find_own_rows(options.origin)]
@@ -89,7 +89,7 @@ def _rules_without_tables(options: SubscriptionOptions, tables: Sequence[Publish
     published = {table.name for table in tables}
     return [
         Finding("warning", f"conflict rule of table {table}: the table is not published", "correct its name, or add it to the publication")
-        for table in (TableName(*each) for each in options.conflict_rules.tables)
+        for table in (TableName(*each) for each in ConflictRules.read(str(options.conflict)).tables)
         if table not in published
     ]
 
