@@ -88,6 +88,9 @@ def test_rules_for_conflicts() -> None:
     fewer = {"insert_exists": "", "insert_exists.s.t": "", "UPDATE_MISSING.public.n": "skip"}
     assert with_rules(str(options.conflict), fewer) == '{"update_missing.public.\\"T.x\\"": "insert", "update_missing.public.n": "skip"}'
     assert SubscriptionOptions(conflict={"insert_exists": " "}) == DEFAULT
+    # a table has its name on the publisher here, and its name in the target for the sink
+    mapped = SubscriptionOptions(conflict={"insert_exists.s.t": "keep_local"}, map={"s.*": "other.*"}).conflict_rules
+    assert (mapped.of("other", "t").changed, mapped.of("s", "t").changed) == (("insert_exists",), ())
     for text, message, hint in (
         ("conflict.insert_exist=error", 'unrecognized conflict: "insert_exist"', "did you mean insert_exists? "),
         ("conflict.s.t.insert_exists=error", 'unrecognized conflict: "s"', "the table follows the kind: conflict.insert_exists.s.t=…"),

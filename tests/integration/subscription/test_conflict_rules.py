@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -119,23 +120,24 @@ async def test_copied_rows_are_the_subscriptions_own(publisher18_db: Database, t
         assert (statistics.confl_update_origin_differs, statistics.confl_delete_origin_differs) == (1, 1)
 
 
-async def test_table_whose_columns_follow(publisher18_db: Database, target_db: Database) -> None:
+async def test_table_with_another_name_whose_columns_follow(publisher18_db: Database, target_db: Database) -> None:
     """Its unique indexes are read in the transaction that changes the columns."""
     publisher, target = publisher18_db, target_db
-    for database in (publisher, target):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text, w text)")
+    publisher.execute("CREATE TABLE source (id int PRIMARY KEY, v text, w text)")
+    target.execute("CREATE TABLE t (id int PRIMARY KEY, v text, w text)")
     target.execute("CREATE UNIQUE INDEX ON t (lower(w)) WHERE v IS NOT NULL; INSERT INTO t VALUES (1, 'local', 'W'), (2, 'local', 'x')")
-    publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE source")
     settings = replace(QUICK, schema_change="follow")
-    rules = {"insert_exists": "apply_remote", "multiple_unique_conflicts": "apply_remote"}
-    async with replica(publisher, target, settings=settings, copy_data=False, conflict=rules) as found:
+    rules = {"insert_exists.public.source": "apply_remote", "multiple_unique_conflicts": "apply_remote"}
+    arguments: dict[str, Any] = {"settings": settings, "copy_data": False, "map": {"public.source": "public.t"}}
+    async with replica(publisher, target, conflict=rules, **arguments) as found:
         await all_ready(found)
-        publisher.execute("INSERT INTO t VALUES (5, 'remote', 'w')")
+        publisher.execute("INSERT INTO source VALUES (5, 'remote', 'w')")
         await found.caught_up()
         publisher.execute("""
-            BEGIN; ALTER TABLE t ADD n int; ALTER TABLE t RENAME w TO renamed;
-            INSERT INTO t VALUES (2, 'remote', 'W2', 7), (6, 'remote', 'X', 8); COMMIT
+            BEGIN; ALTER TABLE source ADD n int; ALTER TABLE source RENAME w TO renamed;
+            INSERT INTO source VALUES (2, 'remote', 'W2', 7), (6, 'remote', 'X', 8); COMMIT
         """)
         await found.caught_up()
-        assert target.fetch("SELECT id, v, renamed, n FROM t ORDER BY id") == publisher.fetch("SELECT id, v, renamed, n FROM t ORDER BY id")
+        assert target.fetch("SELECT id, v, renamed, n FROM t ORDER BY id") == publisher.fetch("TABLE source ORDER BY id")
         assert found.subscription.status.statistics.confl_insert_exists == 2
