@@ -111,6 +111,7 @@ class FixedTables(DescribedRelations):
 
     def __init__(self, tables: Sequence[TargetTable]) -> None:
         super().__init__()
+        self.planner = self.log = None
         self._tables = {table.name: table for table in tables}
         self._mappings: dict[int, RelationMapping] = {}
 
