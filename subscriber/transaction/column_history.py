@@ -106,7 +106,7 @@ class KnownColumns:
         columns: in the order of their numbers.
         read: when the catalog was read last.
         live, gone: the numbers of the published columns, and of the dropped ones, that were found then.
-        kept: names of columns that were dropped, and that the target has kept.
+        kept: names of the target's other columns: they were dropped on the publisher, or the target had them when the columns were learned.
         files: the files of the table when the catalog was read last.
     """
 

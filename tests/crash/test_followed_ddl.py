@@ -127,6 +127,8 @@ def follow(publisher: Database, target: Database, directory: Path, *, steps: int
         run.start()
         target.wait(known, True, 60)
         for number in range(1, steps + 1):
+            # a table that is being synchronized is not followed yet
+            target.wait(known, True, 60)
             writer.step()
             if writer.random.random() < 0.7:
                 target.wait(f"SELECT remote_lsn >= '{publisher.current_lsn()}' FROM {position}", True, 60)

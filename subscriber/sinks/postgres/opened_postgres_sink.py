@@ -49,6 +49,8 @@ from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.snapshots import exporting
 from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
+from subscriber.sinks.postgres.tables.table_reader import read_tables
+from subscriber.transaction.column_history import KnownColumns
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["OpenedPostgresSink", "PostgresTarget"]
@@ -145,6 +147,16 @@ class OpenedPostgresSink(CatalogSink):
     def follow(self, planner: ColumnPlanner) -> None:
         """See :meth:`subscriber.interfaces.FollowingSink.follow`."""
         self._applier.relations.follow(planner)
+
+    async def store_columns(self, columns: Mapping[TableName, KnownColumns]) -> None:
+        """Store the known columns of tables. What else a table has was not the publisher's then, and is not taken for a later column."""
+        tables = await read_tables(self.reader, list(columns), as_owner=self._target.as_owner)
+        found = {}
+        for name, known in columns.items():
+            theirs = {each.name for each in known.columns}
+            here = tables[name].columns if name in tables else ()
+            found[name] = replace(known, kept=tuple(each.name for each in here if each.name not in theirs))
+        await super().store_columns(found)
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SessionRows]:

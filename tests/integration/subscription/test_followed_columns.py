@@ -27,10 +27,12 @@ ROWS = "SELECT to_jsonb(t) FROM t ORDER BY id"
 
 @asynccontextmanager
 async def following(
-    publisher: Database, target: Database, table: str = TABLE, *, root: bool = False, **options: Any
+    publisher: Database, target: Database, table: str = TABLE, *, root: bool = False, own: str = "", **options: Any
 ) -> AsyncIterator[Replica]:
     for database in (publisher, target):
         database.execute(table)
+    if own:
+        target.execute(f"ALTER TABLE t ADD {own}")
     publisher.execute("INSERT INTO t SELECT i, i, 2 * i FROM generate_series(1, 100) AS i")
     publisher.execute(f"CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = {root})")
     async with replica(publisher, target, settings=FOLLOW, **options) as found:
@@ -180,7 +182,12 @@ async def test_restarts(publisher18_db: Database, target_db: Database) -> None:
 
 
 async def test_a_column_that_blocks(publisher18_db: Database, target_db: Database) -> None:
-    async with following(publisher18_db, target_db) as found:
+    async with following(publisher18_db, target_db, own="own int DEFAULT 7") as found:
+        # one that the target had when the columns were learned, as after --resync
+        publisher18_db.execute("ALTER TABLE t ADD own int; INSERT INTO t (id, a) VALUES (110, 1)")
+        await failed(found, 'has another column "own"', 'execute: ALTER TABLE "public"."t" DROP COLUMN "own"')
+        target_db.execute("ALTER TABLE t DROP own")
+        await found.same(ROWS)
         publisher18_db.execute("ALTER TABLE t DROP b; INSERT INTO t VALUES (101, 1); ALTER TABLE t ADD b int DEFAULT 5")
         publisher18_db.execute("INSERT INTO t VALUES (102, 1)")
         await failed(found, 'has another column "b"', 'execute: ALTER TABLE "public"."t" DROP COLUMN "b"')
