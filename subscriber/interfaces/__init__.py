@@ -6,13 +6,11 @@
 """
 
 from subscriber.interfaces.abilities import (
-    ColumnPlanner,
     ComparedTables,
     DescribedSink,
     ExportingSink,
     ExportSnapshot,
     FinishingSink,
-    FollowingSink,
     GroupingSink,
     KeyedRowSource,
     ParallelSink,
@@ -28,7 +26,7 @@ from subscriber.interfaces.abilities import (
     TwoPhaseSink,
     WatchedSink,
 )
-from subscriber.interfaces.columns import AddColumn, ChangeType, ColumnPlan
+from subscriber.interfaces.columns import AddColumn, ChangeType, ColumnPlan, ColumnPlanner, FillingSink, FollowingSink, NewColumnValues
 from subscriber.interfaces.conditions import Condition
 from subscriber.interfaces.publisher import EventStream, ReceivedEvents, ReplicationStream, Spool
 from subscriber.interfaces.sink import OpenedSink, Sink, StateStore, Stream
@@ -81,11 +79,13 @@ __all__ = [
     "EventStream",
     "ExportSnapshot",
     "ExportingSink",
+    "FillingSink",
     "Finding",
     "FinishingSink",
     "FollowingSink",
     "GroupingSink",
     "KeyedRowSource",
+    "NewColumnValues",
     "OpenedSink",
     "ParallelSink",
     "ParallelTransaction",

@@ -11,20 +11,15 @@ from subscriber.interfaces.values import PublishedTable, RelationGate, TableEntr
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
-    from subscriber.interfaces.columns import ColumnPlan
-    from subscriber.protocol.lsn import Lsn
     from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-    from subscriber.transaction.column_history import KnownColumns
     from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = [
-    "ColumnPlanner",
     "ComparedTables",
     "DescribedSink",
     "ExportSnapshot",
     "ExportingSink",
     "FinishingSink",
-    "FollowingSink",
     "GroupingSink",
     "KeyedRowSource",
     "ParallelSink",
@@ -106,40 +101,6 @@ class DescribedSink(Protocol):
         It is called in every run after :meth:`Sink.open`, before :meth:`StateStore.add_tables` and before the first change, and again when
         the tables are refreshed.
         """
-        ...
-
-
-ColumnPlanner = Callable[["Relation", "Lsn", "KnownColumns | None"], Awaitable["ColumnPlan"]]
-"""Compares the columns of a Relation message with the publisher's catalog. ``planner(relation, final_lsn, known)``.
-
-Raises RelationError if it is not certain what changed, or what the rows have in a new column.
-"""
-
-
-@runtime_checkable
-class FollowingSink(Protocol):
-    """An opened sink that changes the columns of its tables as the publisher's were changed (``schema_change = follow``).
-
-    It stores the known columns of each table in the target, in the same transaction as the changes.
-    """
-
-    def follow(self, planner: ColumnPlanner) -> None:
-        """From now on, ask the planner about each Relation message of a table whose changes are applied, and make what it answers.
-
-        The changes are a part of the transaction whose row needs them first.
-        """
-        ...
-
-    async def unknown_columns(self) -> Sequence[TableName]:
-        """The synchronized tables whose columns are not known."""
-        ...
-
-    async def store_columns(self, columns: Mapping[TableName, KnownColumns]) -> None:
-        """Store the known columns of tables. Durable on return."""
-        ...
-
-    async def forget_columns(self) -> None:
-        """Forget the known columns of all tables: they are not followed any more. Durable on return."""
         ...
 
 

@@ -19,6 +19,7 @@ from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
+    NewColumnValues,
     PublishedTable,
     Row,
     SubscriptionState,
@@ -162,6 +163,10 @@ class OpenedSqlAlchemySink(CatalogSink):
     def _rows(self, connection: AsyncConnection) -> SubscriptionRows:
         """The subscription's rows, in the open transaction."""
         return subscription_rows(connection, self._database.tables, self.state.oid)
+
+    def fill(self, values: NewColumnValues) -> None:
+        """See :meth:`subscriber.interfaces.FillingSink.fill`."""
+        self._applier.new_values = values
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SubscriptionRows]:

@@ -20,17 +20,18 @@ A column that the publisher has dropped since is added with the type that the st
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from subscriber.errors import MissingColumns, RelationError, SubscriberError, TargetError
+from subscriber.protocol.messages import Relation
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.targets import is_postgres
 from subscriber.walreceiver.session import Session
 
-__all__ = ["NewColumn", "add_columns", "adds_columns"]
+__all__ = ["add_columns", "adds_columns", "new_column_values"]
 
 _log = logging.getLogger(__name__)
 
@@ -133,18 +134,42 @@ async def add_columns(spec: RunSpec, missing: MissingColumns, *, synchronized: b
     table = f"{quote_identifier(missing.namespace)}.{quote_identifier(missing.name)}"
     async with await spec.connect("schema") as session:
         columns = await _columns(session, spec, missing)
-    if synchronized and (unknown := [name for name, column in columns.items() if not column.is_known]):
-        column = columns[unknown[0]]
-        raise RelationError(
-            f'table "{missing.namespace}.{missing.name}" of the target lacks column "{unknown[0]}", and what its rows have there is not'
-            f" known: {column.doubt}",
-            hint=("rename that column, or drop it if the publisher has dropped it; or " if column.renamed else "")
-            + f"`subscriber alter {spec.name} --resync {missing.namespace}.{missing.name}` adds the column and compares all rows",
-            sqlstate="55000",
-        )
+    if synchronized:
+        _require_known(spec, missing, columns)
     await _alter(spec, table, columns)
     for name in columns:
         _log.warning('column "%s" was added to table "%s.%s" of the target', name, missing.namespace, missing.name)
+
+
+async def new_column_values(spec: RunSpec, relation: Relation, names: Sequence[str]) -> Mapping[str, str | None]:
+    """What rows have in new columns: see :data:`subscriber.interfaces.NewColumnValues`.
+
+    Raises:
+        RelationError: see there.
+        PublisherError: the catalog cannot be read.
+    """
+    lacking = tuple((each.name, each.type_oid, each.type_modifier) for each in relation.columns if each.name in names)
+    present = tuple((each.name, each.type_oid) for each in relation.columns if each.name not in names)
+    missing = MissingColumns(relation.relation_id, relation.namespace, relation.name, lacking, present)
+    async with await spec.connect("schema") as session:
+        columns = await _columns(session, spec, missing)
+        _require_known(spec, missing, columns)
+        found: dict[str, str | None] = {}
+        for name, column in columns.items():
+            ((found[name],),) = await session.execute(f"SELECT ({quote_literal(column.missing or '{}')}::pg_catalog.text[])[1]")
+    return found
+
+
+def _require_known(spec: RunSpec, missing: MissingColumns, columns: Mapping[str, NewColumn]) -> None:
+    for name, column in columns.items():
+        if not column.is_known:
+            raise RelationError(
+                f'table "{missing.namespace}.{missing.name}" of the target lacks column "{name}", and what its rows have there is not'
+                f" known: {column.doubt}",
+                hint=("rename that column, or drop it if the publisher has dropped it; or " if column.renamed else "")
+                + f"`subscriber alter {spec.name} --resync {missing.namespace}.{missing.name}` adds the column and compares all rows",
+                sqlstate="55000",
+            )
 
 
 async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> dict[str, NewColumn]:

@@ -23,11 +23,11 @@ from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, poli
 from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.errors import DataLossError, MissingColumns, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
-from subscriber.interfaces import FollowingSink, ParallelSink, Retry, TwoPhaseState
+from subscriber.interfaces import FillingSink, FollowingSink, ParallelSink, Retry, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
-from subscriber.subscription.run.added_columns import add_columns, adds_columns
+from subscriber.subscription.run.added_columns import add_columns, adds_columns, new_column_values
 from subscriber.subscription.run.followed_columns import follow_columns, follows, learn_columns
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
@@ -239,6 +239,8 @@ class SlotFollower:
         # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
         self.empty_prepares = session.capabilities.empty_prepares or self._spec.options.failover
         skipping, sink = self._skipping, self._target.opened
+        if isinstance(sink, FillingSink):
+            sink.fill(partial(new_column_values, self._spec))
         if isinstance(sink, FollowingSink):
             if follows(self._spec):
                 sink.follow(partial(follow_columns, self._spec))

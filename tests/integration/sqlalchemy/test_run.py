@@ -87,6 +87,15 @@ def test_a_new_column(other_replica: Replica, how: str) -> None:
     pair.catches_up()
     if how == "add":
         assert pair.target.fetch("SELECT n FROM t WHERE id = 2000") == [(8,)]
+        # what the publisher's rows got, which are not sent
+        assert pair.target.fetch("SELECT DISTINCT n FROM t WHERE id < 2000") == [(7,)]
+        pair.publisher.execute("ALTER TABLE t ADD w text DEFAULT 'it''s {}', ADD z int; INSERT INTO t VALUES (2001, 'x', 8)")
+        pair.catches_up()
+        assert pair.target.fetch("SELECT DISTINCT n, w, z FROM t WHERE id < 2000") == [(7, "it's {}", None)]
+        # only the rows of the publisher know
+        pair.publisher.execute("ALTER TABLE t ADD r float8 DEFAULT random(); INSERT INTO t VALUES (2002, 'x', 8)")
+        done = subscriber(*pair.arguments("--until-caught-up"))
+        assert "what its rows have there is not known: the publisher has rewritten the table" in done.errors
     else:
         row = pair.target.fetch("SELECT * FROM t WHERE id = 2000")
         assert row == [(2000, "x")]

@@ -35,7 +35,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber import crash_points
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
-from subscriber.interfaces import Batch, RelationGate
+from subscriber.interfaces import Batch, NewColumnValues, RelationGate
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Counted, Tally, count
 from subscriber.sinks.catalog_sink import Owner
@@ -61,6 +61,7 @@ class Applier:
     Attributes:
         relations: the publisher's relations and their tables in the target.
         position: the LSN of the position that the target has.
+        new_values: what existing rows have in columns that are added; None: NULL.
 
     Args:
         owner: the owner of the position that is moved.
@@ -86,6 +87,7 @@ class Applier:
         self.relations = relations
         self.owner = owner
         self.position = position
+        self.new_values: NewColumnValues | None = None
         self._bulk_tables = BulkTables()
         self._tally = tally
         self._committed = committed
@@ -165,9 +167,10 @@ class Applier:
                 return
 
     async def _add_columns(self, behind: SchemaBehind) -> None:
+        values = await self.new_values(behind.relation, behind.missing) if self.new_values is not None else {}
         async with self._session.transaction() as connection:
             await self._fence.hold(connection)
-            await add_columns(connection, behind.relation, behind.published)
+            await add_columns(connection, behind.relation, behind.published, values)
 
     async def _once(
         self, transactions: Sequence[Transaction], gate: RelationGate, relations: RelationMap, finish: Finish | None, *, exact: bool

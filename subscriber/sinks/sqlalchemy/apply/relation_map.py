@@ -6,7 +6,7 @@ back, its description is discarded, and the transaction will bring it again. If 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, inspect, text
@@ -33,12 +33,14 @@ class SchemaBehind(TargetError):
     Attributes:
         relation: the relation of the table.
         published: the publisher's description of the table, or None.
+        missing: the columns.
     """
 
-    def __init__(self, relation: Relation, published: PublishedTable | None) -> None:
+    def __init__(self, relation: Relation, published: PublishedTable | None, missing: Sequence[str]) -> None:
         super().__init__(f'table "{relation.namespace}.{relation.name}" of the target lacks columns of the publisher')
         self.relation = relation
         self.published = published
+        self.missing = missing
 
 
 class RelationMap(DescribedRelations):
@@ -86,7 +88,7 @@ class RelationMap(DescribedRelations):
             match schema_change(self._settings, name, target.missing):
                 case "add":
                     target.require_addable()
-                    raise SchemaBehind(relation, published)
+                    raise SchemaBehind(relation, published, target.missing)
                 case "error":
                     target.require_complete()
                 case "ignore":

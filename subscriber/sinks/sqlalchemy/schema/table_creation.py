@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sqlalchemy import TIMESTAMP, Column, ForeignKeyConstraint, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
+from sqlalchemy import TIMESTAMP, Column, ForeignKeyConstraint, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
@@ -25,7 +25,7 @@ from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable, reflec
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table, plan_target_table, source_types
 from subscriber.sinks.sqlalchemy.schema.trial_creation import failed_trials, not_created, structure_findings
 from subscriber.types import PgType
-from subscriber.types.codec import WITHOUT_BINARY, binary_problem
+from subscriber.types.codec import READ_ERRORS, WITHOUT_BINARY, binary_problem
 
 __all__ = ["Reference", "TableDetails", "add_columns", "check", "create_table", "foreign_key", "table_to_create", "unusable", "usable"]
 
@@ -46,6 +46,10 @@ _TABLE_OPTIONS: Final[dict[str, Any]] = {
 }
 
 
+_UNFILLED: Final = "subscriber_new_column"
+"""Name of a column until all rows have its value. The database may commit each statement: after a crash it is found, and made again."""
+
+
 class _AddColumn(DDLElement):
     """ALTER TABLE ... ADD COLUMN: SQLAlchemy has no construct for it."""
 
@@ -57,6 +61,19 @@ class _AddColumn(DDLElement):
 def _add_column(element: _AddColumn, compiler: DDLCompiler, **_: Any) -> str:
     table = compiler.preparer.format_table(element.column.table)
     return f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(element.column)}"
+
+
+class _ChangeColumn(DDLElement):
+    """ALTER TABLE with any action."""
+
+    def __init__(self, table: Table, action: str) -> None:
+        self.table = table
+        self.action = action
+
+
+@compiles(_ChangeColumn)
+def _change_column(element: _ChangeColumn, compiler: DDLCompiler, **_: Any) -> str:
+    return f"ALTER TABLE {compiler.preparer.format_table(element.table)} {element.action}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +184,18 @@ async def _trial_table(connection: AsyncConnection, published: PublishedTable) -
 
 
 async def add_columns(
-    connection: AsyncConnection, relation: Relation | PublishedTable, published: PublishedTable | None = None
+    connection: AsyncConnection,
+    relation: Relation | PublishedTable,
+    published: PublishedTable | None = None,
+    values: Mapping[str, str | None] | None = None,
 ) -> tuple[str, ...]:
     """Add the published columns that the target's table lacks. They may be NULL there.
+
+    Args:
+        connection: to the target.
+        relation: as for :func:`load_target_table`.
+        published: as there.
+        values: what existing rows get, as texts of PostgreSQL; others get NULL.
 
     Returns:
         The names of the added columns.
@@ -180,9 +206,43 @@ async def add_columns(
     types = await _created_types(connection, sources.items())
     for name, source in sources.items():
         column = Column(identifier(name), types.of(source, key=False))
-        Table(target.table.name, MetaData(), column)
-        await connection.execute(_AddColumn(column))
+        table = Table(target.table.name, MetaData(), column)
+        value = (values or {}).get(name)
+        if value is None or not isinstance(relation, Relation):
+            await connection.execute(_AddColumn(column))
+        else:
+            await _add_filled(connection, table, relation, published, value, there=_UNFILLED in target.table.c)
     return target.missing
+
+
+async def _add_filled(
+    connection: AsyncConnection, table: Table, relation: Relation, published: PublishedTable | None, value: str, *, there: bool
+) -> None:
+    """Add the only column of ``table``. ``there``: an earlier attempt has left the column that was not filled."""
+    (column,) = table.columns
+    if there:
+        await connection.execute(_ChangeColumn(table, f"DROP COLUMN {_UNFILLED}"))
+    unfilled = Column(_UNFILLED, column.type)
+    Table(table.name, MetaData(), unfilled)
+    await connection.execute(_AddColumn(unfilled))
+    columns = tuple(replace(each, name=_UNFILLED) if each.name == column.name else each for each in relation.columns)
+    await _fill(connection, replace(relation, columns=columns), published, value)
+    renamed = connection.dialect.identifier_preparer.quote(column.name)
+    await connection.execute(_ChangeColumn(table, f"RENAME COLUMN {_UNFILLED} TO {renamed}"))
+
+
+async def _fill(connection: AsyncConnection, relation: Relation, published: PublishedTable | None, value: str) -> None:
+    """Store a value in the column that is not filled yet, in all rows."""
+    target = await load_target_table(connection, relation, published)
+    (plan,) = [each for each in target.columns if each.name == _UNFILLED]
+    try:
+        bound = plan.text(value.encode())
+    except READ_ERRORS as error:
+        raise RelationError(
+            f'a column of table "{target.name}" cannot hold the value that the rows of the publisher have in it: {type(error).__name__}',
+            hint="add the column by hand, with a type that can hold it",
+        ) from None
+    await connection.execute(update(target.table).values({target.table.c[_UNFILLED]: plan.parameter("filled")}), {"filled": bound})
 
 
 async def _caseless(connection: AsyncConnection) -> bool | None:
