@@ -239,7 +239,7 @@ class SlotFollower:
         # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
         self.empty_prepares = session.capabilities.empty_prepares or self._spec.options.failover
         skipping, sink = self._skipping, self._target.opened
-        if isinstance(sink, FillingSink):
+        if isinstance(sink, FillingSink) and not (self._spec.options.columns or self._spec.options.rename):
             sink.fill(partial(new_column_values, self._spec))
         if isinstance(sink, FollowingSink):
             if follows(self._spec):
