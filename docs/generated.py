@@ -13,9 +13,10 @@ from typing import Final
 from prometheus_client.core import Metric
 
 import subscriber
-from subscriber.cli.applier_metrics import ApplierCollector
+from subscriber.cli.http.applier_metrics import ApplierCollector
+from subscriber.cli.http.sampler import Sampler
+from subscriber.cli.http.subscription_metrics import SubscriptionCollector
 from subscriber.cli.main import _parser, _VerbParser
-from subscriber.cli.metrics import SubscriptionCollector
 from subscriber.config import Settings, SubscriptionOptions, declared, reference
 from tests.benchmark.postgres.report import Report
 
@@ -95,7 +96,7 @@ def errors() -> str:
 
 def metrics() -> str:
     """The families of metrics of subscriptions."""
-    return _families(SubscriptionCollector(dict).collect())
+    return _families(SubscriptionCollector(Sampler(dict)).collect())
 
 
 def applier_metrics() -> str:

@@ -29,9 +29,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
+from subscriber.apply.apply_times import ApplyTimes
 from subscriber.apply.receiver import Receiver
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
@@ -63,13 +64,20 @@ class PublisherSnapshot(Protocol):
 
 
 class AppliedTransactions:
-    """The ids of the transactions that were applied last."""
+    """The ids of the transactions that were applied last.
+
+    Attributes:
+        times: how long apply takes.
+    """
 
     def __init__(self) -> None:
         self._xids: deque[int] = deque(maxlen=_REMEMBERED)
+        self.times = ApplyTimes()
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         """Note that these events were applied, or are about to be."""
+        if events:
+            self.times.taken(events[0])
         self._xids.extend(event.xid for event in events if isinstance(event, Transaction | CommitPrepared))
 
     def all_seen(self, xids: XidSnapshot) -> bool:

@@ -147,6 +147,7 @@ class ApplyWorker:
             SubscriberError: of the stream or the sink. Earlier transactions stay applied, up to the stored position.
         """
         await self._owner.learn_columns()
+        clock, times = asyncio.get_running_loop().time, self._owner.applied.times
         while not self._owner.finished() and not self._enable_two_phase():
             if self._owner.hold is not None and not await self._owner.hold.passes(self._receiver, self._owner.applied):
                 continue
@@ -154,14 +155,18 @@ class ApplyWorker:
                 await self._parking.change(self._sink, self._tracker.applied)
             event = self._receiver.peek()
             self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
+            began = clock()
             if event is None:
                 await self._receiver.wait(await self._idle())
+                times.waiting += clock() - began
             elif isinstance(event, Transaction | PreparedTransaction) and await self._commit_parallel(event):
                 pass
             elif isinstance(event, Transaction) and not self._skipping.waits:
                 await self._apply_batch()
             else:
                 await self._apply_single(event)
+            if event is not None:
+                times.applying += clock() - began
             self._parallel.committed(self._receiver.popped)
             await self._ready_tables()
             await self._add_tables()

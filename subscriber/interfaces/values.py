@@ -397,3 +397,10 @@ class ApplyStatistics:
     rolled_back_changes: int = 0
     """Changes that the publisher sent although it had rolled them back. They were left out."""
     skipped_tables: set[str] = field(default_factory=set)
+    tables: dict[TableName, int] = field(default_factory=dict)
+    """Inserts, updates and deletes by table, where the sink counts them: PostgreSQL and SQLAlchemy do."""
+
+    @property
+    def changes(self) -> int:
+        """The number of all changes."""
+        return self.inserts + self.updates + self.deletes + self.truncates

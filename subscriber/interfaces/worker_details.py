@@ -63,6 +63,7 @@ class RelayLogDetails:
         paused: whether it pauses for that reason.
         retry: the failed attempt to receive; None: the latest one did not fail.
         failure: the error that ended receiving. The run ends with it when everything in the relay log is applied.
+        oldest: where it begins. Not in the catalog.
     """
 
     received: Lsn
@@ -72,10 +73,13 @@ class RelayLogDetails:
     paused: bool = False
     retry: Retry | None = None
     failure: str | None = None
+    oldest: Lsn | None = None
 
     def values(self) -> dict[str, Any]:
         """The values as JSON has them."""
-        return {**asdict(self), "received": str(self.received), "flushed": str(self.flushed)}
+        known = asdict(self)
+        del known["oldest"]
+        return {**known, "received": str(self.received), "flushed": str(self.flushed)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,8 @@ class Counted:
     def copy(self) -> Self:
         """A copy, to restore the counters later."""
         found = type(self)()
-        found.statistics = replace(self.statistics, skipped_tables=set(self.statistics.skipped_tables))
+        mine = self.statistics
+        found.statistics = replace(mine, skipped_tables=set(mine.skipped_tables), tables=dict(mine.tables))
         found.conflicts = Counter(self.conflicts)
         found.explanations = dict(self.explanations)
         return found
@@ -112,6 +113,9 @@ class Counted:
                 statistics.deletes += found
             case _:
                 return
+        if table is not None and kind != "TRUNCATE":
+            tables = statistics.tables
+            tables[table] = tables.get(table, 0) + (sent if kind == "INSERT" else found)
         if kind in _DONE and found < sent:
             self.conflict(kind, table, identity, "missing", f"Could not find the row to be {_DONE[kind]}", times=sent - found)
 
@@ -199,6 +203,8 @@ class Tally:
             if isinstance(added, int):
                 setattr(mine, field.name, getattr(mine, field.name) + added)
         mine.skipped_tables |= more.skipped_tables
+        for name, changes in more.tables.items():
+            mine.tables[name] = mine.tables.get(name, 0) + changes
         if prepared is None:
             self._add_conflicts(counted)
         elif counted.conflicts:

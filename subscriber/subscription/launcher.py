@@ -289,6 +289,7 @@ class Launcher:
                     return
                 pause = backoff.pause(reaction)
                 worker.retry = Retry(error.one_line(), failures, time.time() + pause)
+                worker.subscription.note_retry(worker.retry)
                 self._note(definition, error, worker)
                 text = error.one_line()
                 errors.tell(reaction.level, text, f'subscription "{definition.name}": {text}; next attempt in {pause:.1f} s')

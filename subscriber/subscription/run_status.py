@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from subscriber.apply.apply_times import ApplyTimes
 from subscriber.apply.table_synchronization import ReconciledRows
 from subscriber.catalog.verifications import TableVerification
 from subscriber.errors import SubscriberError
@@ -63,6 +64,9 @@ class Status:
         copying: whether a table is being synchronized, or waits for its turn, and its latest attempt did not fail.
         left_out: published tables that the subscription does not replicate, each with the reason.
         last_error: the latest error of this run, even if its cause was fixed since.
+        last_error_time: when the latest error occurred since the subscription object was created, in seconds since 1970.
+        lag_seconds: how long ago the publisher's WAL ended where the target is durable now; 0: no later WAL is known; None: not measured.
+        times: how long changes take, counted since the subscription object was created.
         statistics: counted since the subscription object was created.
         last_message: when the publisher last sent something, in seconds since 1970. None without a stream.
         relay_log: the relay log of this run; None: there is none.
@@ -81,6 +85,9 @@ class Status:
     copying: bool = False
     left_out: dict[TableName, str] = field(default_factory=dict)
     last_error: SubscriberError | None = None
+    last_error_time: float | None = None
+    lag_seconds: float | None = None
+    times: ApplyTimes = field(default_factory=ApplyTimes)
     statistics: ApplyStatistics = field(default_factory=ApplyStatistics)
     last_message: float | None = None
     relay_log: RelayLogDetails | None = None

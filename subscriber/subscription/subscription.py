@@ -11,13 +11,15 @@ from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.catalog import Definition
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import SubscriberError
-from subscriber.interfaces import Sink
+from subscriber.interfaces import Retry, Sink
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.run import Run
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.status_reports import KnownProgress
 from subscriber.subscription.run_status import Status, TableCopy, Until
 from subscriber.subscription.spec import RunSpec
+from subscriber.walreceiver.slot_status import SlotObservation, observe_slot
 
 __all__ = ["Subscription"]
 
@@ -116,6 +118,10 @@ class Subscription:
         self._state.stop.set()
         self._state.wake()
 
+    def note_retry(self, retry: Retry) -> None:
+        """Show in the status that the run failed, and that :meth:`run` will be called again."""
+        self._state.failed = retry
+
     def limit_copies(self, rate: float) -> None:
         """Change ``max_copy_rate`` of a subscription that runs, until it ends. In bytes per second; 0: no limit."""
         self._state.copy_rate.limit = rate
@@ -166,11 +172,23 @@ class Subscription:
             copying=state.is_copying,
             left_out=dict(state.states.left_out),
             last_error=state.last_error,
+            last_error_time=state.last_error_time,
+            lag_seconds=state.lag_seconds,
+            times=state.applied.times,
             relay_log=state.relay.details if state.relay is not None else None,
             verifications=dict(state.verifications),
             statistics=self._spec.sink.statistics,
             last_message=state.from_publisher.receiver.received_at if state.from_publisher is not None else None,
         )
+
+    async def observe_slot(self) -> SlotObservation:
+        """Ask the publisher for the state of the slot, on a session of its own. Any event loop may do this.
+
+        Raises:
+            ConfigurationError, PublisherUnavailable, PublisherError: the query failed, or the slot does not exist.
+        """
+        application_name = session_name(self.name, "status")
+        return await observe_slot(self._spec.conninfo, self._spec.slot_name, application_name=application_name)
 
     @property
     def disabled_by(self) -> SubscriberError | None:

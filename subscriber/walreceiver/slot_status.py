@@ -30,6 +30,7 @@ class SlotObservation:
         retained_bytes: WAL that the publisher keeps for the slot.
         lag_seconds: how long recent commits took to become durable in the target; 0 if everything sent is durable. None: the slot is
             not active, or this role may not see it.
+        safe_wal_size: WAL that can be written before the slot may be lost; None: there is no limit, or it is lost.
         invalidation_reason: of a slot that is lost; None before 17.
     """
 
@@ -39,6 +40,7 @@ class SlotObservation:
     confirmed_flush_lsn: Lsn | None
     retained_bytes: int
     lag_seconds: float | None
+    safe_wal_size: int | None = None
     invalidation_reason: str | None = None
 
     @property
@@ -88,5 +90,6 @@ async def observe_slot(conninfo: str, slot_name: str, *, application_name: str) 
         confirmed_flush_lsn=Lsn.parse(confirmed) if confirmed else None,
         retained_bytes=max(int(retained or 0), 0),
         lag_seconds=None if lag is None else float(lag),
+        safe_wal_size=found.get("safe_wal_size"),
         invalidation_reason=found.get("invalidation_reason"),
     )

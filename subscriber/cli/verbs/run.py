@@ -10,7 +10,8 @@ from functools import partial
 from urllib.parse import parse_qsl
 
 from subscriber.apply.progress import CopyProgress
-from subscriber.cli.metrics import SubscriptionCollector, served
+from subscriber.cli.http.serving import served
+from subscriber.cli.http.subscription_site import SubscriptionSite
 from subscriber.cli.narrator import Narrator, caught_up, stopped
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_definition_arguments, add_name_option, lsn, parameters_of
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-missing-tables", action="store_true", help="with --until-...: exit with 0 even if published tables are not replicated"
     )
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus at this address")
+    parser.add_argument("--http", "--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus and the probes at this address")
     parser.set_defaults(execute=_execute, usage=parser.error)
 
 
@@ -75,7 +76,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
-    with served(args.metrics, SubscriptionCollector(lambda: launcher.subscriptions)), clean_end(launcher.stop) as ending:
+    with served(args.http, SubscriptionSite(lambda: launcher.subscriptions)), clean_end(launcher.stop) as ending:
         await _narrated(narrator, launcher.run())
     confirm(args, "stopped")
     return ending.status
@@ -102,7 +103,7 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
         copies=not isinstance(progress, Bars),
     )
     began = time.monotonic()
-    with served(args.metrics, SubscriptionCollector(lambda: {args.name: subscription})), clean_end(subscription.stop) as ending:
+    with served(args.http, SubscriptionSite(lambda: {args.name: subscription})), clean_end(subscription.stop) as ending:
         await _narrated(narrator, subscription.run(until))
     confirm(args, stopped(subscription.status) if ending.received else caught_up(subscription.status, time.monotonic() - began))
     return ending.status
@@ -110,8 +111,8 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
 
 async def _feed_plugin(args: argparse.Namespace) -> int:
     """Give the changes to an output plugin. There is no copy and no catalog: the position is that of the slot, or the plugin's own."""
-    if args.names or args.metrics:
-        args.usage("a NAME and --metrics are not available for a target plugin:…")
+    if args.names or args.http:
+        args.usage("a NAME and --http are not available for a target plugin:…")
     if parse_assignments(args.options).get("copy_data", "false").lower() not in {"false", "off", "no", "0"}:
         args.usage("a target plugin:… gets changes only: omit copy_data")
     name, _, query = args.target.removeprefix("plugin:").partition("?")

@@ -7,8 +7,8 @@ import asyncio
 import threading
 from functools import partial
 
-from subscriber.cli.applier_metrics import ApplierCollector
-from subscriber.cli.metrics import served
+from subscriber.cli.http.applier_metrics import ApplierSite
+from subscriber.cli.http.serving import served
 from subscriber.cli.notices import confirm
 from subscriber.cli.signals import clean_end
 from subscriber.config import parse_assignments
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target-rows", metavar="N", help="number of rows to aim for in a file (default: 250000)")
     parser.add_argument("--progress", metavar="FILE", help="append a progress event for each round, as a line of JSON")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus at this address")
+    parser.add_argument("--http", "--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus and the probes at this address")
     parser.add_argument(
         "--register",
         metavar="CATALOG.SCHEMA",
@@ -62,7 +62,7 @@ async def _execute(args: argparse.Namespace) -> int:
     with requiring(*LAKE_NEEDS):
         from subscriber.sinks.spark.pipeline.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
     given = {name: getattr(args, name) for name in ("freshness", "max_write_rate", "retain_hours", "target_rows")}
-    collector = ApplierCollector()
+    site = ApplierSite()
     stop = threading.Event()
     apply = partial(
         apply_lake,
@@ -74,11 +74,11 @@ async def _execute(args: argparse.Namespace) -> int:
         packages=args.py_files,
         parameters={name: value for name, value in given.items() if value is not None},
         progress=args.progress,
-        watch=collector.watch,
+        watch=site.collector.watch,
         register=args.register,
         once=args.once,
     )
-    with served(args.metrics, collector), clean_end(stop.set) as ending:
+    with served(args.http, site), clean_end(stop.set) as ending:
         await asyncio.to_thread(apply)
     confirm(args, "stopped" if stop.is_set() else "applied everything that was landed")
     return ending.status

@@ -162,6 +162,7 @@ class Relay:
             paused=self._writer is not None and self._writer.paused,
             retry=self._retry,
             failure=None if self.failure is None else self.failure.one_line(),
+            oldest=next((segment.session.start_lsn for segment in log.segments), None),
         )
 
     # --- receiving

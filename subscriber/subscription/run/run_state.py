@@ -45,7 +45,9 @@ class RunState:
         until: the LSN at which the run ends.
         patient: whether an error that the user must fix is retried.
         awaited: LSNs that callers wait for.
-        last_error: the latest error.
+        last_error: the latest error of this run.
+        last_error_time: when the latest error of any run occurred, in seconds since 1970.
+        lag_seconds: how long ago the publisher's WAL ended where the target is durable now; None: nothing has measured it yet.
         failed: the failed attempt to follow the stream, until the next attempt makes progress.
         disabled_by: the error that ended the run because of ``on_error = disable``, or None.
         applied: the transactions that were applied last.
@@ -67,7 +69,9 @@ class RunState:
         self.until: Lsn | None = None
         self.patient = True
         self.awaited: list[Lsn] = []
-        self.last_error: SubscriberError | None = None
+        self._last_error: SubscriberError | None = None
+        self.last_error_time: float | None = None
+        self.lag_seconds: float | None = None
         self.failed: Retry | None = None
         self.disabled_by: SubscriberError | None = None
         self.applied = AppliedTransactions()
@@ -91,7 +95,9 @@ class RunState:
         self.prepared = False
         self.relay = None
         self.verifications, self.reconciled = {}, {}
-        self.last_error = self.failed = self.disabled_by = None
+        # a failed attempt before the last run ended is known until the setup of this one is done
+        self.last_error = self.disabled_by = None
+        self.lag_seconds = None
 
     def end(self) -> None:
         """Mark the run as ended."""
@@ -108,6 +114,17 @@ class RunState:
     def finished(self) -> bool:
         """Whether the run is to end."""
         return self.stop.is_set() or (self.until is not None and self.reached(self.until))
+
+    @property
+    def last_error(self) -> SubscriberError | None:
+        """See the class."""
+        return self._last_error
+
+    @last_error.setter
+    def last_error(self, error: SubscriberError | None) -> None:
+        if error is not None and error is not self._last_error:
+            self.last_error_time = time.time()
+        self._last_error = error
 
     @property
     def publisher_lsn(self) -> Lsn:
@@ -175,6 +192,7 @@ class RunState:
         self.tracker.flush(min(lsn, self.tracker.received))
         if self.tracker.flushed == before:
             return
+        self.applied.times.durable(self.tracker.flushed)
         if self.session is not None:
             self.session.receiver.report()
             # the idle position may be stored now

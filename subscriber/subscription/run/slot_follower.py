@@ -233,6 +233,7 @@ class SlotFollower:
     async def _apply(self, session: StreamSession) -> None:
         state = self._state
         state.tracker, state.session = session.tracker, session
+        state.applied.times.restart()
         self._was_streaming = self._is_streaming = True
         self._is_settled = False
         self._cautious_until = asyncio.get_running_loop().time() + _CAUTIOUS_SECONDS
@@ -293,6 +294,7 @@ class SlotFollower:
         else:
             await self._target.opened.advance(lsn)
             session.tracker.flush(lsn)
+            self._state.applied.times.durable(lsn)
         self._position = replace(self._position, lsn=lsn)
         self._is_settled = True
         self._state.watchers.notify()

@@ -86,6 +86,8 @@ class StatusReports:
     async def run(self) -> None:
         """Report at once and then every second, until cancelled."""
         while True:
+            # also while the target is closed, so that the metrics have it
+            self._state.lag_seconds = self._lag()
             await self.report()
             await asyncio.sleep(_INTERVAL)
 
@@ -132,7 +134,7 @@ class StatusReports:
     def _apply(self) -> WorkerActivity:
         state, statistics = self._state, self._target.statistics
         receiver = state.from_publisher.receiver if state.from_publisher is not None else None
-        changes = statistics.inserts + statistics.updates + statistics.deletes + statistics.truncates
+        changes = statistics.changes
         per_second = self._rates(statistics.transactions, changes)
         return WorkerActivity(
             received=state.received,
@@ -150,7 +152,7 @@ class StatusReports:
                 state=state.state,
                 retry=state.retry,
                 publisher_lsn=state.publisher_lsn,
-                lag_seconds=self._lag(),
+                lag_seconds=state.lag_seconds,
                 left_out=state.states.left_out,
                 relay_log=state.relay.details if state.relay is not None else None,
             ).to_json(),

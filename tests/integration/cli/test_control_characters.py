@@ -40,7 +40,7 @@ def test_names(source: Database, target_db: Database) -> None:
     assert ESCAPED in harmless(subscriber("run", *arguments, "-o", f"bad{EVIL}=1").errors)
     assert ESCAPED in harmless(subscriber("status", f"--bad={EVIL}", f"--target={target_db.dsn}").errors)
     target_db.execute(f"CREATE TABLE {QUOTED} ({QUOTED} int PRIMARY KEY, v text)")
-    with running("-vv", "run", *arguments, "--metrics=127.0.0.1:0") as program:
+    with running("-vv", "run", *arguments, "--http=127.0.0.1:0") as program:
         port = told_port(program)
         target_db.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True)
         target_db.wait("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)

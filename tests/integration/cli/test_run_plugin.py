@@ -266,7 +266,7 @@ def test_transactions_in_progress(source: Database, modules: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "args", "message"),
     [
-        ("plugin:jsonl", ("--metrics", "127.0.0.1:0"), "not available for a target plugin"),
+        ("plugin:jsonl", ("--http", "127.0.0.1:0"), "not available for a target plugin"),
         ("plugin:jsonl", ("-o", "copy_data=true"), "gets changes only"),
         ("plugin:stored:Stored?file=:memory:", ("-o", "two_phase=true"), "no callbacks for two-phase commit"),
         ("plugin:nowhere:X", (), "cannot import nowhere"),

@@ -152,7 +152,7 @@ async def test_created_subscription_before_refresh(publisher18_db: Database, tar
     def shown() -> Any:
         return left_out(target_db.dsn)
 
-    with running("run", "--target", target_db.dsn, "-v", "--metrics", "127.0.0.1:0") as program:
+    with running("run", "--target", target_db.dsn, "-v", "--http", "127.0.0.1:0") as program:
         scrape_until(told_port(program), lambda found: found.get(("subscriber_tables_left_out", ())) == 1)
         program.says('published tables are not replicated: "public.later"')
         await asyncio.to_thread(catch_up, publisher18_db, target_db, name)

@@ -155,6 +155,7 @@ class ApplierProgress:
     """The progress of one applier, see the module. Other threads may read it.
 
     Attributes:
+        lake: its place.
         last: the last round that did something.
         recent: the events of the last rounds.
         totals: sums since the start.
@@ -174,7 +175,7 @@ class ApplierProgress:
         self.stopped: dict[TableName, str] = {}
         self.stopped_logs: dict[TableName, str] = {}
         self.engine = engine
-        self._lake = lake
+        self.lake = lake
         self._id = ""
         self._run = str(uuid4())
         self._next = 0
@@ -256,7 +257,7 @@ class ApplierProgress:
             "stateOperators": [],
             "sources": [source],
             "sink": {
-                "description": f"Delta tables in {self._lake}, engine {self.engine}",
+                "description": f"Delta tables in {self.lake}, engine {self.engine}",
                 "numOutputRows": -1,
                 "metrics": {"tables": str(len(done.tables)), "files": str(done.files), "bytes": str(done.written)},
             },

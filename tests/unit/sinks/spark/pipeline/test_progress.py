@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.cli.applier_metrics import ApplierCollector
+from subscriber.cli.http.applier_metrics import ApplierCollector
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly

@@ -1,9 +1,10 @@
-"""Prometheus metrics of the applier of a lake: ``spark-apply --metrics``."""
+"""What ``spark-apply --http`` serves: metrics of the applier of a lake, and its probes."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,26 @@ from subscriber.printable import printable
 from subscriber.sinks.spark.pipeline.progress import PHASES, ApplierProgress
 
 if TYPE_CHECKING:
+    from aiohttp.web import AbstractRouteDef
     from prometheus_client.core import Metric
 
-__all__ = ["ApplierCollector"]
+__all__ = ["ApplierCollector", "ApplierSite"]
+
+
+class ApplierSite:
+    """The applier of this process."""
+
+    def __init__(self) -> None:
+        self.collector = ApplierCollector()
+
+    def unready(self) -> Sequence[str]:
+        return [] if self.collector.began else ["the applier has not opened the lake yet"]
+
+    def routes(self) -> Sequence[AbstractRouteDef]:
+        return []
+
+    async def work(self) -> None:
+        await asyncio.Event().wait()
 
 
 class ApplierCollector:
@@ -21,6 +39,11 @@ class ApplierCollector:
 
     def __init__(self) -> None:
         self._progress: ApplierProgress | None = None
+
+    @property
+    def began(self) -> bool:
+        """Whether there is an applier."""
+        return self._progress is not None
 
     def watch(self, progress: ApplierProgress) -> None:
         """Give the metrics of this applier from now on."""
@@ -39,6 +62,17 @@ class ApplierCollector:
         def counter(name: str, text: str, *labels: str) -> Any:
             return CounterMetricFamily(f"subscriber_applier_{name}", text, labels=labels)
 
+        def shared(name: str, text: str) -> Any:
+            return GaugeMetricFamily(f"subscriber_{name}", text, labels=["subscription"])
+
+        # the same names as for a subscription, where they mean the same
+        lag_seconds = shared("lag_seconds", "Seconds since the oldest landed commit that is not applied was received.")
+        behind = shared("lag_bytes", "WAL of the publisher that is landed and not applied.")
+        positions = GaugeMetricFamily(
+            "subscriber_lsn_bytes",
+            "Positions in the publisher's WAL: received (landed), applied (published).",
+            labels=["subscription", "position"],
+        )
         lag = gauge("lag_seconds", "Of the oldest commit of the last round: its age when it was received, landed and applied.", "phase")
         target = gauge("freshness_target_seconds", "The value of --freshness.")
         waiting = gauge("waiting_seconds", "Seconds since the oldest landed commit that is not applied was received.")
@@ -67,7 +101,13 @@ class ApplierCollector:
                 lsn.add_metric(["landed"], int(max(last.latest, last.end)))
                 lsn.add_metric(["applied"], int(last.end))
             target.add_metric([], progress.freshness)
-            waiting.add_metric([], max(time.monotonic() - waits.since, 0.0) if waits is not None and isfinite(waits.since) else 0.0)
+            age = max(time.monotonic() - waits.since, 0.0) if waits is not None and isfinite(waits.since) else 0.0
+            waiting.add_metric([], age)
+            lag_seconds.add_metric([progress.lake], age)
+            if last is not None:
+                behind.add_metric([progress.lake], max(last.latest - last.end, 0))
+                positions.add_metric([progress.lake, "received"], int(max(last.latest, last.end)))
+                positions.add_metric([progress.lake, "applied"], int(last.end))
             waiting_bytes.add_metric([], waits.size if waits is not None else 0)
             held.add_metric([], progress.held)
             counts = ((rounds, totals.rounds), (late, totals.late), (rows, totals.rows), (landed, totals.size), (files, totals.files))
@@ -87,4 +127,4 @@ class ApplierCollector:
             for name in list(progress.stopped_logs):
                 log.add_metric([printable(str(name))], 1)
         yield from (lag, target, waiting, waiting_bytes, held, lsn, rounds, late, rows, landed, written, files, amplification)
-        yield from (phases, slowest, stopped, stop, log)
+        yield from (phases, slowest, stopped, stop, log, lag_seconds, behind, positions)

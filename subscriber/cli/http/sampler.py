@@ -1,0 +1,141 @@
+"""Looks at the running subscriptions every fifteen seconds: their slots, and their history over the last hours.
+
+It has connections of its own to the publishers, in the server's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from subscriber.errors import SubscriberError
+from subscriber.interfaces import TableName
+from subscriber.subscription.subscription import Subscription
+from subscriber.walreceiver.slot_status import SlotObservation
+
+__all__ = ["LARGEST", "Point", "Sampler", "Subscriptions", "Watched"]
+
+Subscriptions = Callable[[], Mapping[str, Subscription]]
+
+LARGEST: Final = 20
+"""So many tables have metrics of their own."""
+_INTERVAL: Final = 15.0
+_POINTS: Final = 1440
+"""Six hours."""
+_RATE_SECONDS: Final = 600.0
+"""The rate at which a slot loses WAL is that of so many seconds."""
+_PUBLISHER_SECONDS: Final = 5.0
+_REMEMBERED: Final = 200
+"""Subscriptions that do not run are forgotten if there are more than so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One moment of the history."""
+
+    time: float
+    lag_bytes: int
+    lag_seconds: float | None
+    transactions: int
+    changes: int
+    retained: int | None
+
+
+@dataclass(slots=True)
+class Watched:
+    """What is known about one subscription.
+
+    Attributes:
+        slot: its slot; None: not known yet, or the publisher does not answer.
+        slot_error: why it does not.
+        points: the history, oldest first.
+        other: changes of tables that have no metric of their own.
+    """
+
+    slot: SlotObservation | None = None
+    slot_error: SubscriberError | None = None
+    points: deque[Point] = field(default_factory=lambda: deque(maxlen=_POINTS))
+    other: int = 0
+    _safe: deque[tuple[float, int]] = field(default_factory=deque)
+    _counted: dict[TableName, int] = field(default_factory=dict)
+
+    def note_slot(self, slot: SlotObservation, now: float) -> None:
+        """Note what the publisher says."""
+        self.slot, self.slot_error = slot, None
+        if slot.safe_wal_size is None:
+            self._safe.clear()
+            return
+        self._safe.append((now, slot.safe_wal_size))
+        while now - self._safe[0][0] > _RATE_SECONDS:
+            self._safe.popleft()
+
+    @property
+    def seconds_until_lost(self) -> float | None:
+        """When the slot is lost if WAL is written as in the last ten minutes. None: not known, or not in danger."""
+        if self.slot is None or len(self._safe) < 2:
+            return None
+        (began, before), (now, left) = self._safe[0], self._safe[-1]
+        return None if left >= before else max(left, 0) * (now - began) / (before - left)
+
+    def largest(self, tables: Mapping[TableName, int]) -> dict[TableName, int]:
+        """The tables with the most changes. What the others gained since the last call is added to ``other``, which never shrinks."""
+        largest = dict(sorted(tables.items(), key=lambda each: -each[1])[:LARGEST])
+        self.other += sum(max(count - self._counted.get(table, 0), 0) for table, count in tables.items() if table not in largest)
+        self._counted = dict(tables)
+        return largest
+
+
+class Sampler:
+    """Samples the subscriptions that run.
+
+    Attributes:
+        watched: by name.
+    """
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self.subscriptions = subscriptions
+        self.watched: dict[str, Watched] = {}
+
+    def of(self, name: str) -> Watched:
+        """What is known about a subscription."""
+        return self.watched.setdefault(name, Watched())
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            await self.sample(self.subscriptions())
+            await asyncio.sleep(_INTERVAL)
+
+    async def sample(self, running: Mapping[str, Subscription]) -> None:
+        """Sample once."""
+        # a subscription that is being altered does not run for a moment, and keeps its history
+        if len(self.watched) > _REMEMBERED:
+            for gone in self.watched.keys() - running.keys():
+                del self.watched[gone]
+        await asyncio.gather(*(self._look_at_slot(name, each) for name, each in running.items()))
+        for name, subscription in running.items():
+            status, watched = subscription.status, self.of(name)
+            watched.points.append(
+                Point(
+                    time.time(),
+                    max(int(status.publisher_lsn) - int(status.flushed), 0),
+                    status.lag_seconds,
+                    status.statistics.transactions,
+                    status.statistics.changes,
+                    None if watched.slot is None else watched.slot.retained_bytes,
+                )
+            )
+
+    async def _look_at_slot(self, name: str, subscription: Subscription) -> None:
+        watched = self.of(name)
+        try:
+            async with asyncio.timeout(_PUBLISHER_SECONDS):
+                watched.note_slot(await subscription.observe_slot(), time.monotonic())
+        except SubscriberError as error:
+            watched.slot, watched.slot_error = None, error
+        except TimeoutError:
+            watched.slot, watched.slot_error = None, SubscriberError(f"the publisher did not answer within {_PUBLISHER_SECONDS:g} s")

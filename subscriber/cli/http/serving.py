@@ -1,0 +1,56 @@
+"""``--http HOST:PORT``: serve in a thread of its own, with an event loop of its own.
+
+Needs aiohttp and prometheus-client (``pg-subscriber[http]``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from subscriber.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from subscriber.cli.http.site import Site
+
+__all__ = ["served"]
+
+_PACKAGES = ("aiohttp", "prometheus_client")
+
+
+@contextlib.contextmanager
+def served(address: str | None, site: Site) -> Iterator[None]:
+    """Serve a site at ``HOST:PORT`` inside the block. None: do not serve.
+
+    Raises:
+        ConfigurationError: the address is invalid or in use, or a package is not installed.
+    """
+    if address is None:
+        yield
+        return
+    host, port = _parse(address)
+    for package in _PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigurationError(f"--http needs {package}, which is not installed", hint="pip install 'pg-subscriber[http]'")
+    from subscriber.cli.http.server import ServerThread  # noqa: PLC0415 -- it needs these packages
+
+    server = ServerThread(host, port, site)
+    try:
+        server.start()
+    except OSError as error:
+        raise ConfigurationError(f"cannot serve at {address}: {error.strerror or error}", hint="choose another HOST:PORT") from error
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ConfigurationError(
+            f'"{address}" is not a valid address for --http', hint="use HOST:PORT, for example 127.0.0.1:9187, or a port alone"
+        )
+    return host.strip("[]") or "127.0.0.1", int(port)
