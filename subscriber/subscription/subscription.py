@@ -170,6 +170,7 @@ class Subscription:
                 for table, (rows, estimated) in list(self._progress.copying.items())
             },
             copying=state.is_copying,
+            table_retries=dict(state.states.retries),
             left_out=dict(state.states.left_out),
             last_error=state.last_error,
             last_error_time=state.last_error_time,

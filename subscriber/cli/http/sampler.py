@@ -43,6 +43,7 @@ class Point:
     transactions: int
     changes: int
     retained: int | None
+    copied: int
 
 
 @dataclass(slots=True)
@@ -107,8 +108,11 @@ class Sampler:
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            await self.sample(self.subscriptions())
-            await asyncio.sleep(_INTERVAL)
+            running = self.subscriptions()
+            known = running.keys() <= self.watched.keys()
+            await self.sample(running)
+            # one that has just started is looked at soon
+            await asyncio.sleep(_INTERVAL if running and known else 1.0)
 
     async def sample(self, running: Mapping[str, Subscription]) -> None:
         """Sample once."""
@@ -127,6 +131,7 @@ class Sampler:
                     status.statistics.transactions,
                     status.statistics.changes,
                     None if watched.slot is None else watched.slot.retained_bytes,
+                    sum(copy.rows for copy in status.copies.values()),
                 )
             )
 

@@ -80,6 +80,7 @@ class _Families:
         self.relay_paused = gauge("relay_log_paused", "1 while the relay log is full, so that nothing is received.")
         self.tables = gauge("tables", "Tables by state, as in pg_subscription_rel.", "state")
         self.parked = gauge("table_parked", "When the table was parked, in seconds since 1970.", "table", "lsn", "error")
+        self.retrying = gauge("tables_retrying", "Tables whose synchronization failed and is retried.")
         self.left_out = gauge("tables_left_out", "Published tables that the subscription does not replicate.")
         self.copied = gauge("copied_rows", "Rows that the copies since the start have read.")
         self.to_copy = gauge("copy_estimated_rows", "Rows of these copies, by the publisher's estimate.")
@@ -175,6 +176,7 @@ class _Families:
             if entry.state is TableState.PARKED:
                 labels = [name, printable(str(table)), str(entry.lsn), printable(entry.error or "")]
                 self.parked.add_metric(labels, entry.since or 0.0)
+        self.retrying.add_metric([name], len(status.table_retries))
         self.left_out.add_metric([name], len(status.left_out))
         self.copied.add_metric([name], sum(copy.rows for copy in status.copies.values()))
         self.to_copy.add_metric([name], sum(max(copy.estimated_rows or 0, copy.rows) for copy in status.copies.values()))

@@ -10,6 +10,7 @@ from functools import partial
 from urllib.parse import parse_qsl
 
 from subscriber.apply.progress import CopyProgress
+from subscriber.cli.http.actions import TOKEN_VARIABLE, Actions, read_token
 from subscriber.cli.http.serving import served
 from subscriber.cli.http.subscription_site import SubscriptionSite
 from subscriber.cli.narrator import Narrator, caught_up, stopped
@@ -48,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-missing-tables", action="store_true", help="with --until-...: exit with 0 even if published tables are not replicated"
     )
-    parser.add_argument("--http", "--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus and the probes at this address")
+    parser.add_argument("--http", "--metrics", metavar="HOST:PORT", help="serve a page, metrics for Prometheus and probes at this address")
+    parser.add_argument(
+        "--http-token-file",
+        metavar="FILE",
+        help=f"a file with the token that actions of the page need, or the token in {TOKEN_VARIABLE} (default: no actions)",
+    )
     parser.set_defaults(execute=_execute, usage=parser.error)
 
 
@@ -76,7 +82,9 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
-    with served(args.http, SubscriptionSite(lambda: launcher.subscriptions)), clean_end(launcher.stop) as ending:
+    actions = Actions(args.target, Settings.parse(args.settings), read_token(args.http_token_file))
+    site = SubscriptionSite(lambda: launcher.subscriptions, actions, args.target)
+    with served(args.http, site), clean_end(launcher.stop) as ending:
         await _narrated(narrator, launcher.run())
     confirm(args, "stopped")
     return ending.status
@@ -85,6 +93,8 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
 async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
     if args.names:
         args.usage("a NAME selects subscriptions that were created; use --name with --connection")
+    if args.http_token_file is not None:
+        args.usage("--http-token-file is for subscriptions that were created; without --connection")
     subscription = Subscription(
         args.name,
         connection=args.connection,

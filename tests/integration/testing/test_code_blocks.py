@@ -525,18 +525,19 @@ def test_unit_of_systemd(block: Block) -> None:
     _parser().parse_args(shlex.split(command)[1:])
 
 
-@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "yaml"], ids=str)
+@pytest.mark.parametrize("block", [block for block in blocks() if "kind: Deployment" in block.text], ids=str)
 def test_manifest_of_kubernetes(block: Block) -> None:
     deployment, policy = yaml.safe_load_all(block.text)
     pod = deployment["spec"]["template"]["spec"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     (container,) = pod["containers"]
     _parser().parse_args(container["args"])
-    program, file, *arguments = container["readinessProbe"]["exec"]["command"]
-    assert (program, file) == ("python", "/opt/subscriber/healthcheck.py")
-    assert set(arguments) <= set(container["args"])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
+    assert f"--http=0.0.0.0:{ports['metrics']}" in container["args"]
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
-    assert f"COPY docker/healthcheck.py {file}\n" in dockerfile
+    assert "COPY docker/healthcheck.py /opt/subscriber/healthcheck.py\n" in dockerfile
     assert f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}\n" in dockerfile
     assert f"TMPDIR={container['volumeMounts'][0]['mountPath']}\n" in dockerfile
     # docker/kubernetes.yaml is this manifest; tests/docker/test_delivery.py validates it

@@ -1,0 +1,144 @@
+"""Actions of the page: some forms of ``subscriber alter``, for those who have the token.
+
+An action runs beside the server, because ``alter`` waits until the subscription's worker has stopped. Its outcome is part of the overview.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from subscriber.cli.http.overview import error_of
+from subscriber.config import Settings
+from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.interfaces import TableName
+from subscriber.printable import printable
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.management.alter import alter_subscription
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+__all__ = ["TOKEN_VARIABLE", "Actions", "read_token"]
+
+TOKEN_VARIABLE: Final = "SUBSCRIBER_HTTP_TOKEN"  # noqa: S105 (a name)
+_SHORTEST: Final = 16
+_REMEMBERED: Final = 20
+_WRONG_SECONDS: Final = 1.0
+"""The answer to a wrong token is late, so that guessing takes long."""
+
+
+def read_token(file: str | None) -> str | None:
+    """The token from a file or the environment. None: there is none, and no actions.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or the token is too short.
+    """
+    if file is not None:
+        try:
+            token, where = Path(file).read_text(encoding="ascii").strip(), file
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it has characters that are not ASCII"
+            raise ConfigurationError(f"cannot read the token in {file}: {reason}", hint="write it with: openssl rand -hex 32") from error
+    else:
+        token, where = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+        if not token:
+            return None
+    if len(token) < _SHORTEST or not token.isascii():
+        raise ConfigurationError(
+            f"the token in {where} is too short", hint=f"use at least {_SHORTEST} ASCII characters, for example of: openssl rand -hex 32"
+        )
+    return token
+
+
+class Actions:
+    """The actions of one target whose subscriptions a launcher runs.
+
+    Args:
+        target: its URL.
+        settings: of the process.
+        token: what a client must send. None: no actions.
+
+    Attributes:
+        log: the latest actions, newest first.
+    """
+
+    def __init__(self, target: str, settings: Settings, token: str | None) -> None:
+        self._target, self._settings = target, settings
+        self._token = token
+        self._tasks = set[asyncio.Task[None]]()
+        self.log: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def allowed(self) -> bool:
+        """Whether there are actions."""
+        return self._token is not None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """``POST /api/action``."""
+        from aiohttp import web  # noqa: PLC0415 -- an optional dependency
+
+        if self._token is None:
+            return web.json_response({"error": "actions need a token: start with --http-token-file"}, status=403)
+        if not _from_this_page(request.headers):
+            return web.json_response({"error": "the request came from another site"}, status=403)
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            await asyncio.sleep(_WRONG_SECONDS)
+            return web.json_response({"error": "the token is wrong"}, status=401)
+        try:
+            wanted = await request.json()
+            name, act, what = _action(wanted)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return web.json_response({"error": f"not an action: {type(error).__name__}"}, status=400)
+        entry = {"time": time.time(), "subscription": printable(name), "action": what, "state": "running", "error": None}
+        self.log.appendleft(entry)
+        task = asyncio.create_task(self._act(name, act, entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return web.json_response({"accepted": what}, status=202)
+
+    async def _act(self, name: str, act: Callable[[Any], Any], entry: dict[str, Any]) -> None:
+        try:
+            async with alter_subscription(name, target=self._target, settings=self._settings) as subscription:
+                await act(subscription)
+        except SubscriberError as error:
+            entry |= {"state": "failed", "error": error_of(error)}
+        except BaseException as error:
+            entry |= {"state": "failed", "error": {"text": type(error).__name__, "remedy": "see the log"}}
+            raise
+        else:
+            entry["state"] = "done"
+
+
+def _from_this_page(headers: Mapping[str, str]) -> bool:
+    """Whether a browser sent the request for this page, or another program sent it. Only JSON, which no form of another site can send."""
+    origin = headers.get("Origin")
+    return (
+        headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
+        and headers.get("Sec-Fetch-Site", "none") in {"same-origin", "none"}
+        and (origin is None or origin.partition("://")[2] == headers.get("Host"))
+    )
+
+
+def _action(wanted: Any) -> tuple[str, Callable[[Any], Any], str]:
+    name = str(wanted["subscription"])
+    match wanted["action"]:
+        case "enable":
+            return name, lambda found: found.enable(), "enable"
+        case "disable":
+            return name, lambda found: found.disable(), "disable"
+        case "resync":
+            namespace, _, table = str(wanted["table"]).partition(".")
+            return name, lambda found: found.resync([TableName(namespace, table)]), f"resync {printable(namespace)}.{printable(table)}"
+        case "skip":
+            lsn = Lsn.parse(str(wanted["lsn"]))
+            return name, lambda found: found.skip(lsn), f"skip {lsn}"
+        case other:
+            raise ValueError(other)
