@@ -39,11 +39,11 @@ def describe(name: str, status: Status, watched: Watched) -> dict[str, Any]:
         "enabled": True,
         "state": status.state.value,
         "streaming": status.streaming,
-        "lag_bytes": max(int(status.publisher_lsn) - int(status.flushed), 0) if status.publisher_lsn else None,
+        "lag_bytes": watched.lag_bytes(status),
         "lag_seconds": status.lag_seconds,
         "silence": None if status.last_message is None else round(max(now - status.last_message, 0.0), 1),
         "lsn": {each: str(getattr(status, each)) for each in ("received", "applied", "flushed")},
-        "publisher_lsn": str(status.publisher_lsn),
+        "publisher_lsn": str(watched.publisher_lsn(status)),
         "retry": _retry(status.retry),
         "error": None if status.last_error is None else error_of(status.last_error),
         "error_time": status.last_error_time,
@@ -113,7 +113,14 @@ def _states(status: Status) -> dict[str, int]:
 
 def _parked(status: Status, table: TableName) -> dict[str, Any]:
     entry = status.tables[table]
-    return {"table": printable(str(table)), "error": printable(entry.error or ""), "since": entry.since, "lsn": str(entry.lsn)}
+    text, _, hint = (entry.error or "").partition(" (hint: ")
+    return {
+        "table": printable(str(table)),
+        "error": printable(text),
+        "remedy": printable(hint.removesuffix(")") or "fix the cause"),
+        "since": entry.since,
+        "lsn": str(entry.lsn),
+    }
 
 
 def _copies(status: Status, points: Sequence[Point], now: float) -> dict[str, Any] | None:
@@ -126,13 +133,14 @@ def _copies(status: Status, points: Sequence[Point], now: float) -> dict[str, An
     before = next((point for point in list(points) if now - point.time <= _RATE_SECONDS and point.copied <= rows), None)
     rate = 0.0 if before is None or now <= before.time else (rows - before.copied) / (now - before.time)
     # tables that wait have no estimate yet
-    known = rate > 0 and waiting <= len(unfinished)
+    complete = waiting <= len(unfinished) and all((copy.estimated_rows or 0) > copy.rows for copy in unfinished)
     return {
         "tables": waiting,
         "rows": rows,
         "estimated_rows": whole,
         "rows_per_second": round(rate),
-        "seconds_left": (whole - rows) / rate if known else None,
+        "seconds_left": (whole - rows) / rate if complete and rate > 0 else None,
+        "complete": complete,
     }
 
 

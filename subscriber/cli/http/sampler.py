@@ -14,6 +14,8 @@ from typing import Final
 
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import TableName
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.subscription.run_status import Status
 from subscriber.subscription.subscription import Subscription
 from subscriber.walreceiver.slot_status import SlotObservation
 
@@ -28,6 +30,7 @@ _POINTS: Final = 1440
 """Six hours."""
 _RATE_SECONDS: Final = 600.0
 """The rate at which a slot loses WAL is that of so many seconds."""
+_LEAST_SECONDS: Final = 30.0
 _PUBLISHER_SECONDS: Final = 5.0
 _REMEMBERED: Final = 200
 """Subscriptions that do not run are forgotten if there are more than so many."""
@@ -38,7 +41,7 @@ class Point:
     """One moment of the history."""
 
     time: float
-    lag_bytes: int
+    lag_bytes: int | None
     lag_seconds: float | None
     transactions: int
     changes: int
@@ -61,26 +64,35 @@ class Watched:
     slot_error: SubscriberError | None = None
     points: deque[Point] = field(default_factory=lambda: deque(maxlen=_POINTS))
     other: int = 0
-    _safe: deque[tuple[float, int]] = field(default_factory=deque)
+    _retained: deque[tuple[float, int]] = field(default_factory=deque)
     _counted: dict[TableName, int] = field(default_factory=dict)
 
     def note_slot(self, slot: SlotObservation, now: float) -> None:
         """Note what the publisher says."""
         self.slot, self.slot_error = slot, None
-        if slot.safe_wal_size is None:
-            self._safe.clear()
-            return
-        self._safe.append((now, slot.safe_wal_size))
-        while now - self._safe[0][0] > _RATE_SECONDS:
-            self._safe.popleft()
+        self._retained.append((now, slot.retained_bytes))
+        while now - self._retained[0][0] > _RATE_SECONDS:
+            self._retained.popleft()
 
     @property
     def seconds_until_lost(self) -> float | None:
-        """When the slot is lost if WAL is written as in the last ten minutes. None: not known, or not in danger."""
-        if self.slot is None or len(self._safe) < 2:
+        """When the slot is lost if it retains more and more WAL as in the last ten minutes. None: not known, or not in danger."""
+        if self.slot is None or self.slot.safe_wal_size is None or not self._retained:
             return None
-        (began, before), (now, left) = self._safe[0], self._safe[-1]
-        return None if left >= before else max(left, 0) * (now - began) / (before - left)
+        (began, before), (now, retained) = self._retained[0], self._retained[-1]
+        if now - began < _LEAST_SECONDS or retained <= before:
+            return None
+        return max(self.slot.safe_wal_size, 0) * (now - began) / (retained - before)
+
+    def publisher_lsn(self, status: Status) -> Lsn:
+        """The end of the publisher's WAL, as far as known."""
+        return max(status.publisher_lsn, INVALID_LSN if self.slot is None else self.slot.publisher_lsn)
+
+    def lag_bytes(self, status: Status) -> int | None:
+        """WAL that is not durable in the target, also while nothing is received. None: not known."""
+        confirmed = None if self.slot is None else self.slot.confirmed_flush_lsn
+        durable = max(status.flushed, confirmed or INVALID_LSN)
+        return max(int(self.publisher_lsn(status)) - int(durable), 0) if durable else None
 
     def largest(self, tables: Mapping[TableName, int]) -> dict[TableName, int]:
         """The tables with the most changes. What the others gained since the last call is added to ``other``, which never shrinks."""
@@ -126,7 +138,7 @@ class Sampler:
             watched.points.append(
                 Point(
                     time.time(),
-                    max(int(status.publisher_lsn) - int(status.flushed), 0),
+                    watched.lag_bytes(status),
                     status.lag_seconds,
                     status.statistics.transactions,
                     status.statistics.changes,

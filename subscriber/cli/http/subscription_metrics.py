@@ -36,7 +36,7 @@ class SubscriptionCollector:
         for given, subscription in self._sampler.subscriptions().items():
             # the format of Prometheus escapes only quotes and line feeds
             name, status = printable(given), subscription.status
-            families.add_stream(name, status)
+            families.add_stream(name, status, self._sampler.of(given))
             families.add_tables(name, status)
             families.add_counters(name, status, self._sampler.of(given))
             families.add_slot(name, self._sampler.of(given))
@@ -116,12 +116,14 @@ class _Families:
     def _histogram(self, name: str, text: str) -> Any:
         return self._add("Histogram", name, text)
 
-    def add_stream(self, name: str, status: Status) -> None:
+    def add_stream(self, name: str, status: Status, watched: Watched) -> None:
         self.streaming.add_metric([name], status.streaming)
         for position in ("received", "applied", "flushed"):
             self.lsn.add_metric([name, position], int(getattr(status, position)))
-        self.lsn.add_metric([name, "publisher"], int(status.publisher_lsn))
-        self.lag.add_metric([name], max(status.publisher_lsn - status.flushed, 0))
+        self.lsn.add_metric([name, "publisher"], int(watched.publisher_lsn(status)))
+        lag = watched.lag_bytes(status)
+        if lag is not None:
+            self.lag.add_metric([name], lag)
         if status.lag_seconds is not None:
             self.lag_seconds.add_metric([name], status.lag_seconds)
         self.behind.add_metric([name], max(status.received - status.flushed, 0))

@@ -75,7 +75,7 @@ function notes(found, now) {
   if (found.relay_log && found.relay_log.paused) made.push(note(true, "The relay log is full: nothing is received", {remedy: "make the target faster, or raise relay_log_size"}));
   if (found.relay_log && found.relay_log.failure) made.push(note(true, "Receiving into the relay log has ended", {text: found.relay_log.failure}));
   for (const each of found.parked) made.push(note(false, `Table ${each.table} is parked ${each.since ? `since ${new Date(each.since * 1000).toLocaleString()}` : ""}: its changes are left out`,
-    {text: each.error, remedy: "fix the cause, then synchronize the table again"}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
+    {text: each.error, remedy: `${each.remedy}; then synchronize the table again: subscriber alter ${found.name} --resync ${each.table}`}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
   if ((found.tables.parked || 0) > found.parked.length) made.push(note(false, `${found.tables.parked - found.parked.length} more tables are parked: see the tables below`));
   if (found.retrying.length) made.push(note(false, `The synchronization of ${found.retrying.length === 1 ? found.retrying[0].table : `${found.retrying.length} tables or more`} fails and is retried`, {text: found.retrying[0].error}));
   if (found.verified) for (const each of found.verified.differing) made.push(note(true, `Table ${each.table} differs from the publisher's in ${number(each.rows)} rows`,
@@ -105,11 +105,13 @@ function facts(found) {
 function copies(found) {
   const copy = found.copies;
   if (!copy) return null;
-  const known = copy.estimated_rows > 0;
+  const known = copy.estimated_rows > 0, whole = Object.entries(found.tables).reduce((sum, [state, count]) => state === "left out" ? sum : sum + count, 0);
+  // tables that wait have no estimate of rows yet: then the bar counts tables
+  const bar = copy.complete && known ? {max: copy.estimated_rows, value: Math.min(copy.rows, copy.estimated_rows)} : {max: whole, value: whole - copy.tables};
   const left = copy.seconds_left === null ? "" : `, about ${duration(copy.seconds_left)} left`;
   return el("div", {}, el("h3", {}, "Copies"),
-    el("progress", known ? {max: copy.estimated_rows, value: Math.min(copy.rows, copy.estimated_rows)} : {}),
-    el("div", {class: "dim"}, `${number(copy.rows)}${known ? ` of about ${number(copy.estimated_rows)}` : ""} rows, ${number(copy.rows_per_second)} rows/s, ${number(copy.tables)} tables to do${left}`));
+    el("progress", bar),
+    el("div", {class: "dim"}, `${number(copy.rows)}${known ? ` of about ${number(copy.estimated_rows)}` : ""} rows, ${number(copy.rows_per_second)} rows/s, ${number(copy.tables)} of ${number(whole)} tables to do${left}`));
 }
 
 function chart(title, points, index, format) {

@@ -1,0 +1,148 @@
+"""run --http: the page's JSON, its actions, and clients that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from subscriber import SubscriptionOptions, drop_subscription
+from tests.integration.cli.test_metrics import probe, scrape, told_port
+from tests.support.database import WAIT_SECONDS, Database
+from tests.support.managed import catch_up, create
+from tests.support.program import running, subscriber
+
+TOKEN = "a-token-of-enough-letters"
+SECRET = "value-of-a-row"
+
+
+def ask(port: int, path: str, body: Mapping[str, Any] | None = None, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), given)
+        answer = connection.getresponse()
+        assert answer.getheader("Content-Security-Policy", "").startswith("default-src 'none'")
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def overview(port: int) -> dict[str, Any]:
+    return dict(json.loads(ask(port, "/api/overview")[1]))
+
+
+def until(port: int, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not wanted(found := overview(port)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+async def test_page_and_actions(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    name = await create(publisher18_db, target_db, options=SubscriptionOptions(synchronous_commit="on"))
+    token = tmp_path / "token"
+    missing = subscriber("run", "--target", target_db.dsn, "--http", "127.0.0.1:0", "--http-token-file", str(token))
+    assert (missing.status, len(missing.errors.splitlines())) == (1, 1)
+    token.write_text(TOKEN)
+    arguments = ("-v", "--http", "127.0.0.1:0", "--http-token-file", str(token), "-c", "wal_retrieve_retry_interval=200ms")
+    with running("run", "--target", target_db.dsn, *arguments) as program:
+        port = told_port(program)
+        await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
+        for path, kind in (("/", "<!doctype html>"), ("/page.css", ":root"), ("/page.js", '"use strict"')):
+            status, text = ask(port, path)
+            assert status == 200
+            assert text.startswith(kind)
+        assert ask(port, "/other")[0] == 404
+        known = until(port, lambda found: any(one.get("slot") for one in found["subscriptions"]))
+        (found,) = known["subscriptions"]
+        assert (found["name"], found["running"], found["streaming"], sum(found["tables"].values())) == (name, True, True, 1)
+        tables = json.loads(ask(port, f"/api/tables?subscription={urllib.parse.quote(name)}&search=public.T&offset=x")[1])
+        assert [(row["table"], row["rows"]) for row in tables["rows"]] == [("public.t", 1)]
+        assert ask(port, "/api/tables?subscription=other")[0] == 404
+        _refused_requests(port, name)
+        allowed = {"Authorization": f"Bearer {TOKEN}", "Content_Type": "application/json"}
+        same = {"Origin": f"http://127.0.0.1:{port}", "Sec_Fetch_Site": "same-origin"}
+        assert ask(port, "/api/action", {"subscription": name, "action": "disable"}, **allowed, **same)[0] == 202
+        found = until(port, lambda found: bool(found["log"]) and found["log"][0]["state"] == "done")
+        assert target_db.fetch("SELECT subenabled FROM subscriber.pg_subscription") == [(False,)]
+        assert probe(port, "readyz")[0] == 503
+        assert ask(port, "/api/action", {"subscription": name, "action": "enable"}, **allowed)[0] == 202
+        until(port, lambda found: any(one["running"] and one["streaming"] for one in found["subscriptions"]))
+        # an action that fails
+        wrong = {"subscription": name, "action": "skip", "lsn": "0/1"}
+        assert ask(port, "/api/action", wrong, **allowed)[0] == 202
+        found = until(port, lambda found: found["log"][0]["state"] == "failed")
+        assert "skip WAL location" in found["log"][0]["error"]["text"]
+        until(port, lambda found: any(one["running"] and one["streaming"] for one in found["subscriptions"]))
+        # a refused row: its remedy, not its value
+        target_db.execute("ALTER TABLE t ADD CHECK (id < 100)")
+        publisher18_db.execute(f"INSERT INTO t VALUES (100, '{SECRET}')")
+        found = until(port, lambda found: any(one.get("retry") and one["error"] for one in found["subscriptions"]))
+        error = found["subscriptions"][0]["error"]
+        assert "violates check constraint" in error["text"]
+        assert "constraint" in error["remedy"]
+        assert found["subscriptions"][0]["failing"]
+        everything = json.dumps(found) + ask(port, "/metrics")[1] + probe(port, "readyz")[1]
+        assert SECRET not in everything
+        assert "password" not in everything
+        assert TOKEN not in everything
+        assert {key: value for key, value in scrape(port).items() if key[0] == "subscriber_retry_attempt"}.keys() == {
+            ("subscriber_retry_attempt", ("ApplyError", "23514"))
+        }
+        skip = {"subscription": name, "action": "skip", "lsn": error["finish_lsn"]}
+        assert ask(port, "/api/action", skip, **allowed)[0] == 202
+        await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
+        _misbehaving_clients(port)
+        publisher18_db.execute("INSERT INTO t VALUES (3, 'c')")
+        await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
+        assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(1,), (3,)]
+        program.send(signal.SIGTERM)
+        done = program.ended()
+        assert done.status == 0
+    assert "Traceback" not in program.errors
+    await drop_subscription(name, target=target_db.dsn)
+
+
+def _refused_requests(port: int, name: str) -> None:
+    action = {"subscription": name, "action": "disable"}
+    right = {"Authorization": f"Bearer {TOKEN}", "Content_Type": "application/json"}
+    assert ask(port, "/api/action")[0] == 405
+    assert ask(port, "/api/action", action, Content_Type="application/json")[0] == 401
+    assert ask(port, "/api/action", action, **{**right, "Authorization": "Bearer wrong"})[0] == 401
+    assert ask(port, "/api/action", action, **{**right, "Content_Type": "text/plain"})[0] == 403
+    assert ask(port, "/api/action", action, **right, Origin="https://evil.example")[0] == 403
+    assert ask(port, "/api/action", action, **right, Sec_Fetch_Site="cross-site")[0] == 403
+    assert ask(port, "/api/action", {"subscription": name, "action": "drop"}, **right)[0] == 400
+    assert ask(port, "/api/action", {"subscription": "x" * 100_000, "action": "disable"}, **right)[0] in {400, 413}
+    assert overview(port)["log"] == []
+
+
+def _misbehaving_clients(port: int) -> None:
+    """A hundred clients at once, and more connections that send or read nothing than the server keeps."""
+    with ThreadPoolExecutor(100) as pool:
+        assert {status for status, _ in pool.map(lambda _: ask(port, "/api/overview"), range(300))} == {200}
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+    try:
+        for each in idle[::2]:
+            each.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+        idle[0].settimeout(WAIT_SECONDS)
+        with contextlib.suppress(ConnectionResetError):
+            assert idle[0].recv(1) == b""  # the oldest ends
+        assert scrape(port)["subscriber_streaming", ()] == 1
+    finally:
+        for each in idle:
+            each.close()

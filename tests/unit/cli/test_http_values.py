@@ -1,0 +1,167 @@
+"""What the page and the metrics say is computed from counters, and bounded."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from subscriber.apply.apply_times import BUCKETS, ApplyTimes
+from subscriber.cli.http import actions, serving
+from subscriber.cli.http.overview import describe, table_rows
+from subscriber.cli.http.sampler import LARGEST, Point, Watched
+from subscriber.errors import ConfigurationError, TargetUnavailable
+from subscriber.interfaces import Retry, TableEntry, TableName, TableState
+from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
+from subscriber.subscription.run_status import Status, TableCopy
+from subscriber.transaction.model import Transaction
+from subscriber.walreceiver.slot_status import SlotObservation
+
+TABLES = [TableName("public", f"t{number:04d}") for number in range(3000)]
+
+
+def slot(retained: int, *, safe: int | None = 1000, wal_status: str = "extended") -> SlotObservation:
+    return SlotObservation(
+        publisher_lsn=Lsn(5000),
+        active=False,
+        wal_status=wal_status,
+        confirmed_flush_lsn=Lsn(1000),
+        retained_bytes=retained,
+        lag_seconds=None,
+        safe_wal_size=safe,
+    )
+
+
+def test_slot_is_lost_at_the_rate_of_the_last_ten_minutes() -> None:
+    watched = Watched()
+    assert watched.seconds_until_lost is None
+    watched.note_slot(slot(100), 0.0)
+    watched.note_slot(slot(110), 10.0)
+    assert watched.seconds_until_lost is None  # too early to tell
+    watched.note_slot(slot(700), 60.0)
+    assert watched.seconds_until_lost == 100
+    watched.note_slot(slot(700, safe=None), 70.0)
+    assert watched.seconds_until_lost is None  # no limit
+    watched.note_slot(slot(700), 700.0)
+    assert watched.seconds_until_lost is None  # it does not grow any more
+
+
+def test_lag_is_known_while_nothing_is_received() -> None:
+    watched = Watched()
+    assert watched.lag_bytes(Status()) is None
+    watched.note_slot(slot(0), 0.0)
+    assert watched.lag_bytes(Status()) == 4000
+    assert watched.lag_bytes(Status(flushed=Lsn(2000), publisher_lsn=Lsn(3000))) == 3000
+
+
+def test_number_of_labels_is_bounded_and_other_never_shrinks() -> None:
+    watched, counted = Watched(), dict.fromkeys(TABLES, 1)
+    assert len(watched.largest(counted)) == LARGEST
+    other = watched.other
+    assert other == len(TABLES) - LARGEST
+    counted[TABLES[-1]] = 1000
+    assert next(iter(watched.largest(counted))) == TABLES[-1]
+    assert watched.other == other
+    counted[TABLES[-2]] += 1
+    watched.largest(counted | {TABLES[-3]: 0})
+    assert watched.other >= other
+
+
+def test_times_of_batches() -> None:
+    times, now = ApplyTimes(), (time.time() - POSTGRES_EPOCH.timestamp()) * 1e6
+    for lsn, age in ((10, 0.0), (20, 20.0), (30, 7200.0), (40, -60.0)):
+        times.taken(Transaction(xid=1, final_lsn=Lsn(lsn), end_lsn=Lsn(lsn), commit_time=int(now - age * 1e6), prefixed=False, records=[]))
+    times.durable(Lsn(9))
+    assert sum(times.counts) == 0
+    times.durable(Lsn(30))
+    assert sum(times.counts) == 3
+    assert times.counts[BUCKETS.index(30.0)] == times.counts[-1] == 1
+    times.durable(Lsn(50))
+    assert sum(times.counts) == 4
+    assert 7220 <= times.total < 7230
+
+
+def test_tables_come_in_pages_with_the_problems_first() -> None:
+    entries = {table: TableEntry(TableState.READY, Lsn(1)) for table in TABLES}
+    entries[TABLES[7]] = TableEntry(TableState.PARKED, Lsn(9), error="it is refused (hint: fix it)", since=1.0)
+    status = Status(
+        tables=entries,
+        table_retries={TABLES[9]: Retry("no such column", 3, 2.0)},
+        left_out={TableName("public", "new\x1b"): "it was published later"},
+    )
+    found = table_rows(status, search="", problems=False, offset=0, limit=100)
+    assert (found["total"], len(found["rows"])) == (3001, 100)
+    assert [row["table"] for row in found["rows"][:3]] == ["public.new\\u001b", "public.t0007", "public.t0009"]
+    assert table_rows(status, search="", problems=True, offset=0, limit=100)["total"] == 3
+    assert table_rows(status, search="T2999", problems=False, offset=0, limit=100)["total"] == 1
+    overview = describe("many", status, Watched())
+    assert overview["tables"] == {"ready": 2999, "parked": 1, "left out": 1}
+    assert overview["parked"][0]["remedy"] == "fix it"
+    parked = Status(tables=dict.fromkeys(TABLES, entries[TABLES[7]]), left_out=dict.fromkeys(TABLES, "x" * 100))
+    watched = Watched()
+    for number in range(2000):
+        watched.points.append(Point(number, number, 1.0, number, number, number, 0))
+    assert len(json.dumps(describe("all are parked", parked, watched))) < 40_000
+
+
+def test_overview_of_a_dead_target_and_of_a_lost_slot() -> None:
+    watched = Watched()
+    watched.note_slot(slot(10**9, safe=None, wal_status="lost"), 0.0)
+    error = TargetUnavailable("the target is away", hint="start it")
+    found = describe(
+        "s", Status(retry=Retry("the target is away", 4, time.time() + 1), last_error=error, last_error_time=time.time()), watched
+    )
+    assert found["error"] == {
+        "text": "the target is away",
+        "remedy": "start it",
+        "sqlstate": None,
+        "kind": "TargetUnavailable",
+        "finish_lsn": None,
+    }
+    assert found["retry"]["attempt"] == 4
+    assert found["slot"]["wal_status"] == "lost"
+    assert "invalidated" in found["slot"]["danger"]
+
+
+def test_estimate_of_copies() -> None:
+    status = Status(tables={TABLES[0]: TableEntry(TableState.DATASYNC)}, copies={TABLES[0]: TableCopy(600, 1000, False)})
+    watched = Watched()
+    assert describe("s", status, watched)["copies"]["seconds_left"] is None
+    watched.points.append(Point(time.time() - 10, 0, 0.0, 0, 0, None, 400))
+    assert describe("s", status, watched)["copies"]["seconds_left"] == pytest.approx(20, rel=0.1)
+
+
+def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(actions.TOKEN_VARIABLE, raising=False)
+    assert actions.read_token(None) is None
+    monkeypatch.setenv(actions.TOKEN_VARIABLE, "0123456789abcdef")
+    assert actions.read_token(None) == "0123456789abcdef"
+    file = tmp_path / "token"
+    with pytest.raises(ConfigurationError, match="cannot read the token in .*No such file"):
+        actions.read_token(str(file))
+    for content, reason in ((b"", "too short"), (b"short\n", "too short"), (b"\xff" * 20, "not ASCII")):
+        file.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=reason):
+            actions.read_token(str(file))
+    file.write_text("a-token-of-enough-letters\n")
+    assert actions.read_token(str(file)) == "a-token-of-enough-letters"
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:70000", "host:", "host:-1"])
+def test_invalid_address(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a valid address for --http"), serving.served(address, None):  # type: ignore[arg-type]
+        pass
+
+
+def test_page_needs_nothing_from_elsewhere_and_reads_nothing_as_html() -> None:
+    static = Path(serving.__file__).parent / "static"
+    for file in static.iterdir():
+        text = file.read_text()
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in text
+    script = (static / "page.js").read_text()
+    for dangerous in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert dangerous not in script
+    assert "style=" not in (static / "page.html").read_text()  # the Content-Security-Policy does not allow it
