@@ -36,16 +36,12 @@ def slot(retained: int, *, safe: int | None = 1000, wal_status: str = "extended"
 
 def test_slot_is_lost_at_the_rate_of_the_last_ten_minutes() -> None:
     watched = Watched()
-    assert watched.seconds_until_lost is None
-    watched.note_slot(slot(100), 0.0)
-    watched.note_slot(slot(110), 10.0)
-    assert watched.seconds_until_lost is None  # too early to tell
-    watched.note_slot(slot(700), 60.0)
-    assert watched.seconds_until_lost == 100
-    watched.note_slot(slot(700, safe=None), 70.0)
-    assert watched.seconds_until_lost is None  # no limit
-    watched.note_slot(slot(700), 700.0)
-    assert watched.seconds_until_lost is None  # it does not grow any more
+    found = []
+    for now, observed in ((0, slot(100)), (10, slot(110)), (60, slot(700)), (70, slot(700, safe=None)), (700, slot(700))):
+        watched.note_slot(observed, float(now))
+        found.append(watched.seconds_until_lost)
+    # nothing to compare, too early to tell, 600 bytes in a minute, no limit, it does not grow any more
+    assert found == [None, None, 100, None, None]
 
 
 def test_lag_is_known_while_nothing_is_received() -> None:
@@ -110,16 +106,13 @@ def test_overview_of_a_dead_target_and_of_a_lost_slot() -> None:
     watched = Watched()
     watched.note_slot(slot(10**9, safe=None, wal_status="lost"), 0.0)
     error = TargetUnavailable("the target is away", hint="start it")
-    found = describe(
-        "s", Status(retry=Retry("the target is away", 4, time.time() + 1), last_error=error, last_error_time=time.time()), watched
+    status = Status(retry=Retry("the target is away", 4, time.time() + 1), last_error=error, last_error_time=time.time())
+    found = describe("s", status, watched)
+    assert (found["error"]["text"], found["error"]["remedy"], found["error"]["kind"]) == (
+        "the target is away",
+        "start it",
+        "TargetUnavailable",
     )
-    assert found["error"] == {
-        "text": "the target is away",
-        "remedy": "start it",
-        "sqlstate": None,
-        "kind": "TargetUnavailable",
-        "finish_lsn": None,
-    }
     assert found["retry"]["attempt"] == 4
     assert found["slot"]["wal_status"] == "lost"
     assert "invalidated" in found["slot"]["danger"]
@@ -139,7 +132,7 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(actions.TOKEN_VARIABLE, "0123456789abcdef")
     assert actions.read_token(None) == "0123456789abcdef"
     file = tmp_path / "token"
-    with pytest.raises(ConfigurationError, match="cannot read the token in .*No such file"):
+    with pytest.raises(ConfigurationError, match=r"cannot read the token in .*No such file"):
         actions.read_token(str(file))
     for content, reason in ((b"", "too short"), (b"short\n", "too short"), (b"\xff" * 20, "not ASCII")):
         file.write_bytes(content)
