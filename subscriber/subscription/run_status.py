@@ -65,7 +65,8 @@ class Status:
         table_retries: the failed synchronizations of tables that are retried.
         left_out: published tables that the subscription does not replicate, each with the reason.
         last_error: the latest error of this run, even if its cause was fixed since.
-        last_error_time: when the latest error occurred since the subscription object was created, in seconds since 1970.
+        latest_error: the latest error since the subscription object was created, also of an earlier run.
+        last_error_time: when it occurred, in seconds since 1970.
         lag_seconds: how long ago the publisher's WAL ended where the target is durable now; 0: no later WAL is known; None: not measured.
         times: how long changes take, counted since the subscription object was created.
         statistics: counted since the subscription object was created.
@@ -87,6 +88,7 @@ class Status:
     table_retries: dict[TableName, Retry] = field(default_factory=dict)
     left_out: dict[TableName, str] = field(default_factory=dict)
     last_error: SubscriberError | None = None
+    latest_error: SubscriberError | None = None
     last_error_time: float | None = None
     lag_seconds: float | None = None
     times: ApplyTimes = field(default_factory=ApplyTimes)

@@ -173,6 +173,7 @@ class Subscription:
             table_retries=dict(state.states.retries),
             left_out=dict(state.states.left_out),
             last_error=state.last_error,
+            latest_error=state.latest_error,
             last_error_time=state.last_error_time,
             lag_seconds=state.lag_seconds,
             times=state.applied.times,

@@ -45,7 +45,7 @@ def describe(name: str, status: Status, watched: Watched) -> dict[str, Any]:
         "lsn": {each: str(getattr(status, each)) for each in ("received", "applied", "flushed")},
         "publisher_lsn": str(watched.publisher_lsn(status)),
         "retry": _retry(status.retry),
-        "error": None if status.last_error is None else error_of(status.last_error),
+        "error": None if status.latest_error is None else error_of(status.latest_error),
         "error_time": status.last_error_time,
         "failing": status.retry is not None or not status.streaming,
         "slot": _slot(watched),

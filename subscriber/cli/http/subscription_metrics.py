@@ -138,7 +138,7 @@ class _Families:
         self.durable.add_metric([name], buckets, times.total)
         self.phases.add_metric([name, "wait"], times.waiting)
         self.phases.add_metric([name, "apply"], times.applying)
-        error = status.last_error
+        error = status.latest_error
         if status.retry is None:
             self.attempt.add_metric([name, "", ""], 0)
         else:

@@ -95,7 +95,10 @@ class SubscriptionSite:
                 return web.json_response({"error": "the command line of `subscriber run` defines this subscription"}, status=403)
             return await self._actions.answer(request)
 
-        pages = [web.get(path, file(*each)) for path, each in _FILES.items()]
+        async def no_icon(_: web.Request) -> web.Response:
+            return web.Response(status=204)
+
+        pages = [web.get("/favicon.ico", no_icon), *(web.get(path, file(*each)) for path, each in _FILES.items())]
         return [*pages, web.get("/api/overview", overview), web.get("/api/tables", tables), web.post("/api/action", act)]
 
     async def work(self) -> None:

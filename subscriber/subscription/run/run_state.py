@@ -46,7 +46,8 @@ class RunState:
         patient: whether an error that the user must fix is retried.
         awaited: LSNs that callers wait for.
         last_error: the latest error of this run.
-        last_error_time: when the latest error of any run occurred, in seconds since 1970.
+        latest_error: the latest error of any run.
+        last_error_time: when it occurred, in seconds since 1970.
         lag_seconds: how long ago the publisher's WAL ended where the target is durable now; None: nothing has measured it yet.
         failed: the failed attempt to follow the stream, until the next attempt makes progress.
         disabled_by: the error that ended the run because of ``on_error = disable``, or None.
@@ -70,6 +71,7 @@ class RunState:
         self.patient = True
         self.awaited: list[Lsn] = []
         self._last_error: SubscriberError | None = None
+        self.latest_error: SubscriberError | None = None
         self.last_error_time: float | None = None
         self.lag_seconds: float | None = None
         self.failed: Retry | None = None
@@ -123,7 +125,7 @@ class RunState:
     @last_error.setter
     def last_error(self, error: SubscriberError | None) -> None:
         if error is not None and error is not self._last_error:
-            self.last_error_time = time.time()
+            self.latest_error, self.last_error_time = error, time.time()
         self._last_error = error
 
     @property

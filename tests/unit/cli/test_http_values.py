@@ -106,7 +106,7 @@ def test_overview_of_a_dead_target_and_of_a_lost_slot() -> None:
     watched = Watched()
     watched.note_slot(slot(10**9, safe=None, wal_status="lost"), 0.0)
     error = TargetUnavailable("the target is away", hint="start it")
-    status = Status(retry=Retry("the target is away", 4, time.time() + 1), last_error=error, last_error_time=time.time())
+    status = Status(retry=Retry("the target is away", 4, time.time() + 1), latest_error=error, last_error_time=time.time())
     found = describe("s", status, watched)
     assert (found["error"]["text"], found["error"]["remedy"], found["error"]["kind"]) == (
         "the target is away",
