@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from subscriber.apply.retry import policy
 from subscriber.cli.http.sampler import Point, Watched
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.interfaces import Retry, TableName, TableState
@@ -76,7 +75,7 @@ def error_of(error: SubscriberError) -> dict[str, Any]:
     finish = error.finish_lsn if isinstance(error, TargetError) else None
     return {
         "text": printable("; ".join(" ".join(part.split()) for part in (str(error), *getattr(error, "__notes__", ())))),
-        "remedy": printable(error.hint or policy(error).hint),
+        "remedy": None if error.hint is None else " ".join(printable(error.hint).split()),
         "sqlstate": error.sqlstate,
         "kind": type(error).__name__,
         "finish_lsn": None if finish is None else str(Lsn(finish)),

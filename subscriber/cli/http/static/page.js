@@ -203,7 +203,7 @@ function draw() {
   $("unlock").hidden = !latest.actions || sessionStorage.getItem("token") !== null;
   $("log").hidden = !latest.log.length;
   $("log").querySelector("ul").replaceChildren(...latest.log.map(each => el("li", {class: each.state === "failed" ? "bad" : ""},
-    `${new Date(each.time * 1000).toLocaleTimeString()} ${each.subscription}: ${each.action}: ${each.state}${each.error ? `: ${each.error.text} (${each.error.remedy})` : ""}`)));
+    `${new Date(each.time * 1000).toLocaleTimeString()} ${each.subscription}: ${each.action}: ${each.state}${each.error ? `: ${each.error.text}${each.error.remedy ? ` (${each.error.remedy})` : ""}` : ""}`)));
 }
 
 async function refresh() {
