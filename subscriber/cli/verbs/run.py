@@ -64,6 +64,8 @@ async def _execute(args: argparse.Namespace) -> int:
             "--connection and --publication belong together: give both to run one subscription, or neither to run those in the"
             " target's catalog"
         )
+    if args.http_token_file is not None and args.http is None:
+        args.usage("--http-token-file needs --http")
     if is_plugin(args.target) and args.connection is not None:
         return await _feed_plugin(args)
     progress = copy_progress()
@@ -82,7 +84,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
-    actions = Actions(args.target, Settings.parse(args.settings), read_token(args.http_token_file))
+    actions = Actions(args.target, Settings.parse(args.settings), None if args.http is None else read_token(args.http_token_file))
     site = SubscriptionSite(lambda: launcher.subscriptions, actions, args.target)
     with served(args.http, site), clean_end(launcher.stop) as ending:
         await _narrated(narrator, launcher.run())

@@ -59,7 +59,7 @@ function notes(found, now) {
   if (slot && slot.wal_status === "lost") made.push(note(true, "The slot is lost: the publisher has removed WAL that this subscription needs",
     {remedy: `subscriber recover ${found.name}: it creates a new slot, compares all tables and writes what differs`}));
   else if (slot && slot.danger) made.push(note(true, "The slot will lose WAL soon", {remedy: "raise max_slot_wal_keep_size on the publisher if its disk has room, and find out why the target does not keep up"}));
-  else if (slot && slot.seconds_until_lost !== null && slot.seconds_until_lost < 86400) made.push(note(slot.seconds_until_lost < 3600,
+  else if (slot && slot.seconds_until_lost !== null && (slot.seconds_until_lost < 3600 || (slot.seconds_until_lost < 86400 && slot.retained > slot.safe / 4))) made.push(note(slot.seconds_until_lost < 3600,
     `At the present rate, the slot is lost in ${duration(slot.seconds_until_lost)}`, {remedy: "raise max_slot_wal_keep_size on the publisher if its disk has room, and find out why the target does not keep up"}));
   if (found.retry) {
     const wait = found.retry.next_attempt - now;
