@@ -119,7 +119,7 @@ class SequenceResult:
     """What was done about one sequence.
 
     Attributes:
-        sequence: its name on the publisher.
+        sequence: its name on the publisher; with other names (``map``), that of the target.
         state: what was done.
         place: what it is called in the target, for example ``sequence public.t_id_seq``; None: the target has none.
         next_value: the target's next value, if it was set.

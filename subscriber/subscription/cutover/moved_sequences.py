@@ -9,7 +9,7 @@ from subscriber.errors import ConfigurationError
 from subscriber.interfaces.sequences import SequenceChoice, SequenceResult, SequenceState
 from subscriber.printable import shortened
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.subscription.management.sequences import sync_sequences
+from subscriber.subscription.management.sequences import set_target_sequences
 
 __all__ = ["cutover_sequences", "sequence_left", "sequence_notes", "sequences_step"]
 
@@ -28,17 +28,10 @@ async def cutover_sequences(
     Raises:
         SubscriberError: one of the two databases cannot be queried.
     """
-    if SequenceChoice.parse(options.sequences).kind == "none":
+    choice = SequenceChoice.parse(options.sequences)
+    if choice.kind == "none":
         return []
-    return await sync_sequences(
-        target=destination,
-        connection=source,
-        publications=publications,
-        sequences=options.sequences,
-        unlogged=options.unlogged,
-        dry_run=dry_run,
-        mapping=mapping,
-    )
+    return await set_target_sequences(source, destination, publications, choice, mapping, unlogged=options.unlogged, dry_run=dry_run)
 
 
 def sequence_left(result: SequenceResult) -> ConfigurationError:

@@ -15,7 +15,7 @@ from subscriber.subscription.targets import is_postgres, required_ability
 from subscriber.walreceiver.sequences import read_sequences
 from subscriber.walreceiver.session import Session
 
-__all__ = ["default_sequences", "require_named", "sync_sequences"]
+__all__ = ["default_sequences", "require_named", "set_target_sequences", "sync_sequences"]
 
 _APPLICATION: Final = "subscriber sequences"
 _UNREADABLE: Final = "the role may not read it on the publisher: GRANT SELECT ON SEQUENCE, and USAGE on its schema"
@@ -32,7 +32,6 @@ async def sync_sequences(
     unlogged: bool = False,
     force: bool = False,
     dry_run: bool = False,
-    mapping: TableMapping | None = None,
 ) -> list[SequenceResult]:
     """Set the target's sequences to those of the publisher, so that no value repeats.
 
@@ -49,7 +48,6 @@ async def sync_sequences(
         unlogged: also those that unlogged tables use.
         force: also set a sequence back that is ahead of the publisher.
         dry_run: change nothing.
-        mapping: the names of the target's tables and sequences. Default: those of the subscription.
 
     Returns:
         What was done about each sequence, or would be done. SQLAlchemy's targets have one result for each column.
@@ -59,13 +57,29 @@ async def sync_sequences(
         PublisherError: the publisher cannot be read, or a publication does not exist.
         TargetError: the subscription does not exist, or the target cannot be reached.
     """
-    kind = required_ability(target, SequencesKind, "has no sequences", "omit this step")
+    required_ability(target, SequencesKind, "has no sequences", "omit this step")
     choice = SequenceChoice.parse(sequences)
-    conninfo, published, names = await find_publisher(name, target, connection, publications)
+    conninfo, published, mapping = await find_publisher(name, target, connection, publications)
+    return await set_target_sequences(conninfo, target, published, choice, mapping, unlogged=unlogged, force=force, dry_run=dry_run)
+
+
+async def set_target_sequences(
+    conninfo: str,
+    target: str,
+    published: Sequence[str],
+    choice: SequenceChoice,
+    mapping: TableMapping,
+    *,
+    unlogged: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+) -> list[SequenceResult]:
+    """See :func:`sync_sequences`. ``mapping`` has the names of the target's tables and sequences."""
+    kind = required_ability(target, SequencesKind, "has no sequences", "omit this step")
     if not (published or choice.patterns or choice.kind == "all"):
         raise ConfigurationError("no sequences are chosen", hint="give the name of a subscription, --publication, or --sequences")
     async with await Session.connect(conninfo, application_name=_APPLICATION) as session:
-        found = await read_sequences(session, published, _fitting(choice, target), unlogged=unlogged, mapping=mapping or names)
+        found = await read_sequences(session, published, _fitting(choice, target), unlogged=unlogged, mapping=mapping)
     results = [SequenceResult(sequence=each, state=SequenceState.LEFT, reason=_UNREADABLE) for each in found.unreadable]
     results += [SequenceResult(sequence=each, state=SequenceState.LEFT, reason=_UNNAMED) for each in found.unnamed]
     results += [SequenceResult(sequence=each, state=SequenceState.OMITTED) for each in found.omitted]
