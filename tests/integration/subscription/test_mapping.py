@@ -182,12 +182,12 @@ async def test_altered_exclude_table(publisher18_db: Database, target_db: Databa
     async with launched(target_db):
         for given, there in (("b", [1]), ("none", [1, 2, 3])):
             await asyncio.to_thread(catch_up, *mine)
-            async with alter_subscription(mine[2], target=target_db.dsn) as found:
-                await found.set({"exclude_table": given})
             if given == "none":
                 target_db.execute("TRUNCATE b")
+            async with alter_subscription(mine[2], target=target_db.dsn) as found:
+                await found.set({"exclude_table": given})
             publisher18_db.execute("INSERT INTO b SELECT max(id) + 1 FROM b; INSERT INTO a SELECT 1")
-            target_db.wait("SELECT count(*) FROM subscriber.pg_subscription_rel", 1 if given == "b" else 2)
+            await asyncio.to_thread(target_db.wait, "SELECT count(*) FROM subscriber.pg_subscription_rel", 1 if given == "b" else 2)
             await asyncio.to_thread(catch_up, *mine)
             assert target_db.value("SELECT array_agg(id ORDER BY id) FROM b") == there
         assert target_db.value("SELECT count(*) FROM a") == 3
