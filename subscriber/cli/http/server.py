@@ -51,7 +51,15 @@ class ServerThread:
         self._started: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="http", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+
+    def _serve(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except Exception as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)  # to the caller of start, which waits for it
 
     def start(self) -> None:
         """Start the thread, and listen.

@@ -12,6 +12,8 @@ from subscriber.apply.apply_times import BUCKETS, ApplyTimes
 from subscriber.cli.http import actions, serving
 from subscriber.cli.http.overview import describe, table_rows
 from subscriber.cli.http.sampler import LARGEST, Point, Watched
+from subscriber.cli.http.server import ServerThread
+from subscriber.cli.http.subscription_site import SubscriptionSite
 from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.interfaces import Retry, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
@@ -146,6 +148,16 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_invalid_address(address: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a valid address for --http"), serving.served(address, None):  # type: ignore[arg-type]
         pass
+
+
+async def test_start_that_fails_is_reported() -> None:
+    site = SubscriptionSite(dict)
+    for host, error in (("192.0.2.1", OSError), ("no\x00host", ValueError)):
+        with pytest.raises(error):
+            ServerThread(host, 0, site).start()
+    server = ServerThread("127.0.0.1", 0, site)
+    server.start()
+    server.stop()
 
 
 def test_page_needs_nothing_from_elsewhere_and_reads_nothing_as_html() -> None:
