@@ -13,7 +13,7 @@ from subscriber import ConfigurationError, SubscriptionOptions, alter_subscripti
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.managed import QUICK, create, launched, same
-from tests.support.observation import all_ready
+from tests.support.observation import all_ready, eventually
 from tests.support.program import subscriber
 from tests.support.replica import replica
 
@@ -141,3 +141,21 @@ async def test_table_with_another_name_whose_columns_follow(publisher18_db: Data
         await found.caught_up()
         assert target.fetch("SELECT id, v, renamed, n FROM t ORDER BY id") == publisher.fetch("TABLE source ORDER BY id")
         assert found.subscription.status.statistics.confl_insert_exists == 2
+
+
+async def test_error_by_rule_parks_its_table(publisher18_db: Database, target_db: Database) -> None:
+    publisher, target = publisher18_db, target_db
+    for database in (publisher, target):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)")
+    publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES; INSERT INTO t VALUES (1, 'x'), (2, 'x')")
+    rules = {"update_missing": "error", "delete_missing.public.t": "error"}
+    async with replica(publisher, target, conflict=rules, on_error="park", park_after=1) as found:
+        await all_ready(found)
+        await found.caught_up()
+        target.execute("DELETE FROM t WHERE id = 1")
+        publisher.execute("UPDATE t SET v = 'y'; INSERT INTO other VALUES (7)")
+        await eventually(target, "SELECT count(*) FROM other", 1)
+        error = target.value("SELECT srerror FROM subscriber.pg_subscription_rel WHERE srsubstate = 'p'")
+        assert 'could not find the row of relation "public.t" to be updated' in error
+        # nothing of its transaction
+        assert target.fetch(ROWS) == [(2, "x")]
