@@ -50,8 +50,6 @@ from subscriber.interfaces import (
     PublishedTable,
     ReconcilingTableSink,
     ReplicationStream,
-    SnapshotOrder,
-    SnapshotTableSink,
     SyncMode,
     TableEntry,
     TableName,
@@ -146,10 +144,6 @@ class SnapshotSource(Protocol):
         Returns:
             None: nothing was done, because it is faster to copy the table again. Only in mode COPY.
         """
-        ...
-
-    async def order(self, table: PublishedTable) -> SnapshotOrder:
-        """The same, for a target that reads the rows in its own sessions."""
         ...
 
     async def verify(self, table: PublishedTable) -> None:
@@ -374,10 +368,6 @@ class TableSynchronization:
         def advanced(rows: int) -> None:
             self._run.progress.advanced(self._table, rows)
 
-        # a row filter is SQL: it is not given to another program, which would run whatever a file says
-        if table.columns and not table.row_filters and isinstance(self._sink, SnapshotTableSink):
-            await self._sink.copy_snapshot(await snapshot.order(table), advanced)
-            return
         parts = await snapshot.parts(table, self._run.copy_format, advanced)
         limit = asyncio.Semaphore(self._run.settings.max_copy_workers_per_table)
         async with task_group() as group:

@@ -1,13 +1,10 @@
-"""The parts of a table that is copied, and the SQL that reads them, from names, numbers and ranges only.
-
-A part can be described in a file for another program: the SQL is made by the program that runs it.
-"""
+"""The parts of a table that is copied, and the SQL that reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final
 
 from subscriber.interfaces.conditions import EVERY_ROW, SETTING, Condition
 from subscriber.interfaces.values import TableName
@@ -36,7 +33,7 @@ class CopyPart:
         relation_id: its oid. When the name is read, it may belong to another relation.
         only: without its children.
         blocks: a range of it, or None for all.
-        condition: which rows. It is not written into a file, and the session that reads must have its values as settings.
+        condition: which rows. The session that reads must have its values as settings.
     """
 
     relation: TableName
@@ -84,33 +81,6 @@ class CopyPart:
         """The second column of :meth:`check_query`."""
         held = f"locktype = 'relation' AND relation = {self.relation_id} AND pid = pg_catalog.pg_backend_pid() AND granted"
         return f"EXISTS (SELECT FROM pg_catalog.pg_locks WHERE {held})"
-
-    def to_json(self) -> list[Any]:
-        """Names and numbers."""
-        blocks = None if self.blocks is None else [self.blocks.first, self.blocks.end]
-        return [self.relation.namespace, self.relation.name, self.relation_id, self.only, blocks]
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """From :meth:`to_json`, which another program may have written.
-
-        Raises:
-            ValueError, TypeError: it is not a part.
-        """
-        namespace, name, relation_id, only, blocks = data
-        if not isinstance(namespace, str) or not isinstance(name, str) or not isinstance(only, bool):
-            raise TypeError
-        found = None
-        if blocks is not None:
-            first, end = blocks
-            found = BlockRange(_number(first), None if end is None else _number(end))
-        return cls(TableName(namespace, name), _number(relation_id), only, found)
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError
-    return value
 
 
 def has_name(name: TableName, relation_id: int) -> str:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from subscriber.interfaces.values import Batch, CopyFormat, Position, PublishedTable, SnapshotOrder, TableEntry, TableName
+from subscriber.interfaces.values import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ __all__ = [
     "ReplacedRange",
     "Replacement",
     "ReplacingSink",
-    "SnapshotTableSink",
     "TableGroup",
     "TableSink",
     "TargetRows",
@@ -86,24 +85,6 @@ class TableSink(Protocol):
 
     async def close(self) -> None:
         """Release the sessions. Uncommitted work is rolled back. Idempotent."""
-        ...
-
-
-@runtime_checkable
-class SnapshotTableSink(Protocol):
-    """A :class:`TableSink` whose target reads the publisher directly has this method too."""
-
-    async def copy_snapshot(self, order: SnapshotOrder, rows: Callable[[int], None]) -> None:
-        """Store all rows, instead of calls of :meth:`TableSink.copy`. The snapshot stays open until this returns.
-
-        Args:
-            order: where to read the rows.
-            rows: called with the number of further rows stored.
-
-        Raises:
-            PublisherUnavailable: the snapshot does not exist any more; copy again.
-            TargetError: the rows cannot be stored.
-        """
         ...
 
 

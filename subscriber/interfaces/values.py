@@ -14,7 +14,6 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
     from subscriber.errors import RelationError
-    from subscriber.interfaces.copy_parts import CopyPart
     from subscriber.protocol.messages import Relation
     from subscriber.transaction.model import Transaction
     from subscriber.types.pg_type import TypeFact
@@ -28,7 +27,6 @@ __all__ = [
     "Position",
     "PublishedTable",
     "RelationGate",
-    "SnapshotOrder",
     "SubscriptionState",
     "SyncMode",
     "TableEntry",
@@ -225,25 +223,6 @@ class PublishedTable:
     def renamed(self) -> Mapping[str, str]:
         """The publisher's name of each column, if some are renamed; else empty."""
         return dict(zip(self.columns, self.own_columns, strict=True)) if self.own_columns else {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotOrder:
-    """A table's published rows under an exported snapshot, for a target that reads them in its own sessions.
-
-    Attributes:
-        snapshot_name: for SET TRANSACTION SNAPSHOT, while the exporting session exists.
-        connection: keywords and values for libpq, to the server that exported it; without any password.
-        parts: together they are the table's rows, without overlap. Run :meth:`CopyPart.check_query` in the transaction that reads
-            :meth:`CopyPart.source`. It returns one row of two booleans. Before the part is read, the first must be true. Afterwards both
-            must be true; if not, discard all rows read.
-        consistent_point: the snapshot holds what was committed before it.
-    """
-
-    snapshot_name: str
-    connection: str
-    parts: tuple[CopyPart, ...]
-    consistent_point: Lsn
 
 
 @dataclass(frozen=True, slots=True)

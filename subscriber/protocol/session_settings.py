@@ -1,8 +1,8 @@
 """The settings that every session with a PostgreSQL server gets first, and how a pooler that shares sessions is detected.
 
 A database or a role can have defaults for most settings. Some of them change how the text of a value is written or read, hide rows, end a
-long statement, or turn an error into the end of the session. :data:`PINNED` is the one list of them, for both servers, both drivers,
-executors and pg_dump. Other settings stay the server's own: those of the planner, of memory and of logs, and ``TimeZone`` in sessions that
+long statement, or turn an error into the end of the session. :data:`PINNED` is the one list of them, for both servers, both drivers
+and pg_dump. Other settings stay the server's own: those of the planner, of memory and of logs, and ``TimeZone`` in sessions that
 write, because it decides how a time without zone is stored in a column with zone (:data:`READING` pins it where values are only read).
 
 The settings are made by SQL after connecting, not by ``options`` in the startup packet as in PostgreSQL. So the user's own ``options`` (in
@@ -22,7 +22,7 @@ from typing import Final
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.quoting import quote_literal
 
-__all__ = ["BACKEND_PID", "PINNED", "READING", "Run", "as_options", "pin", "pin_in_transaction", "settle", "shared_session", "unpin"]
+__all__ = ["BACKEND_PID", "PINNED", "READING", "Run", "as_options", "pin", "settle", "shared_session", "unpin"]
 
 PINNED: Final[Mapping[str, str]] = {
     # how values are written and read
@@ -96,11 +96,6 @@ def pin(pid: int, further: Mapping[str, str] | None = None) -> str:
 def unpin() -> str:
     """Statements that give a session the database's own settings, as an application has them, but none that ends it or its statements."""
     return f"RESET ALL; SELECT pg_catalog.set_config('statement_timeout', '0', false); {_rest({}, 'false', _LASTING)}"
-
-
-def pin_in_transaction(further: Mapping[str, str]) -> tuple[str, ...]:
-    """Statements that make the settings until the end of the transaction."""
-    return _first("true"), _rest(further, "true")
 
 
 def _first(local: str) -> str:

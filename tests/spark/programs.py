@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from psycopg.conninfo import conninfo_to_dict
-
 from tests.crash.process import QUICK
 from tests.spark.cluster import CONF, command_of, descendants, spark_home
 from tests.support.database import Database
@@ -70,15 +68,6 @@ class Running:
 
     def log(self, lines: int = 40) -> str:
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
-
-
-def passfile_of(publisher: Database, directory: Path) -> Path:
-    """The publisher's password, for executors."""
-    params = conninfo_to_dict(publisher.conninfo())
-    passfile = directory / "passfile"
-    passfile.write_text(f"{params['host']}:{params['port']}:*:{params['user']}:{params['password']}\n")
-    passfile.chmod(0o600)
-    return passfile
 
 
 def subscriber(publisher: Database, directory: Path, parameters: str, *more: str) -> Running:

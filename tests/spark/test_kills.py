@@ -85,12 +85,9 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
     await create_tables(publisher.dsn, rows=1000)
     transfers = Transfers(publisher)
     publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
-    conf = {"spark.executorEnv.PGPASSFILE": str(programs.passfile_of(publisher, tmp_path))}
     more = ("-o", "two_phase=true", "-c", "copy_range_size=128kB")
-    subscriber = programs.subscriber(
-        publisher, tmp_path, f"?copy=executors&batch_delay=100ms&history.{LEFT}=scd2&history.{RIGHT}=scd2", *more
-    )
-    applier = programs.applier(tmp_path, standalone.master, wheel, python, conf, "--target-rows", "2000")
+    subscriber = programs.subscriber(publisher, tmp_path, f"?batch_delay=100ms&history.{LEFT}=scd2&history.{RIGHT}=scd2", *more)
+    applier = programs.applier(tmp_path, standalone.master, wheel, python, {}, "--target-rows", "2000")
     load = MixedLoad(publisher.dsn, seed=seed, rate=8, sessions=2, huge_rows=500)
     met: Counter[str] = Counter()
     reader = Reader(lake)

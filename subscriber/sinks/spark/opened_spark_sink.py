@@ -35,7 +35,7 @@ from subscriber.sinks.spark.catalog.history import write_histories
 from subscriber.sinks.spark.catalog.lake import Lake, LakeState, with_table, with_tables, without_table
 from subscriber.sinks.spark.catalog.requests import lake_requests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import write_status
-from subscriber.sinks.spark.copy.spark_table_sink import Copying, ExecutorTableSink, SparkTableSink
+from subscriber.sinks.spark.copy.spark_table_sink import SparkTableSink
 from subscriber.sinks.spark.copy.table_group import SparkTableGroup
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Location
@@ -45,7 +45,7 @@ from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
 from subscriber.threads import run_in_thread, to_its_end
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
-__all__ = ["LakeSessions", "OpenedGroupingSparkSink", "OpenedSparkSink"]
+__all__ = ["LakeSessions", "OpenedSparkSink"]
 
 
 class LakeSessions:
@@ -281,16 +281,8 @@ class OpenedSparkSink:
 
     def open_table(self, table: TableName) -> SparkTableSink:
         """The sink for the synchronization of a table."""
-        if self._sessions.location.copy == "executors" and not self._closed:
-            self._sessions.applier.start()
-        made = SparkTableSink if self._sessions.location.copy == "subscriber" else ExecutorTableSink
         shared = self._sessions
-        copying = Copying(shared.location.copy_connection, shared.settings.max_copy_workers_per_table)
-        return made(table, lambda: shared.lake, shared.lock, shared.catalog, self.statistics, copying=copying)
-
-
-class OpenedGroupingSparkSink(OpenedSparkSink):
-    """A :class:`subscriber.interfaces.GroupingSink`: the subscriber itself copies the tables, so several can share one session."""
+        return SparkTableSink(table, lambda: shared.lake, shared.lock, shared.catalog, self.statistics)
 
     def open_group(self) -> SparkTableGroup:
         """A group of tables that are synchronized together. See :meth:`subscriber.interfaces.GroupingSink.open_group`."""

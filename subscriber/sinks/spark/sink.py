@@ -34,7 +34,7 @@ from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransac
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
-from subscriber.sinks.spark.opened_spark_sink import LakeSessions, OpenedGroupingSparkSink, OpenedSparkSink
+from subscriber.sinks.spark.opened_spark_sink import LakeSessions, OpenedSparkSink
 from subscriber.threads import run_in_thread
 
 __all__ = ["SparkSink"]
@@ -138,8 +138,7 @@ class SparkSink:
             finally:
                 lock.give_back()
             raise
-        opened = OpenedGroupingSparkSink if self._location.copy == "subscriber" else OpenedSparkSink
-        return opened(sessions, lake, stream, state, counted)
+        return OpenedSparkSink(sessions, lake, stream, state, counted)
 
     def _found_or_made(self, storage: Storage, name: str) -> Lake | None:
         lake = Lake.find(storage)

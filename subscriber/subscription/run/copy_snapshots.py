@@ -16,7 +16,6 @@ from subscriber.interfaces import (
     PublishedTable,
     ReconcilingTableGroup,
     ReconcilingTableSink,
-    SnapshotOrder,
     SyncMode,
     TableName,
     TargetRows,
@@ -88,16 +87,6 @@ class PublishedSnapshot:
                 advanced=advanced,
                 mode=mode,
             )
-
-    async def order(self, table: PublishedTable) -> SnapshotOrder:
-        """Describe the same parts for a sink that reads them in its own sessions."""
-        found = await self._find_parts(table, self._range_size)
-        return SnapshotOrder(
-            snapshot_name=self._snapshot.snapshot_name,
-            connection=self._snapshot.address,
-            parts=tuple(found),
-            consistent_point=self._snapshot.consistent_point,
-        )
 
     async def verify(self, table: PublishedTable) -> None:
         """Check that the table's storage is the one in the snapshot, and that it was not renamed.

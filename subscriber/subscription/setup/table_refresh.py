@@ -17,7 +17,6 @@ from subscriber.interfaces import (
     PublishedTable,
     ReconcilingTableSink,
     Sink,
-    SnapshotTableSink,
     SubscriptionState,
     SyncMode,
     TableEntry,
@@ -152,12 +151,12 @@ class TableRefresh:
 
 
 def require_reconciling(sink: OpenedSink, table: TableName) -> None:
-    """Check that the tables of a target can be reconciled. In a lake, a copy replaces the rows, which is as good.
+    """Check that the tables of a target can be reconciled.
 
     Raises:
         ConfigurationError: they cannot.
     """
-    if not isinstance(sink.open_table(table), ReconcilingTableSink | SnapshotTableSink):
+    if not isinstance(sink.open_table(table), ReconcilingTableSink):
         raise ConfigurationError("the rows of this kind of target cannot be reconciled", hint="empty the tables, and copy them")
 
 

@@ -166,18 +166,14 @@ class ExportedSnapshot:
         slot_name: the slot's.
         consistent_point: the snapshot holds what was committed before this LSN; the slot sends the rest.
         snapshot_name: for SET TRANSACTION SNAPSHOT.
-        address: connection string of the server for further sessions, without any password.
     """
 
-    def __init__(
-        self, conninfo: str, application_name: str, slot_name: str, consistent_point: Lsn, snapshot_name: str, *, address: str
-    ) -> None:
+    def __init__(self, conninfo: str, application_name: str, slot_name: str, consistent_point: Lsn, snapshot_name: str) -> None:
         self._conninfo = conninfo
         self._application_name = application_name
         self.slot_name = slot_name
         self.consistent_point = consistent_point
         self.snapshot_name = snapshot_name
-        self.address = address
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -220,8 +216,7 @@ class ExportedSnapshot:
             slot = await connection.create_slot(slot_name, snapshot="export", two_phase=two_phase, failover=failover, temporary=temporary)
             if slot.snapshot_name is None:
                 raise PublisherError(f'the publisher exported no snapshot for replication slot "{slot_name}"')
-            address = connection.address(conninfo)
-            yield cls(conninfo, application_name, slot_name, slot.consistent_point, slot.snapshot_name, address=address)
+            yield cls(conninfo, application_name, slot_name, slot.consistent_point, slot.snapshot_name)
         finally:
             await connection.close()
 

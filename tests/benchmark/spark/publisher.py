@@ -15,7 +15,6 @@ from subscriber import Settings, Subscription, SubscriptionOptions, Until
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
-from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier
@@ -110,23 +109,13 @@ def landed(database: Database, directory: Path, first: int) -> Landed:
     return Landed(database, directory, first)
 
 
-def copy_by_us(spark: Any, database: Database, directory: Path, number: int, *, executors: bool) -> float:
+def copy_by_us(spark: Any, database: Database, directory: Path, number: int) -> float:
     """Seconds from a subscription's start until its table can be read in a published snapshot."""
-    target = f"spark://{directory / f'copied-{number}-{executors}'}"
+    target, name = f"spark://{directory / f'copied-{number}'}", f"bench_copy_{number}"
     size = int(database.value("SELECT pg_table_size('t')"))
     settings = Settings(copy_range_size=size // PARTITIONS + 8192)
-    location = Location.parse(f"{target}?copy=executors" if executors else target)
-    return asyncio.run(
-        _copied(spark, database, location, settings, f"bench_copy_{number}_{executors}".lower(), target, executors=executors)
-    )
-
-
-async def _copied(
-    spark: Any, database: Database, location: Location, settings: Settings, name: str, target: str, *, executors: bool
-) -> float:
-    url = f"{target}?copy=executors" if executors else target
-    subscription = _subscription(database, name, url, settings, copy_data=True)
-    seconds = await _published(spark, location, subscription, {TABLE})
+    subscription = _subscription(database, name, target, settings, copy_data=True)
+    seconds = asyncio.run(_published(spark, Location.parse(target), subscription, {TABLE}))
     database.execute(f"SELECT pg_drop_replication_slot('{name}')")
     return seconds
 
@@ -141,25 +130,23 @@ async def _published(spark: Any, location: Location, subscription: Subscription,
     while not (Path(str(location)) / "subscriber.json").exists():
         await asyncio.sleep(0.01)
     applier = Applier(storage, LocalEngine(storage) if spark is None else SparkEngine(spark, location))
-    runner: CopyRunner = LocalCopyRunner(storage) if spark is None else SparkCopyRunner(spark, location)
     loop, complete = asyncio.get_running_loop(), asyncio.Event()
 
     def published(snapshot: Snapshot) -> None:
         if tables <= snapshot.tables.keys():
             loop.call_soon_threadsafe(complete.set)
 
-    with Copier(storage, runner, 250_000).running():
-        applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop, published, pace=Pace(location.freshness)))
-        # asking for the snapshot again and again would slow the subscriber, in whose loop this runs
-        waiting = asyncio.create_task(complete.wait())
-        await asyncio.wait([waiting, running], timeout=_WAIT, return_when=asyncio.FIRST_COMPLETED)
-        assert not running.done(), running.result()
-        assert waiting.done(), "not all tables were published in time"
-        seconds = time.monotonic() - began
-        subscription.stop()
-        await running
-        stop.set()
-        await applying
+    applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop, published, pace=Pace(location.freshness)))
+    # asking for the snapshot again and again would slow the subscriber, in whose loop this runs
+    waiting = asyncio.create_task(complete.wait())
+    await asyncio.wait([waiting, running], timeout=_WAIT, return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done(), running.result()
+    assert waiting.done(), "not all tables were published in time"
+    seconds = time.monotonic() - began
+    subscription.stop()
+    await running
+    stop.set()
+    await applying
     return seconds
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from subscriber.apply.table_synchronization import CopyPart
-from subscriber.interfaces import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
+from subscriber.interfaces import CopyFormat, Position, PublishedTable, TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -214,9 +214,6 @@ class MemorySnapshot:
 
     async def reconcile(self, *_: object, **__: object) -> None:
         raise AssertionError("the sink keeps no rows of an interrupted copy")
-
-    async def order(self, published: PublishedTable) -> SnapshotOrder:
-        raise AssertionError("the sink copies nothing by itself")
 
     async def verify(self, published: PublishedTable) -> None:
         """The tables of a history are never rewritten."""

@@ -40,7 +40,6 @@ __all__ = [
     "LakeTable",
     "abandoned_copies",
     "copy_directory",
-    "newest_generations",
     "with_table",
     "with_tables",
     "without_table",

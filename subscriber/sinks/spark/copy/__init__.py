@@ -1,1 +1,1 @@
-"""Initial copies of tables, by the subscriber or by executors of Spark."""
+"""Initial copies of tables."""

@@ -11,7 +11,6 @@ from subscriber.sinks.spark.files.documents import parse_document, write_documen
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json, file_to_json
 
 __all__ = ["TableCopy", "read_copy", "write_copy"]
 
@@ -21,14 +20,12 @@ class TableCopy:
     """A table's copy: its LSN, its schema, and its files.
 
     Attributes:
-        base: files of the Delta table, if executors wrote them.
         started: when it was begun, in seconds since 1970. None: it was made by an earlier version.
     """
 
     lsn: Lsn
     schema: TableSchema
     files: tuple[LandedFile, ...]
-    base: tuple[DataFile, ...] | None = None
     started: float | None = None
 
 
@@ -38,7 +35,6 @@ def write_copy(storage: Storage, directory: str, copy: TableCopy) -> None:
         "lsn": str(copy.lsn),
         "schema": copy.schema.to_json(),
         "files": [file.to_json() for file in copy.files],
-        "base": None if copy.base is None else [file_to_json(file) for file in copy.base],
         "started": copy.started,
     }
     storage.sync([directory])
@@ -56,5 +52,4 @@ def read_copy(storage: Storage, directory: str) -> TableCopy | None:
 
 def _parsed(document: dict[str, Any]) -> TableCopy:
     files = tuple(LandedFile.from_json(data) for data in document["files"])
-    base = None if document.get("base") is None else tuple(map(file_from_json, document["base"]))
-    return TableCopy(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base, document.get("started"))
+    return TableCopy(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, document.get("started"))

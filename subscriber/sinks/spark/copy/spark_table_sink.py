@@ -1,9 +1,8 @@
 """One table's synchronization, in its own directory: its copy, and its own batches until the apply worker takes over.
 
-Copied rows are in files like landed ones, with the operation ``c``. With ``copy=executors``, they are in files of the Delta table that
-tasks of the applier wrote (``order.py``). ``copy.json`` names these files and makes them valid. The catalog says FINISHEDCOPY only after it
-is written. The next :meth:`SparkTableSink.begin` removes a copy that was not finished. Each copy has a new directory, so that rows of
-different copies are never mixed.
+Copied rows are in files like landed ones, with the operation ``c``. ``copy.json`` names these files and makes them valid. The catalog says
+FINISHEDCOPY only after it is written. The next :meth:`SparkTableSink.begin` removes a copy that was not finished. Each copy has a new
+directory, so that rows of different copies are never mixed.
 
 After the copy, the position is the end of the last manifest, or ``position.json`` if that is further. A transaction without a row of the
 table leaves no manifest, but is acknowledged like all others, and the table's slot must never be ahead of the position stored here.
@@ -13,21 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.errors import CopyOutdated, TargetError
+from subscriber.errors import TargetError
 from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
     CopyFormat,
     Position,
     PublishedTable,
-    SnapshotOrder,
     TableEntry,
     TableName,
     TableState,
@@ -37,44 +34,21 @@ from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
 from subscriber.sinks.spark.copy.copied_rows import store_copy
 from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy, write_copy
-from subscriber.sinks.spark.copy.order import CopyOrder, remove_base_files
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.file_lock import FileLock
-from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.threads import run_in_thread
 
-__all__ = ["ExecutorTableSink", "SparkTableSink"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["SparkTableSink"]
 
 _POSITION_DOCUMENT: Final = "position.json"
 
-_LOOK_SECONDS: Final = 0.1
-"""Interval of checking which parts are done."""
-_PATIENCE_SECONDS: Final = 30.0
-"""If no part is finished for this time, a warning is logged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copying:
-    """How executors copy a table.
-
-    Attributes:
-        connection: libpq keywords and values that executors use in place of the subscriber's own.
-        workers: how many parts they read at once.
-    """
-
-    connection: str
-    workers: int
-
 
 class SparkTableSink:
-    """A :class:`subscriber.interfaces.TableSink`. For ``copy=executors`` see :class:`ExecutorTableSink`.
+    """A :class:`subscriber.interfaces.TableSink`.
 
     Args:
         table: name of the table.
@@ -82,7 +56,6 @@ class SparkTableSink:
         lock: the writer's lock, which is held during the synchronization.
         catalog: serializes changes of the catalog.
         statistics: updated with the counts.
-        copying: how executors copy.
     """
 
     def __init__(
@@ -92,20 +65,16 @@ class SparkTableSink:
         lock: FileLock,
         catalog: asyncio.Lock,
         statistics: ApplyStatistics,
-        *,
-        copying: Copying,
     ) -> None:
         self._table = table
         self._lake = lake
         self._lock = lock
         self._catalog = catalog
         self._statistics = statistics
-        self._copying = copying
         self._locked = False
         self._schema: TableSchema | None = None
         self._numbers: Iterator[int] = itertools.count()
         self._files: list[LandedFile] = []
-        self._done: tuple[DataFile, ...] | None = None
         self._started = 0.0
         self._lander: LandingWriter | None = None
 
@@ -125,10 +94,6 @@ class SparkTableSink:
         table = lake.table(self._table)
         if table.entry.state is TableState.DATASYNC:
             await run_in_thread(lambda: lake.storage.remove_directory(copy_directory(table)))
-            # keep the files of the copy that the table still has until this one replaces it
-            was = lake.state.removed.get(self._table)
-            never = range(was.generation + 1 if was is not None and was.until is not None else 0, table.generation + 1)
-            await run_in_thread(lambda: remove_base_files(lake.storage, self._base, table.id, never))
             await self._change(entry=TableEntry(TableState.INIT))
         return lake.table(self._table).entry
 
@@ -140,10 +105,6 @@ class SparkTableSink:
     def _directory(self) -> str:
         return copy_directory(self._lake().table(self._table))
 
-    @property
-    def _base(self) -> str:
-        return table_directory("tables", self._table, self.relation_id)
-
     async def start_copy(self) -> None:
         """Store DATASYNC, and make a new directory."""
         table = self._lake().table(self._table)
@@ -153,7 +114,7 @@ class SparkTableSink:
         await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None)
         async with self._catalog:
             await run_in_thread(self._lake().remove_abandoned_copies)
-        self._files, self._schema, self._numbers, self._done = [], None, itertools.count(), None
+        self._files, self._schema, self._numbers = [], None, itertools.count()
         self._started = time.time()
         storage, directory = self._lake().storage, self._directory
         await run_in_thread(lambda: storage.make_directory(directory))
@@ -182,7 +143,7 @@ class SparkTableSink:
         storage, directory = self._lake().storage, self._directory
         assert self._schema is not None
         files = tuple(sorted(self._files, key=lambda file: file.path))
-        copy = TableCopy(position.lsn, self._schema, files, self._done, self._started)
+        copy = TableCopy(position.lsn, self._schema, files, self._started)
         await run_in_thread(lambda: write_copy(storage, directory, copy))
         crash_points.reached("landing.copy_stored")
         await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
@@ -225,65 +186,3 @@ class SparkTableSink:
         if self._locked:
             self._locked = False
             self._lock.give_back()
-
-
-class ExecutorTableSink(SparkTableSink):
-    """A table whose rows are copied by the applier's tasks: a :class:`subscriber.interfaces.SnapshotTableSink`."""
-
-    _published: PublishedTable | None = None
-
-    async def describe(self, table: PublishedTable) -> None:
-        """Store the description of the selected columns."""
-        await super().describe(table)
-        self._published = table
-
-    async def copy_snapshot(self, order: SnapshotOrder, rows: Callable[[int], None]) -> None:
-        """Order the copy, and wait until all its parts are stored.
-
-        Raises:
-            CopyOutdated: the snapshot is gone, or the table was altered.
-            TargetError: the order cannot be written, or the document of a part is damaged.
-        """
-        assert self._schema is not None
-        assert self._published is not None
-        lake = self._lake()
-        placed = CopyOrder(
-            directory=self._directory,
-            base=self._base,
-            table_id=self.relation_id,
-            generation=lake.table(self._table).generation,
-            snapshot_name=order.snapshot_name,
-            # if a keyword occurs twice, libpq uses the last one
-            connection=f"{order.connection} {self._copying.connection}".strip(),
-            parts=order.parts,
-            columns=self._published.columns,
-            column_types=self._published.column_types,
-            schema=self._schema,
-            lsn=order.consistent_point,
-            workers=self._copying.workers,
-        )
-        await run_in_thread(lambda: lake.storage.make_directory(self._base))
-        await run_in_thread(lambda: placed.place(lake.storage))
-        self._done = await self._all_done(placed, rows)
-
-    async def _all_done(self, order: CopyOrder, rows: Callable[[int], None]) -> tuple[DataFile, ...]:
-        storage, loop = self._lake().storage, asyncio.get_running_loop()
-        parts: dict[int, tuple[DataFile, ...]] = {}
-        logged, patience = "", loop.time() + _PATIENCE_SECONDS
-        while len(parts) < len(order.parts):
-            for number in sorted(await run_in_thread(lambda: order.numbers_done(storage)) - parts.keys()):
-                parts[number] = await run_in_thread(lambda number=number: order.done(storage, number))  # type: ignore[misc]
-                rows(sum(file.rows for file in parts[number]))
-                patience = loop.time() + _PATIENCE_SECONDS
-            failure = await run_in_thread(lambda: order.failure(storage))
-            if failure is not None and failure.gone:
-                raise CopyOutdated(failure.text, hint="the table is copied again")
-            if failure is not None and failure.text != logged:
-                logged = failure.text
-                _log.warning('table "%s" could not be copied: %s; it is retried', self._table, logged)
-            elif loop.time() > patience:
-                patience = loop.time() + _PATIENCE_SECONDS
-                _log.warning('table "%s" waits for executors to copy it: is `subscriber spark-apply` running?', self._table)
-            if len(parts) < len(order.parts):
-                await asyncio.sleep(_LOOK_SECONDS)
-        return tuple(file for number in sorted(parts) for file in parts[number])

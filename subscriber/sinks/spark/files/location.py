@@ -16,8 +16,6 @@ Parameters follow a question mark:
 ``retain_hours``   24         how long removed files, versions and published snapshots can be read
 ``target_rows``    250000     rows that a file of a table should have
 ``deletion_vectors`` on       ``off``: rewrite files even for few changes, for readers that are too old for deletion vectors
-``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
-``copy_connection``           for executors: libpq keywords and values that replace the subscriber's (host, passfile)
 ``history.S.T``               keep a history of table S.T: ``scd2``, ``soft_delete``
 =================  =========  ====================================================================================
 """
@@ -39,16 +37,10 @@ __all__ = ["DEFAULT_FRESHNESS", "HistoryKind", "Location", "escape_glob", "insid
 
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "spark"]
-Copy = Literal["subscriber", "executors"]
 HistoryKind = Literal["scd2", "soft_delete"]
 _HISTORY: Final = "history."
 DEFAULT_FRESHNESS: Final = 2.0
 _BATCH_DELAY: Final = 0.3
-_PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)(?:\s+|$)", re.DOTALL)
-"""A libpq keyword with its value."""
-_SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
-_INNER: Final = re.compile(r"'?\s*postgres(?:ql)?\\?:|.*=", re.DOTALL)
-"""A value of dbname that is itself a connection string, which may contain a password."""
 _WITH_PORT: Final = re.compile(r"(?:hdfs|viewfs)://(?:[^:@]+@)?[^:@]+:\d+")
 _MISTAKEN: Final = re.compile(r"\\|%[0-9A-Fa-f]{2}")
 """Parts of a path that delta-rs decodes once too often, in every notation."""
@@ -62,8 +54,7 @@ class Location:
     Attributes:
         path: an absolute path. None for an object store.
         uri: the URI for pyarrow. None for a directory.
-        confirm, batch_size, apply, target_rows, deletion_vectors, retain_hours, copy, copy_connection: see the module. In seconds and
-            bytes.
+        confirm, batch_size, apply, target_rows, deletion_vectors, retain_hours: see the module. In seconds and bytes.
         delay: ``batch_delay``. None: the default.
         freshness, max_write_rate: see the module. None: the default.
         history: tables with a history, and its form.
@@ -80,8 +71,6 @@ class Location:
     retain_hours: int = 24
     target_rows: int = 250_000
     deletion_vectors: bool = True
-    copy: Copy = "subscriber"
-    copy_connection: str = ""
     history: tuple[tuple[TableName, HistoryKind], ...] = ()
 
     @property
@@ -170,6 +159,11 @@ def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
             table, kind = _history(name.removeprefix(_HISTORY), text)
             if histories.setdefault(table, kind) != kind:
                 raise ConfigurationError(f'table "{table}" has two forms of history', hint="scd2 or soft_delete")
+        elif name in {"copy", "copy_connection"}:
+            raise ConfigurationError(
+                f'parameter "{name}" of a Spark target was removed: executors do not copy tables any more',
+                hint=f"omit {name}; the subscriber copies parts of a table at once (max_copy_workers_per_table)",
+            )
         elif (parse := _PARSERS.get(name)) is not None:
             values["delay" if name == "batch_delay" else name] = parse(name, text)
         else:
@@ -213,31 +207,6 @@ def _with_unit(parse: Callable[[str, str], Any], example: str) -> Callable[[str,
     return parsed
 
 
-def _without_secret(name: str, connection: str) -> str:
-    """Refuse passwords. The text is not shown, because if libpq cannot parse it, a password may be in an unexpected place."""
-    found, position = set(), 0
-    while connection[position:].strip():
-        match = _PARAMETER.match(connection, position)
-        if match is None:
-            raise ConfigurationError(
-                f"{name} is not a connection string of keywords and values",
-                hint="as in host=db1 passfile=/path, URL-encoded",
-            )
-        if match[1] == "dbname" and _INNER.match(match[2]):
-            raise ConfigurationError(
-                f"{name} has a connection string as dbname, which would be stored in the lake",
-                hint="give its parts as keywords, as in host=db1 dbname=app passfile=/path, URL-encoded",
-            )
-        found.add(match[1])
-        position = match.end()
-    if found & _SECRETS:
-        raise ConfigurationError(
-            f"{name} contains a password, which would be stored in the lake",
-            hint="use passfile=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
-        )
-    return connection
-
-
 _PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "confirm": choice(*get_args(Confirm)).parse,
     "batch_delay": parse_seconds,
@@ -248,8 +217,6 @@ _PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "retain_hours": _above_zero(WHOLE.parse),
     "target_rows": _above_zero(WHOLE.parse),
     "deletion_vectors": lambda name, text: choice("on", "off").parse(name, text) == "on",
-    "copy": choice(*get_args(Copy)).parse,
-    "copy_connection": _without_secret,
 }
 """The parameters of the URL that are not of one table: each reads a value; its arguments are the name and the text."""
 

@@ -26,7 +26,7 @@ from subscriber.sinks.spark.maintenance.log_files import (
     read_identity,
     runs_of_small_files,
 )
-from subscriber.sinks.spark.maintenance.log_parts import Append, Source, clearing, in_the_table, log_parts
+from subscriber.sinks.spark.maintenance.log_parts import Append, Source, clearing, log_parts
 from subscriber.sinks.spark.schema.arrow_columns import nullable
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema, own_columns
@@ -81,8 +81,7 @@ class AppendPlanner:
     def plan(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
         """Plan an append. None: there is nothing to append."""
         log = self.log(name, table)
-        copies = _copies(name, table)
-        with checking_files(self._storage, log, copies=copies), arrow_errors(self._storage.what(log.directory)):
+        with checking_files(self._storage, log, copy=copy_directory(table)), arrow_errors(self._storage.what(log.directory)):
             return self._planned(log, name, table, manifests, end)
 
     def _planned(self, log: LakeDelta, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> Append | None:
@@ -107,7 +106,6 @@ class AppendPlanner:
         if copy is not None:
             sources += [Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
             sources += [Source(file, copied) for file in copy.files]
-            sources += [Source(in_the_table(name, table, copy, file), copied) for file in copy.base or ()]
             own_manifests = read_manifests(self._storage, copy_directory(table))
             own_files = [file for manifest in own_manifests for file in manifest.files]
             check_files(self._storage, copy_directory(table), [*copy.files, *own_files])
@@ -146,7 +144,7 @@ class AppendPlanner:
             parts = clearing(parts, log.directory, schema, copied)
         return Append(
             name=name,
-            copies=_copies(name, table),
+            copy=copy_directory(table),
             log=log,
             application=application,
             done=done,
@@ -200,8 +198,3 @@ class AppendPlanner:
     def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
         identity = read_identity(self._storage, f"{log.directory}/{path}")
         return identity.metadata() if identity is not None else {}
-
-
-def _copies(name: TableName, table: LakeTable) -> tuple[str, ...]:
-    """The directories that the files of a table's copy are in."""
-    return copy_directory(table), table_directory("tables", name, table.id)

@@ -314,7 +314,7 @@ class ChangeLog:
                 return appends, step(appends)
             except TargetError as error:
                 for append in appends:
-                    isolated(append.name, require_copy, self._storage, append.copies, error)
+                    isolated(append.name, require_copy, self._storage, append.copy, error)
                     isolated(append.name, require_no_own_error, append.log, error)
                     if append.name in reading:
                         isolated(append.name, require_files, self._storage, append.log, error)

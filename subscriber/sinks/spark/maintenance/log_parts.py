@@ -9,16 +9,12 @@ import pyarrow as pa
 
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.lake import LakeTable
-from subscriber.sinks.spark.copy.copy_document import TableCopy
-from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.maintenance.log_files import Copied, Identity, LogPart, RewrittenFiles
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import LakeDelta
 
-__all__ = ["Append", "Source", "clearing", "in_the_table", "log_parts"]
+__all__ = ["Append", "Source", "clearing", "log_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class Append:
 
     Attributes:
         name: of the table.
-        copies: the directories that the files of its copy are in.
+        copy: the directory of its copy.
         log: the log.
         application: commits it.
         done: the LSN of the application's last commit.
@@ -46,7 +42,7 @@ class Append:
     """
 
     name: TableName
-    copies: tuple[str, ...]
+    copy: str
     log: LakeDelta
     application: str
     done: Lsn | None
@@ -87,9 +83,3 @@ def clearing(parts: Sequence[LogPart], directory: str, schema: TableSchema, copi
     if first is not None:
         return [replace(part, clears=number == first) for number, part in enumerate(parts)]
     return [LogPart(directory=directory, schema=schema, files=(), copied=copied, clears=True, rows=1), *parts]
-
-
-def in_the_table(name: TableName, table: LakeTable, copy: TableCopy, file: DataFile) -> LandedFile:
-    """A base file that executors wrote, as a landed file. It still exists, because the log is written before it is removed."""
-    path = f"{table_directory('tables', name, table.id)}/{file.path}"
-    return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copy.schema)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, abandoned_copies, copy_directory, newest_generations
+from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, abandoned_copies
 from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
@@ -26,7 +26,6 @@ from subscriber.sinks.spark.tables.table_errors import CommitConflict
 __all__ = ["isolated", "remove_unneeded_files"]
 
 _UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
-_COPIED: Final = re.compile(r"copy-(\d+)-(\d+)-")
 
 
 def remove_unneeded_files(
@@ -45,19 +44,15 @@ def remove_unneeded_files(
         The number of removed files and directories.
     """
     known = [*lake.state.tables.values(), *lake.state.removed.values()]
-    # base files that executors wrote: no commit names them before the handover of the table, and the change log must still read them
-    copying = tuple(f"copy-{table.id}-{table.generation}-" for table in known if storage.entries(copy_directory(table)))
-    newest = newest_generations(known)
     count = 0
     for table in tables:
         with isolated(storage, table.directory, errors):
-            unneeded = table.unneeded(retain_hours)
-            gone = [path for path in unneeded if not path.startswith(copying) and not _is_newer(path, newest)]
+            gone = table.unneeded(retain_hours)
             storage.delete(f"{table.directory}/{path}" for path in gone)
             count += len(gone)
             if table.unwritable(columns=False) is None:
                 table.set_retention()
-    return count + _sweep_unfinished(storage, lake, copying, retain_hours, errors) + _sweep_copies(storage, known, errors)
+    return count + _sweep_unfinished(storage, lake, retain_hours, errors) + _sweep_copies(storage, known, errors)
 
 
 @contextlib.contextmanager
@@ -76,13 +71,7 @@ def isolated(storage: Storage, directory: str, errors: dict[str, TargetError]) -
         errors[directory] = error
 
 
-def _is_newer(path: str, newest: Mapping[str, int]) -> bool:
-    """Whether a base file is of a copy that was begun since the documents were read."""
-    match = _COPIED.match(path)
-    return match is not None and int(match[2]) > newest.get(match[1], -1)
-
-
-def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], retain_hours: int, errors: dict[str, TargetError]) -> int:
+def _sweep_unfinished(storage: Storage, lake: Lake, retain_hours: int, errors: dict[str, TargetError]) -> int:
     """Remove files that were being written when a process was killed. Delta's library ignores names that begin with a dot."""
     known = [*lake.state.tables.items(), *lake.state.removed.items()]
     hours = {table_directory(root, name, table.id): retain_hours for root in ("tables", "log", "history") for name, table in known}
@@ -91,13 +80,7 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], re
     now, count = time.time(), 0
     for directory, old in hours.items():
         with isolated(storage, directory, errors):
-            names = [
-                file.name
-                for file in storage.files(directory)
-                if (match := _UNFINISHED.match(file.name))
-                and file.changed < now - old * 3600
-                and not file.name[match.end() :].startswith(copying or ("/",))
-            ]
+            names = [file.name for file in storage.files(directory) if _UNFINISHED.match(file.name) and file.changed < now - old * 3600]
             storage.delete(f"{directory}/{name}" if directory else name for name in names)
             count += len(names)
     return count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -130,14 +130,13 @@ def part_name() -> str:
     return f"part-{uuid4().hex}.parquet"
 
 
-def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], str] = part_name) -> list[DataFile]:
+def write_rows(storage: Storage, unit: Unit, rows: pa.Table) -> list[DataFile]:
     """Write rows of the current-state table as files, sorted by the key.
 
     Args:
         storage: of the lake.
         unit: gives the directory, and the number of rows that a file should have.
         rows: all rows, in memory.
-        name: returns a name for each file.
 
     Raises:
         TargetError: a file cannot be written.
@@ -146,7 +145,7 @@ def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], 
     if keys and not (len(keys) == 1 and _is_sorted(rows[keys[0]])):
         rows = sorted_by(rows, keys)
     rows = rows.combine_chunks()
-    return [_write_file(storage, unit, rows.slice(start, count), name()) for start, count in _pieces(rows, unit)]
+    return [_write_file(storage, unit, rows.slice(start, count), part_name()) for start, count in _pieces(rows, unit)]
 
 
 def _is_sorted(column: pa.ChunkedArray) -> bool:

@@ -88,9 +88,7 @@ class Applier:
         self._status = ApplierStatus(storage, engine.name)
         self._tables = OpenTables(storage, self._settings.retain_hours)
         self._checks = StopChecks(self._tables)
-        self._planner = TablePlanner(
-            storage, self._tables, self._checks, engine, self._settings.target_rows, vectors=self._settings.vectors
-        )
+        self._planner = TablePlanner(storage, self._tables, engine, self._settings.target_rows, vectors=self._settings.vectors)
         self._publisher = SnapshotPublisher(storage, self._settings.retain_hours)
         self._history = HistoryTables(storage, engine, self._settings.target_rows, self._settings.retain_hours)
         self._logs: dict[str, LakeDelta] = {}

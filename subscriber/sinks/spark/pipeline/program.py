@@ -1,4 +1,4 @@
-"""Starts the applier, with its engine and its copies, as a program (``spark-apply``) or as a thread of ``run``."""
+"""Starts the applier, with its engine, as a program (``spark-apply``) or as a thread of ``run``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
-from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
@@ -122,7 +121,6 @@ def _apply(
         freshness=location.freshness,
         vectors=location.deletion_vectors,
     )
-    runner: CopyRunner = LocalCopyRunner(storage) if spark is None else SparkCopyRunner(spark, location)
     engine: Engine = LocalEngine(storage) if spark is None else SparkEngine(spark, location)
     applier = Applier(storage, engine, settings)
     if watch is not None:
@@ -143,13 +141,8 @@ def _apply(
 
     pace = Pace(location.freshness, location.max_write_rate)
     registering = registration.running() if registration is not None else contextlib.nullcontext()
-    with registering, Copier(storage, runner, location.target_rows).running() as copier:
-
-        def check() -> None:
-            copier.check()
-            if registration is not None:
-                registration.check()
-
+    check = registration.check if registration is not None else lambda: None
+    with registering:
         apply_forever(applier, stop, published, pace=pace, once=once, rest_seconds=rest_seconds, check=check)
     if rest_seconds or (once and not stop.is_set()):
         _require_all_applied(applier.progress)

@@ -61,11 +61,11 @@ class StopChecks:
 
     Attributes:
         tables: of the lake.
-        copied: tables that executors copied, with the version that has the copy, until a snapshot has the table.
+        begun: tables that no snapshot has yet, with the version that began them.
     """
 
     tables: OpenTables
-    copied: dict[str, int] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)
 
     def find(
         self, lake: Lake, tables: Mapping[TableName, LakeTable], snapshot: Snapshot | None, kept: Lsn | None = None
@@ -89,26 +89,17 @@ class StopChecks:
         delta, app = self.tables.of(name, table), lake.application(table)
         applied = delta.applied(app)
         if snapshot is None or known is None or known.path != delta.directory:
-            if applied is not None and delta.directory not in self.copied:
-                self.copied[delta.directory] = first_version(delta, app)
-            if delta.is_there and delta.directory in self.copied:
-                self._require_ours_since(lake, table, delta, self.copied[delta.directory])
+            if applied is not None and delta.directory not in self.begun:
+                self.begun[delta.directory] = first_version(delta, app)
+            if delta.is_there and delta.directory in self.begun:
+                self._require_ours_since(lake, table, delta, self.begun[delta.directory])
             return
-        self.copied.pop(delta.directory, None)
+        self.begun.pop(delta.directory, None)
         # a copy that was made since replaces what was there, with all later changes to it
         if not (table.generation and (applied is None or applied > snapshot.lsn)):
             require_published_version(delta, known, applied)
         if delta.is_there and not (table.generation and applied is None):
             self._require_ours_since(lake, table, delta, known.version)
-
-    def require_ours_since_copy(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> None:
-        """Check a table that begins with files of executors. No snapshot has it yet, so its commits are checked from its copy on.
-
-        Raises:
-            TableStopped: another writer changed rows or columns.
-        """
-        self.copied[delta.directory] = first_version(delta, lake.application(table))
-        self._require_ours_since(lake, table, delta, self.copied[delta.directory])
 
     def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
         # applications begin with this prefix for every number that the table of this name ever had

@@ -12,7 +12,6 @@ from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
-from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest
@@ -23,16 +22,14 @@ from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChan
 from subscriber.sinks.spark.pipeline.planning.plan import Plan, plan_table
 from subscriber.sinks.spark.pipeline.planning.row_identity import RowIdentityCheck, TableBefore, columns_before
 from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork
-from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks
 from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
-from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files
-from subscriber.sinks.spark.tables.foreign_commits import copy_application
 from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
 
@@ -47,18 +44,14 @@ class TablePlanner:
     Args:
         storage: of the lake.
         tables: of the lake.
-        checks: for a table that begins with files of executors.
         engine: does the work.
         target_rows: rows that a file should have.
         vectors: whether deletion vectors may be written.
     """
 
-    def __init__(
-        self, storage: Storage, tables: OpenTables, checks: StopChecks, engine: Engine, target_rows: int, *, vectors: bool = True
-    ) -> None:
+    def __init__(self, storage: Storage, tables: OpenTables, engine: Engine, target_rows: int, *, vectors: bool = True) -> None:
         self._storage = storage
         self._tables = tables
-        self._checks = checks
         self._engine = engine
         self._target_rows = target_rows
         self._vectors = vectors
@@ -99,7 +92,7 @@ class TablePlanner:
         self._refused.pop(key, None)
         try:
             with (
-                checking_files(self._storage, delta, copies=(copy_directory(table),)),
+                checking_files(self._storage, delta, copy=copy_directory(table)),
                 arrow_errors(self._storage.what(delta.directory)),
             ):
                 return self._planned(lake, name, table, taken, end, published=published)
@@ -114,10 +107,9 @@ class TablePlanner:
         delta, app = self._tables.of(name, table), lake.application(table)
         applied = delta.applied(app)
         # a copy replaces the rows of the table; a table that is not copied keeps them
-        is_copied = applied is None and table.generation > 0
-        if is_copied:
+        replaced = applied is None and table.generation > 0
+        if replaced:
             self._prepare_copy(lake, name, table, published)
-        replaced = is_copied and not self._registered(lake, table, delta)
         source = copied_changes(self._storage, copy_directory(table), table, published) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
         source.reached = max(source.reached, end)
@@ -213,20 +205,6 @@ class TablePlanner:
                 f"FEATURE or UNSET TBLPROPERTIES), or {COPY_AGAIN}",
             )
 
-    def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
-        """Whether the table begins with files that executors wrote. If so, add them to the table with the first commit of its copy."""
-        copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
-        if copied is None or copied.base is None:
-            return False
-        copying = copy_application(lake.application(table))
-        if delta.applied(copying) is None:
-            if not delta.is_there:
-                delta.create(copied.schema.current, copied.lsn)
-            note = commit_note("copy", copied.lsn)
-            delta.commit(copied.base, (), copying, copied.lsn, note=note, overwrite=copied.schema.current)
-        self._checks.require_ours_since_copy(lake, table, delta)
-        return True
-
     def _base(self, delta: LakeDelta, key: str | None) -> tuple[BaseFile, ...]:
         known = self._ranges.get((delta.directory, key), {})
         ranges: dict[str, tuple[Bound, Bound] | None] = {}
@@ -259,7 +237,7 @@ class TablePlanner:
         """
         delta = work.delta
         try:
-            require_copy(self._storage, () if work.source.copy is None else (work.source.copy,), error)
+            require_copy(self._storage, work.source.copy, error)
             require_files(self._storage, delta, error)
         except TableStopped as stop:
             stop.refused = delta.directory, work.application, delta.version if delta.load() else -1

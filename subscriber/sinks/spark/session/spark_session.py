@@ -34,8 +34,6 @@ _CONF: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.python.worker.reuse": "true",
     "spark.sql.shuffle.partitions": "8",
-    # table copies have their own pool, so that they do not delay rounds
-    "spark.scheduler.mode": "FAIR",
 }
 """Our defaults, which the user's settings replace."""
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"

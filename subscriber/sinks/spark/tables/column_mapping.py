@@ -78,7 +78,7 @@ def _renamed_schema(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
 
 
 def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
-    """Copy a landed file, or a base file of a copy, with renamed fields. Return the path of the new file, in :data:`ROUND_DIRECTORY`."""
+    """Copy a landed file with renamed fields. Return the path of the new file, in :data:`ROUND_DIRECTORY`."""
     storage.make_directory(ROUND_DIRECTORY)
     with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as source:
         batches = (renamed_rows(rows, names) for rows in source.iter_batches())

@@ -6,7 +6,6 @@ Source: Delta protocol, Per-file Statistics.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,10 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from subscriber.sinks.spark.files.location import inside
 from subscriber.sinks.spark.files.storage import Storage
 
-__all__ = ["Bound", "DataFile", "file_from_json", "file_statistics", "file_to_json", "write_data_file"]
+__all__ = ["Bound", "DataFile", "file_statistics", "write_data_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +37,6 @@ class DataFile:
     stats: str
     low: Bound | None = None
     high: Bound | None = None
-
-
-def file_to_json(file: DataFile) -> dict[str, Any]:
-    """Convert the file to JSON. Its range of keys is in the file itself."""
-    return {"path": file.path, "size": file.size, "rows": file.rows, "stats": file.stats}
-
-
-def file_from_json(data: Mapping[str, Any]) -> DataFile:
-    """Read a file from JSON.
-
-    Raises:
-        KeyError, TypeError: the data is not valid.
-    """
-    return DataFile(path=inside(data["path"]), size=data["size"], rows=data["rows"], stats=data["stats"])
 
 
 def write_data_file(

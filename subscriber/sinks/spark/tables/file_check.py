@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -25,8 +25,8 @@ _AGAIN_SECONDS: Final = 60.0
 
 
 @contextlib.contextmanager
-def checking_files(storage: Storage, *tables: DeltaReader, copies: Sequence[str] = ()) -> Iterator[None]:
-    """If the block raises an error, find out whether it is one of files of these tables, or of copies. If not, it is raised again.
+def checking_files(storage: Storage, *tables: DeltaReader, copy: str | None = None) -> Iterator[None]:
+    """If the block raises an error, find out whether it is one of files of these tables, or of a copy. If not, it is raised again.
 
     Raises:
         TableStopped: a file is missing or damaged.
@@ -36,29 +36,29 @@ def checking_files(storage: Storage, *tables: DeltaReader, copies: Sequence[str]
     except (TableStopped, CommitConflict):
         raise
     except (TargetError, DataLossError) as error:
-        require_copy(storage, copies, error)
+        require_copy(storage, copy, error)
         for table in tables:
             require_files(storage, table, error)
         raise
 
 
-def require_copy(storage: Storage, copies: Sequence[str], error: SubscriberError) -> None:
+def require_copy(storage: Storage, copy: str | None, error: SubscriberError) -> None:
     """Check whether an error of reading is that of a file of a table's copy.
 
     Args:
         storage: of the lake.
-        copies: the directory of the copy, and others with its files. Empty: there is no copy.
+        copy: the directory of the copy. None: there is no copy.
         error: the error.
 
     Raises:
         DamagedCopy: it is.
     """
-    if not copies:
+    if copy is None:
         return
     if isinstance(error, DataLossError):
-        raise DamagedCopy(error, copies[0]) from error
-    if isinstance(error, DamagedFile) and error.path.startswith(tuple(f"{directory}/" for directory in copies)):
-        stop = DamagedCopy(error, copies[0])
+        raise DamagedCopy(error, copy) from error
+    if isinstance(error, DamagedFile) and error.path.startswith(f"{copy}/"):
+        stop = DamagedCopy(error, copy)
         stop.damage = error.path, storage.state(error.path)
         raise stop from error
 

@@ -28,17 +28,11 @@ from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
 from subscriber.sinks.spark.tables.table_log import changes_rows, has
 
 __all__ = [
-    "copy_application",
     "first_version",
     "require_no_foreign_changes",
     "require_no_foreign_log_changes",
     "require_published_version",
 ]
-
-
-def copy_application(application: str) -> str:
-    """The application for the first commit of a copy by executors, which adds its files."""
-    return f"{application}-copied"
 
 
 def require_published_version(delta: DeltaReader, published: SnapshotTable, applied: Lsn | None) -> None:
@@ -83,7 +77,7 @@ def require_no_foreign_changes(delta: DeltaReader, since: int, prefix: str, appl
             ours.append(version)
 
     def is_begun(version: int) -> bool:
-        return any(delta.applied_at(version, name) is not None for name in (application, copy_application(application)))
+        return delta.applied_at(version, application) is not None
 
     if foreign and not is_begun(since) and is_begun(delta.version):
         # the commit of an empty copy may have no file
@@ -130,12 +124,12 @@ def _changed(delta: DeltaReader, run: Sequence[int]) -> tuple[int, str] | None:
 
 def first_version(delta: DeltaReader, application: str) -> int:
     """The first version of a copy or of its changes; or the last version that the log no longer has."""
-    ours, found = {application, copy_application(application)}, -1
+    found = -1
     for version in range(delta.version, -1, -1):
         commit = delta.actions(version)
         if commit is None:
             return version if found < 0 else found
-        if any(action.get("txn", {}).get("appId") in ours for action in commit):
+        if any(action.get("txn", {}).get("appId") == application for action in commit):
             found = version
     return found
 

@@ -81,7 +81,7 @@ async def _formatted(path: Path, monkeypatch: pytest.MonkeyPatch, count: int) ->
     names = [table.name for table in tables]
     opened = await begun(make(path), tables=())
     await opened.add_tables(names, TableEntry(TableState.INIT))
-    group = opened.open_group()  # type: ignore[attr-defined]
+    group = opened.open_group()
     with monkeypatch.context() as patch:
         patch.setattr(json, "dumps", counting)
         await group.begin(names)

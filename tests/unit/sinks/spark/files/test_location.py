@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote
 
 import pytest
@@ -63,20 +64,14 @@ def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, words: str) -> Non
     assert "hush" not in f"{refused.value} {refused.value.hint} {refused.value.one_line()}"
 
 
-@pytest.mark.parametrize(
-    "connection",
-    [
-        "",
-        "host=db1 passfile=/a\\ b",
-        "service = 'password = none'",
-        r" host='it\'s' ",
-        "host= user=u",
-        "application_name=o'k",
-        "dbname=postgres",
-    ],
-)
-def test_keywords_and_values_for_executors_are_taken_as_they_are(connection: str) -> None:
-    assert Location.parse(f"spark:///lake?copy_connection={quote(connection)}").copy_connection == connection
+@pytest.mark.parametrize("parameter", ["copy=executors", "copy=subscriber", "copy_connection=host%3Ddb1%20password%3Dhush"])
+def test_copies_by_executors_are_refused(parameter: str) -> None:
+    name = parameter.partition("=")[0]
+    words = f'parameter "{name}" of a Spark target was removed.* omit {name}; the subscriber copies'
+    with pytest.raises(ConfigurationError) as refused:
+        Location.parse(f"spark:///lake?{parameter}")
+    assert re.search(words, refused.value.one_line())
+    assert "hush" not in refused.value.one_line()
 
 
 def test_a_url_is_read() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,40 +128,6 @@ def test_error_on_an_executor_keeps_its_kind_and_its_hint(
     assert type(raised.value) is kind
     assert getattr(raised.value, "path", "a") == "a"
     assert raised.value.one_line() == line.format(tmp_path)
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("copies", [False, True])
-def test_jobs_of_others_in_the_same_session_are_not_cancelled(tmp_path: Path, spark: SparkSession, copies: bool) -> None:
-    from subscriber.sinks.spark.copy.copier import SparkCopyRunner
-
-    begun_file, end_file = tmp_path / "begun", tmp_path / "end"
-
-    def until(file: Path) -> bool:
-        deadline = time.monotonic() + 60
-        while not (there := file.exists()) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return there
-
-    def waits(_: int) -> bool:
-        begun_file.touch()
-        return until(end_file)
-
-    found: list[bool] = []
-
-    def work() -> None:
-        if copies:
-            spark.sparkContext.setJobGroup(SparkCopyRunner(spark, Location(path=str(tmp_path / "other"))).jobs, "another lake's copy")
-        found.extend(spark.sparkContext.parallelize([0], 1).map(waits).collect())
-
-    others = threading.Thread(target=work)
-    others.start()
-    assert until(begun_file)
-    SparkCopyRunner(spark, Location(path=str(tmp_path))).cancel()
-    end_file.touch()
-    others.join()
-    assert found == [True]
 
 
 async def _and_damage(path: Path, publisher: Publisher) -> None:

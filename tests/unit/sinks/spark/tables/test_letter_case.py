@@ -20,9 +20,8 @@ from subscriber.sinks.spark.schema.table_schema import TableSchema, altered_name
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields
 from tests.support.examples import some_and_others
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, start
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.tables.test_foreign_commits import copied
 
 HISTORIES: list[list[tuple[str, ...]]] = [
     [("A", "a"), ("A",)],
@@ -152,12 +151,12 @@ async def test_a_table_that_stopped_at_such_a_column_can_leave(tmp_path: Path) -
     assert sorted((item["id"], item[altered_name("a")]) for item in found) == [(1, None), (2, "small")]
 
 
-async def test_what_executors_copied_is_in_the_log_under_its_names(tmp_path: Path) -> None:
+async def test_copied_rows_are_in_the_log_under_its_names(tmp_path: Path) -> None:
     sink, work = await start(tmp_path, relation("d", ("id", 23, True), ("Note", 25, False)), Insert(5, row("1", "former")))
     work.tidy(now=True)
     await sink.remove_table(TABLE)
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
-    await copied(sink, tmp_path, 250, {1: "a"})
+    await copy(sink, TABLE, b"1\ta\n", 250)
     await land(sink, 300, KEYED, Insert(5, row("2", "b")))
     await sink.close()
     all_rounds(work)
