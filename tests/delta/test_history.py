@@ -32,7 +32,7 @@ async def test_executors_write_histories(tmp_path: Path, spark: SparkSession, mo
     dice, publisher = random.Random(7), Publisher(7)
     states: dict[int, dict[str, Counter[Values]]] = {100: publisher.rows()}
     settings = ApplierSettings(target_rows=12, log_files=5)
-    sink = await begun(kept(tmp_path, "scd2", NAMES), tables=NAMES)
+    sink = await begun(kept(tmp_path, NAMES), tables=NAMES)
     real, kills = LakeDelta.commit, 0
 
     def fragile(delta: LakeDelta, *arguments: Any, **named: Any) -> None:
@@ -73,7 +73,7 @@ async def test_executors_write_histories(tmp_path: Path, spark: SparkSession, mo
 
 async def test_delta_reads_a_history(tmp_path: Path, delta: SparkSession) -> None:
     publisher = Publisher(8)
-    sink = await begun(kept(tmp_path, "scd2", NAMES), tables=NAMES)
+    sink = await begun(kept(tmp_path, NAMES), tables=NAMES)
     states: dict[int, dict[str, Counter[Values]]] = {}
     uri = f"{tmp_path}/history/public/keyed"
     work = Applier(storage(tmp_path), SparkEngine(delta, Location(path=str(tmp_path))), ApplierSettings(target_rows=12))

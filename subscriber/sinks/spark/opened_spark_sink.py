@@ -207,8 +207,7 @@ class OpenedSparkSink:
         opened = self._usable
         if not self._has_histories:
             # here and not when the sink is opened, because verbs open it too, with another URL
-            histories = dict(self._sessions.location.history)
-            await run_in_thread(lambda: write_histories(self.lake.storage, histories))
+            await run_in_thread(lambda: write_histories(self.lake.storage, self._sessions.location.history))
             self._has_histories = True
         self._sessions.applier.start()
         return opened

@@ -177,4 +177,4 @@ class SparkSink:
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Find problems of the lake."""
         found = await run_in_thread(lambda: check_place(self._sessions.reach()))
-        return [*found, *check_tables(tables), *check_histories(tables, dict(self._location.history))]
+        return [*found, *check_tables(tables), *check_histories(tables, self._location.history)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS
 from subscriber.sinks.spark.catalog.lake import Lake
-from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import folded_name, lake_names
 
@@ -69,16 +68,16 @@ def check_tables(tables: Sequence[PublishedTable]) -> list[Finding]:
     return found
 
 
-def check_histories(tables: Sequence[PublishedTable], histories: Mapping[TableName, HistoryKind]) -> list[Finding]:
+def check_histories(tables: Sequence[PublishedTable], histories: Iterable[TableName]) -> list[Finding]:
     """Find tables of which a history is asked for and that are not published, or whose columns have names that it needs."""
     published = {table.name: table for table in tables}
     found: list[Finding] = []
-    for name, kind in histories.items():
+    for name in histories:
         if name not in published:
             hint = "write history.SCHEMA.TABLE as the publisher has the names, without quotes"
             found.append(Finding("warning", f'table "{name}" of which a history is asked for is not published', hint))
             continue
-        taken = [column for column in lake_names(published[name].columns) if folded_name(column) in HISTORY_COLUMNS[kind].names]
+        taken = [column for column in lake_names(published[name].columns) if folded_name(column) in HISTORY_COLUMNS.names]
         found += [
             Finding("warning", f'table "{name}" gets no history: column "{column}" has the name of a column of it', "rename the column")
             for column in taken

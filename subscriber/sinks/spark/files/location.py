@@ -16,7 +16,7 @@ Parameters follow a question mark:
 ``retain_hours``   24         how long removed files, versions and published snapshots can be read
 ``target_rows``    250000     rows that a file of a table should have
 ``deletion_vectors`` on       ``off``: rewrite files even for few changes, for readers that are too old for deletion vectors
-``history.S.T``               keep a history of table S.T: ``scd2``, ``soft_delete``
+``history.S.T``               keep a history of table S.T: ``scd2``
 =================  =========  ====================================================================================
 """
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from subscriber.config import parse_bytes, parse_seconds
@@ -33,11 +33,10 @@ from subscriber.config.reading import WHOLE, choice
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
 
-__all__ = ["DEFAULT_FRESHNESS", "HistoryKind", "Location", "escape_glob", "inside", "table_directory"]
+__all__ = ["DEFAULT_FRESHNESS", "Location", "escape_glob", "inside", "table_directory"]
 
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "spark"]
-HistoryKind = Literal["scd2", "soft_delete"]
 _HISTORY: Final = "history."
 DEFAULT_FRESHNESS: Final = 2.0
 _BATCH_DELAY: Final = 0.3
@@ -57,7 +56,7 @@ class Location:
         confirm, batch_size, apply, target_rows, deletion_vectors, retain_hours: see the module. In seconds and bytes.
         delay: ``batch_delay``. None: the default.
         freshness, max_write_rate: see the module. None: the default.
-        history: tables with a history, and its form.
+        history: tables with a history.
     """
 
     path: str | None = None
@@ -71,7 +70,7 @@ class Location:
     retain_hours: int = 24
     target_rows: int = 250_000
     deletion_vectors: bool = True
-    history: tuple[tuple[TableName, HistoryKind], ...] = ()
+    history: tuple[TableName, ...] = ()
 
     @property
     def batch_delay(self) -> float:
@@ -153,12 +152,10 @@ def _directory(path: str) -> str:
 
 def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    histories: dict[TableName, HistoryKind] = {}
+    histories: set[TableName] = set()
     for name, text in parameters:
         if name.startswith(_HISTORY):
-            table, kind = _history(name.removeprefix(_HISTORY), text)
-            if histories.setdefault(table, kind) != kind:
-                raise ConfigurationError(f'table "{table}" has two forms of history', hint="scd2 or soft_delete")
+            histories.add(_history(name.removeprefix(_HISTORY), text))
         elif name in {"copy", "copy_connection"}:
             raise ConfigurationError(
                 f'parameter "{name}" of a Spark target was removed: executors do not copy tables any more',
@@ -173,17 +170,22 @@ def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
                 f"unrecognized parameter of a Spark target{shown}", hint=f"one of {', '.join(sorted(_PARSERS))}, history.SCHEMA.TABLE"
             )
     if histories:
-        values["history"] = tuple(sorted(histories.items(), key=lambda one: str(one[0])))
+        values["history"] = tuple(sorted(histories, key=str))
     return values
 
 
-def _history(table: str, text: str) -> tuple[TableName, HistoryKind]:
+def _history(table: str, text: str) -> TableName:
     namespace, dot, name = table.partition(".")
     if not (dot and namespace and name):
         raise ConfigurationError("a history needs a table", hint="as in history.public.accounts=scd2")
-    if text not in get_args(HistoryKind):
-        raise ConfigurationError(f'unrecognized history value of table "{table}"', hint=f"one of {', '.join(get_args(HistoryKind))}")
-    return TableName(namespace, name), cast("HistoryKind", text)
+    if text == "soft_delete":
+        raise ConfigurationError(
+            f"history.{table}=soft_delete was removed: a history with all versions has the deleted rows too",
+            hint=f"use history.{table}=scd2, and query the last version of each key",
+        )
+    if text != "scd2":
+        raise ConfigurationError(f'unrecognized history value of table "{table}"', hint="scd2")
+    return TableName(namespace, name)
 
 
 def _above_zero(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.files.file_errors import arrow_errors
-from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import read_changes, read_table_files, write_rows
 from subscriber.sinks.spark.merge.versions import changed_versions, history_schema
@@ -23,12 +22,10 @@ class HistoryUnit:
     """A unit of work.
 
     Attributes:
-        kind: the form of the table.
         unit: its files, and the files of the change log that have its changes.
         until: changes after this LSN are not part of the work.
     """
 
-    kind: HistoryKind
     unit: Unit
     until: int
 
@@ -47,12 +44,10 @@ def write_history_unit(storage: Storage, work: HistoryUnit) -> list[DataFile]:
     """
     unit = work.unit
     with arrow_errors(storage.what(unit.directory)):
-        rows = read_table_files(storage, unit.directory, [file.path for file in unit.base], history_schema(work.kind, unit.schema))
+        rows = read_table_files(storage, unit.directory, [file.path for file in unit.base], history_schema(unit.schema))
         for stretch in unit.stretches:
             changes = read_changes(storage, stretch.files, stretch.schema, 0, ranges=unit.ranges)
             changes = changes_between(changes, unit.after, work.until)
-            rows = changed_versions(work.kind, rows, changes, stretch.schema, unit.added)
-        if work.kind == "soft_delete":
-            return write_rows(storage, unit, rows)
+            rows = changed_versions(rows, changes, stretch.schema, unit.added)
         current = rows["_is_current"]
         return [*write_rows(storage, unit, rows.filter(current)), *write_rows(storage, unit, rows.filter(pc.invert(current)))]

@@ -1,4 +1,4 @@
-"""History tables: they keep what the current state of a table loses (``versions.py`` describes their two forms).
+"""History tables: they keep what the current state of a table loses (see ``versions.py``).
 
 A history table is derived from the change log, in a Delta table of its own. Its commits state in Delta's ``txn`` up to which LSN of the log
 they go. So each change is applied exactly once, and the table can be derived again at any time: if its directory is removed, it is built
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
@@ -26,7 +26,7 @@ from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS, history_name
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, StoppedTable
 from subscriber.sinks.spark.files.file_errors import arrow_errors
-from subscriber.sinks.spark.files.location import HistoryKind, table_directory
+from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
@@ -75,10 +75,9 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Why a history cannot be continued; its form, and the versions of its log and of itself when this was found."""
+    """Why a history cannot be continued; and the versions of its log and of itself when this was found."""
 
     error: TableStopped
-    kind: HistoryKind
     log_version: int
     version: int | None
 
@@ -131,7 +130,7 @@ class HistoryTables:
         self,
         lake: Lake,
         log: ChangeLog,
-        kinds: Mapping[TableName, HistoryKind],
+        kept: Collection[TableName],
         snapshot: Snapshot,
         left_out: Mapping[str, TableStopped],
     ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
@@ -149,7 +148,7 @@ class HistoryTables:
         found: dict[TableName, SnapshotTable] = {}
         stopped: dict[TableName, TableStopped] = {}
         self.files = {}
-        tables = {name: lake.state.tables[name] for name in kinds if name in snapshot.tables}
+        tables = {name: lake.state.tables[name] for name in kept if name in snapshot.tables}
         logs = {name: table_directory("log", name, table.id) for name, table in tables.items()}
         errors = {name: left_out[directory] for name, directory in logs.items() if directory in left_out}
         if wanted := {name: table for name, table in tables.items() if name not in errors}:
@@ -163,51 +162,48 @@ class HistoryTables:
                     raise error
                 reached = log.reached(name, table)
                 if reached is not None:
-                    found[as_name] = self._continued(lake, (name, as_name), kinds[name], *reached)
+                    found[as_name] = self._continued(lake, (name, as_name), *reached)
         return found, stopped
 
-    def _continued(self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, log: LakeDelta, reached: Lsn) -> SnapshotTable:
+    def _continued(self, lake: Lake, names: tuple[TableName, TableName], log: LakeDelta, reached: Lsn) -> SnapshotTable:
         directory = table_directory("history", names[0], lake.state.tables[names[0]].id)
         delta = self.opened.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
         try:
             with checking_files(self._storage, log, delta), arrow_errors(self._storage.what(directory)):
-                return self._followed(lake, names, kind, (log, delta), reached)
+                return self._followed(lake, names, (log, delta), reached)
         except TableStopped as error:
-            self._stopped[directory] = _Stop(error, kind, log.version, delta.version if delta.is_there else None)
+            self._stopped[directory] = _Stop(error, log.version, delta.version if delta.is_there else None)
             raise
 
-    def _followed(
-        self, lake: Lake, names: tuple[TableName, TableName], kind: HistoryKind, deltas: tuple[LakeDelta, LakeDelta], reached: Lsn
-    ) -> SnapshotTable:
+    def _followed(self, lake: Lake, names: tuple[TableName, TableName], deltas: tuple[LakeDelta, LakeDelta], reached: Lsn) -> SnapshotTable:
         (name, as_name), (log, delta) = names, deltas
         app = f"{lake.applications}{lake.state.tables[name].id}-history"
         delta.load()
-        self._require_changed(kind, log, delta)
+        self._require_changed(log, delta)
         if delta.is_there:
-            self._require_usable(lake, delta, kind)
+            self._require_usable(lake, delta)
             delta.make_durable()
         while (after := delta.applied(app) or INVALID_LSN) < reached:
-            work = self._planned(lake, name, kind, (log, self._step(log, after, reached)), after)
+            work = self._planned(lake, name, (log, self._step(log, after, reached)), after)
             self.files.setdefault(as_name, []).extend(self._commit(work, app, f"history of {name} up to {work.until}"))
-            if kind == "scd2":
-                self._merge_small(delta, work.schema, app, work.until)
+            self._merge_small(delta, work.schema, app, work.until)
         delta.make_durable()
         return SnapshotTable(delta.directory, delta.version, after)
 
-    def _require_changed(self, kind: HistoryKind, log: LakeDelta, delta: LakeDelta) -> None:
+    def _require_changed(self, log: LakeDelta, delta: LakeDelta) -> None:
         """Raise the error that stopped a history again, without reading files, unless its reason may have gone."""
         stop = self._stopped.get(delta.directory)
         if stop is None or is_restored(self._storage, stop.error, log, delta):
             return
         version = delta.version if delta.is_there else None
         # the log gets new changes all the time, but they do not repair a file
-        if (kind, version) == (stop.kind, stop.version) and (stop.error.damage is not None or log.version == stop.log_version):
+        if version == stop.version and (stop.error.damage is not None or log.version == stop.log_version):
             raise stop.error
 
-    def _require_usable(self, lake: Lake, delta: LakeDelta, kind: HistoryKind) -> None:
+    def _require_usable(self, lake: Lake, delta: LakeDelta) -> None:
         require_no_foreign_log_changes(delta, lake.applications, "history table")
-        if not set(HISTORY_COLUMNS[kind].names) <= set(delta.schema.names):
-            raise TableStopped(f"history table {delta.uri} is not of the form {kind}", hint=BEGIN_AGAIN["history table"])
+        if not set(HISTORY_COLUMNS.names) <= set(delta.schema.names):
+            raise TableStopped(f"history table {delta.uri} has no versions of rows", hint=BEGIN_AGAIN["history table"])
         if (reason := delta.unwritable(columns=True)) is not None:
             raise TableStopped(f"history table {delta.uri} has what cannot be written: {reason}", hint=BEGIN_AGAIN["history table"])
 
@@ -222,12 +218,12 @@ class HistoryTables:
                 break
         return _Step(tuple(file for file in files if file.first <= reached), reached)
 
-    def _planned(self, lake: Lake, name: TableName, kind: HistoryKind, source: tuple[LakeDelta, _Step], after: Lsn) -> _Work:
+    def _planned(self, lake: Lake, name: TableName, source: tuple[LakeDelta, _Step], after: Lsn) -> _Work:
         log, step = source
         directory = table_directory("history", name, lake.state.tables[name].id)
         delta = self.opened[directory]
         schema = _log_schema(name, log)
-        _require_free_names(kind, schema)
+        _require_free_names(schema)
         identities = self._identities(lake, name, log, step)
         last = identities[-1] if identities else self._declared(lake, name)  # the copy of an empty table has no file
         schema = schema.with_identity(last.kind, last.fields)
@@ -244,7 +240,7 @@ class HistoryTables:
         work = TableWork(
             directory=directory,
             schema=schema,
-            base=self._base(delta, kind, schema.keys[0] if schema.keys else None) if delta.is_there else (),
+            base=self._base(delta, schema.keys[0] if schema.keys else None) if delta.is_there else (),
             stretches=tuple(stretches),
             after=int(after),
             # a TRUNCATE ends all versions
@@ -254,8 +250,8 @@ class HistoryTables:
             target_rows=self._target_rows,
         )
         plan = plan_table(work, changes.filter(pc.invert(is_truncate)))
-        found = _Work(delta, schema, history_schema(kind, schema), after, step.until)
-        found.units = [HistoryUnit(kind, unit, int(step.until)) for unit in plan.units]
+        found = _Work(delta, schema, history_schema(schema), after, step.until)
+        found.units = [HistoryUnit(unit, int(step.until)) for unit in plan.units]
         found.removed = list(plan.removed)
         if retyped:
             found.overwrite = True
@@ -286,11 +282,11 @@ class HistoryTables:
             )
         return Identity.of(known.schema)
 
-    def _base(self, delta: LakeDelta, kind: HistoryKind, key: str | None) -> tuple[BaseFile, ...]:
+    def _base(self, delta: LakeDelta, key: str | None) -> tuple[BaseFile, ...]:
         """The files with rows that may change."""
         known = self._files.get((delta.directory, key), {})
         files: dict[str, BaseFile] = {}
-        current = null_counts(delta.add_actions(), "_end_lsn") if kind == "scd2" else {}
+        current = null_counts(delta.add_actions(), "_end_lsn")
         for path, rows in delta.files().items():
             if current.get(path) == 0:
                 continue
@@ -332,8 +328,8 @@ def _log_schema(name: TableName, log: LakeDelta) -> TableSchema:
     return TableSchema(name, "d", columns)
 
 
-def _require_free_names(kind: HistoryKind, schema: TableSchema) -> None:
-    ours = set(HISTORY_COLUMNS[kind].names)
+def _require_free_names(schema: TableSchema) -> None:
+    ours = set(HISTORY_COLUMNS.names)
     taken = next((one for one in schema.arrow.names if folded_name(one) in ours), None)
     if taken is not None:
         raise TableStopped(

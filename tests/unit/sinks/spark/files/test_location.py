@@ -10,7 +10,7 @@ import pytest
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import PublishedTable, TableName
 from subscriber.sinks.spark.catalog.checks import check_histories
-from subscriber.sinks.spark.files.location import HistoryKind, Location
+from subscriber.sinks.spark.files.location import Location
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from subscriber.sinks.spark.files.location import HistoryKind, Location
         ("spark:///lake?batch_delay=soon", "invalid value"),
         ("spark:///lake?history.accounts=scd2", "a history needs a table"),
         ("spark:///lake?history.public.accounts=scd3", 'unrecognized history value of table "public.accounts"'),
-        ("spark:///lake?history.a.b=scd2&history.a.b=soft_delete", 'table "a.b" has two forms of history'),
+        ("spark:///lake?history.a.b=soft_delete", r"history\.a\.b=soft_delete was removed"),
     ],
 )
 def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
@@ -131,18 +131,17 @@ def test_invalid_urls_of_a_lake_are_rejected(target: str, words: str) -> None:
 
 
 def test_histories_are_by_table() -> None:
-    found = Location.parse("spark:///lake?history.public.accounts=scd2&batch_delay=1s&history.Sales%20EU.a.b=soft_delete").history
-    assert found == ((TableName("Sales EU", "a.b"), "soft_delete"), (TableName("public", "accounts"), "scd2"))
+    found = Location.parse("spark:///lake?history.public.accounts=scd2&batch_delay=1s&history.Sales%20EU.a.b=scd2").history
+    assert found == (TableName("Sales EU", "a.b"), TableName("public", "accounts"))
 
 
 def test_check_finds_histories_that_cannot_be() -> None:
     table = PublishedTable(
         name=TableName("public", "t"), relation_id=5, kind="r", columns=("id", "_valid_to"), key_columns=("id",), replica_identity="d"
     )
-    asked: dict[TableName, HistoryKind] = {table.name: "scd2", TableName("public", "other"): "soft_delete"}
+    asked = [table.name, TableName("public", "other")]
     found = {(finding.severity, finding.message) for finding in check_histories([table], asked)}
     assert found == {
         ("warning", 'table "public.t" gets no history: column "_valid_to" has the name of a column of it'),
         ("warning", 'table "public.other" of which a history is asked for is not published'),
     }
-    assert check_histories([table], {table.name: "soft_delete"}) == []

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from subscriber.interfaces import TableName
-from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.merge.versions import changed_versions, history_schema
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 
@@ -98,16 +97,16 @@ class Table:
             put.remove(row)
 
 
-def history_of(table: Table, kind: HistoryKind, dice: random.Random) -> list[dict[str, Any]]:
+def history_of(table: Table, dice: random.Random) -> list[dict[str, Any]]:
     schema = schema_of(table.kind)
     columns = pa.schema([one.with_nullable(True) for one in schema.landing])
-    rows = history_schema(kind, schema).empty_table()
+    rows = history_schema(schema).empty_table()
     lsns = sorted({item["_lsn"] for item in table.log})
     while lsns:
         count = dice.choice([1, 3, len(lsns)])
         taken, lsns = set(lsns[:count]), lsns[count:]
         changes = pa.Table.from_pylist([item for item in table.log if item["_lsn"] in taken], schema=columns)
-        rows = changed_versions(kind, rows, changes, schema)
+        rows = changed_versions(rows, changes, schema)
         rows = rows.take(pa.array(dice.sample(range(rows.num_rows), rows.num_rows), pa.int64()))  # files may have them in any order
     found: list[dict[str, Any]] = rows.to_pylist()
     return found
@@ -124,7 +123,7 @@ def test_versions_are_the_rows_of_every_commit(kind: str, seed: int) -> None:
     table = Table(kind, dice)
     for _ in range(12):
         table.commit()
-    found = history_of(table, "scd2", dice)
+    found = history_of(table, dice)
     for lsn, state in table.states.items():
         there = [item for item in found if item["_lsn"] <= lsn and (item["_end_lsn"] is None or lsn < item["_end_lsn"])]
         assert Counter(map(values_of, there)) == state, lsn
@@ -139,7 +138,8 @@ def test_versions_are_the_rows_of_every_commit(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_soft_deletes_have_the_last_row_that_a_commit_left_of_each_key(seed: int) -> None:
+def test_last_versions_have_the_last_row_that_a_commit_left_of_each_key(seed: int) -> None:
+    """The query of ``docs/howto/lake-history.md`` for deleted rows."""
     dice = random.Random(seed)
     table = Table("keyed", dice)
     for _ in range(12):
@@ -150,19 +150,6 @@ def test_soft_deletes_have_the_last_row_that_a_commit_left_of_each_key(seed: int
         gone = [key for key, (_, deleted, _) in expected.items() if key not in there and not deleted]
         expected |= {key: (expected[key][0], True, lsn) for key in gone}
         expected |= {one[0]: (one, False, lsn) for one in table.puts[lsn]}
-    found = history_of(table, "soft_delete", dice)
-    assert {item["id"]: (values_of(item), item["_deleted"], item["_lsn"]) for item in found} == expected
-    assert len(found) == len(expected)
-    assert all(item["_ts"] == datetime.fromtimestamp(item["_lsn"], UTC) for item in found)
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("deletes", [True, False])
-def test_old_values_of_updated_rows_are_not_deleted_rows_of_a_table_without_a_key(seed: int, deletes: bool) -> None:
-    dice = random.Random(seed)
-    table = Table("full", dice, deletes=deletes)
-    for _ in range(12):
-        table.commit()
-    found = history_of(table, "soft_delete", dice)
-    assert Counter(values_of(item) for item in found if not item["_deleted"]) == Counter(table.rows)
-    assert deletes or not any(item["_deleted"] for item in found)
+    last = {item["id"]: item for item in sorted(history_of(table, dice), key=lambda item: item["_lsn"])}
+    found = {key: (values_of(item), not item["_is_current"], item["_end_lsn"] or item["_lsn"]) for key, item in last.items()}
+    assert found == expected

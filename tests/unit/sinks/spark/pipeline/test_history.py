@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
-from subscriber.sinks.spark.files.location import HistoryKind
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.log_files import write_log_part
 from subscriber.sinks.spark.merge.history_unit import write_history_unit
@@ -33,7 +33,7 @@ from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.transaction.model import Transaction
 from tests.support.lakes import published
 from tests.unit.sinks.spark.damage import rot
-from tests.unit.sinks.spark.model import FULL, NAMES, RELATIONS, Publisher, Values, read, text_of
+from tests.unit.sinks.spark.model import NAMES, RELATIONS, Publisher, Values, read, text_of
 from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import copy
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
@@ -41,13 +41,12 @@ from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, r
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-KINDS: tuple[HistoryKind, ...] = ("scd2", "soft_delete")
 States = Mapping[int, Mapping[str, Counter[Values]]]
 
 
-def kept(path: Path, kind: HistoryKind, tables: Sequence[TableName] = (TABLE,)) -> SparkSink:
+def kept(path: Path, tables: Sequence[TableName] = (TABLE,)) -> SparkSink:
     """A sink of a lake with histories."""
-    return make(path, "?batch_delay=1h" + "".join(f"&history.{name}={kind}" for name in tables))
+    return make(path, "?batch_delay=1h" + "".join(f"&history.{name}=scd2" for name in tables))
 
 
 def history_rows(path: Path, snapshot: Snapshot, name: TableName) -> list[dict[str, Any]]:
@@ -79,25 +78,6 @@ def assert_versions(rows: Sequence[Mapping[str, Any]], states: States, table: st
         assert item["_valid_to"] is None or item["_valid_to"].timestamp() - 946684800 == item["_end_lsn"]
 
 
-def assert_soft_deletes(rows: Sequence[Mapping[str, Any]], states: States, relation: Relation, until: int) -> None:
-    """The rows that are not deleted are the table's; of each other key that some commit left, there is the last row."""
-    table = relation.name
-    assert Counter(item["values"] for item in rows if not item["_deleted"]) == states[until][table]
-    if relation is FULL:
-        return  # the same row may have been deleted several times
-    keys = [number for number, column in enumerate(relation.columns) if column.key]
-    last: dict[Values, Values] = {}
-    gone: dict[Values, int] = {}
-    for lsn, state in states.items():
-        there = {tuple(values[number] for number in keys): values for values in state[table]} if lsn <= until else {}
-        gone |= {key: lsn for key in last if lsn <= until and key not in there and key not in gone}
-        gone = {key: one for key, one in gone.items() if key not in there}
-        last |= there
-    deleted = {tuple(item["values"][number] for number in keys): item for item in rows if item["_deleted"]}
-    assert {key: (item["values"], item["_lsn"]) for key, item in deleted.items()} == {key: (last[key], lsn) for key, lsn in gone.items()}
-    assert len(deleted) == sum(item["_deleted"] for item in rows)
-
-
 class Fragile(LocalEngine):
     """Dies before, amid or after the work of a round."""
 
@@ -118,8 +98,7 @@ class Fragile(LocalEngine):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_killed_anywhere_a_history_has_every_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: HistoryKind) -> None:
+async def test_killed_anywhere_a_history_has_every_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice, publisher = random.Random(seed), Publisher(seed)
@@ -137,7 +116,7 @@ async def test_killed_anywhere_a_history_has_every_state_once(tmp_path: Path, mo
 
         return call
 
-    sink = await begun(kept(tmp_path, kind, NAMES), tables=NAMES)
+    sink = await begun(kept(tmp_path, NAMES), tables=NAMES)
     monkeypatch.setattr(LakeDelta, "commit", fragile(LakeDelta.commit))
     monkeypatch.setattr(Storage, "delete", fragile(Storage.delete))
     monkeypatch.setattr(history_module, "_SMALL_FILES", 6)
@@ -159,7 +138,7 @@ async def test_killed_anywhere_a_history_has_every_state_once(tmp_path: Path, mo
                 name = TableName("public", relation.name)
                 # published together
                 assert (name in snapshot.tables) == (history_name(name, ()) in snapshot.tables)
-                if name in snapshot.tables and kind == "scd2":
+                if name in snapshot.tables:
                     assert_versions(history_rows(tmp_path, snapshot, name), states, relation.name, snapshot.lsn)
     await sink.close()
     monkeypatch.undo()
@@ -170,10 +149,7 @@ async def test_killed_anywhere_a_history_has_every_state_once(tmp_path: Path, mo
     assert read(tmp_path, Snapshot(snapshot.lsn, snapshot.landed, tables)) == publisher.rows()
     for relation in RELATIONS:
         rows = history_rows(tmp_path, snapshot, TableName("public", relation.name))
-        if kind == "scd2":
-            assert_versions(rows, states, relation.name, snapshot.lsn)
-        elif relation.name != "log":
-            assert_soft_deletes(rows, states, relation, snapshot.lsn)
+        assert_versions(rows, states, relation.name, snapshot.lsn)
 
 
 def versions(path: Path, snapshot: Snapshot, *columns: str) -> list[tuple[Any, ...]]:
@@ -182,17 +158,17 @@ def versions(path: Path, snapshot: Snapshot, *columns: str) -> list[tuple[Any, .
     return sorted((tuple(item[name] for name in names) for item in history_rows(path, snapshot, TABLE)), key=repr)
 
 
-async def landed(path: Path, kind: HistoryKind, *transactions: Transaction) -> None:
-    sink = await begun(kept(path, kind))
+async def landed(path: Path, *transactions: Transaction) -> None:
+    sink = await begun(kept(path))
     for one in transactions:
         await sink.apply(batch(one))
         await sink.advance(one.end_lsn)
     await sink.close()
 
 
-async def copied(path: Path, kind: HistoryKind, lsn: int, lines: bytes) -> None:
+async def copied(path: Path, lsn: int, lines: bytes) -> None:
     """Copy the table ``t`` again."""
-    sink = await begun(kept(path, kind))
+    sink = await begun(kept(path))
     await sink.remove_table(TABLE)
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, lines, lsn)
@@ -213,7 +189,7 @@ async def test_a_copy_ends_all_versions_and_a_history_that_is_asked_for_later_ha
     snapshot = all_rounds(work)
     assert history_name(TABLE, ()) not in snapshot.tables
     work.tidy(now=True)
-    await copied(tmp_path, "scd2", 400, b"1\tb\n3\tc\n")
+    await copied(tmp_path, 400, b"1\tb\n3\tc\n")
     snapshot = all_rounds(work)
     expected = [(1, "a", 200, 300), (1, "b", 300, 400), (1, "b", 400, None), (2, "a", 200, 400), (3, "c", 400, None)]
     assert versions(tmp_path, snapshot, "id", "note") == expected
@@ -221,64 +197,56 @@ async def test_a_copy_ends_all_versions_and_a_history_that_is_asked_for_later_ha
     assert begun_at == {item["_valid_to"] for item in history_rows(tmp_path, snapshot, TABLE) if item["_end_lsn"] == 400}
     assert None not in begun_at
     # an empty copy, too
-    await copied(tmp_path, "scd2", 500, b"")
+    await copied(tmp_path, 500, b"")
     snapshot = all_rounds(work)
     assert versions(tmp_path, snapshot, "id", "note") == [(*one[:3], one[3] or 500) for one in expected]
     shutil.rmtree(tmp_path / "history")
     assert versions(tmp_path, all_rounds(applier(tmp_path)), "id", "note") == [(*one[:3], one[3] or 500) for one in expected]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_table_that_begins_again_begins_its_history_again_once(tmp_path: Path, kind: HistoryKind) -> None:
+async def test_a_table_that_begins_again_begins_its_history_again_once(tmp_path: Path) -> None:
     """The publisher dropped the table and created it again. It left the publication, or not; then it is copied."""
-    await landed(tmp_path, kind, transaction(200, RELATION, *(Insert(5, row(str(n), "old", None)) for n in (1, 2, 3))))
+    await landed(tmp_path, transaction(200, RELATION, *(Insert(5, row(str(n), "old", None)) for n in (1, 2, 3))))
     work = applier(tmp_path)
     all_rounds(work)
     # the stream of the new table follows that of the old one: its rows are not deleted, in the table neither
     again = replace(RELATION, relation_id=55)
-    await landed(tmp_path, kind, transaction(300, again, Insert(55, row("1", "new", None)), Insert(55, row("4", "new", None))))
+    await landed(tmp_path, transaction(300, again, Insert(55, row("1", "new", None)), Insert(55, row("4", "new", None))))
     before = all_rounds(work)
-    if kind == "scd2":
-        assert versions(tmp_path, before, "id", "note") == [
-            (1, "new", 300, None),
-            (1, "old", 200, 300),
-            (2, "old", 200, None),
-            (3, "old", 200, None),
-            (4, "new", 300, None),
-        ]
+    assert versions(tmp_path, before, "id", "note") == [
+        (1, "new", 300, None),
+        (1, "old", 200, 300),
+        (2, "old", 200, None),
+        (3, "old", 200, None),
+        (4, "new", 300, None),
+    ]
     # the table of the lake is damaged meanwhile, so it begins again too
     shutil.rmtree(tmp_path / "tables/public/t/_delta_log")
-    await copied(tmp_path, kind, 400, b"1\tnew\n4\tnew\n")
-    await landed(tmp_path, kind, transaction(500, again, Update(55, None, None, row("4", "newer", None))))
+    await copied(tmp_path, 400, b"1\tnew\n4\tnew\n")
+    await landed(tmp_path, transaction(500, again, Update(55, None, None, row("4", "newer", None))))
     for _ in range(2):
         snapshot = all_rounds(work)
         assert not snapshot.stopped
         assert snapshot.lsn == 500
-        rows = history_rows(tmp_path, snapshot, TABLE)
-        if kind == "scd2":
-            assert versions(tmp_path, snapshot, "id", "note") == [
-                (1, "new", 300, 400),
-                (1, "new", 400, None),
-                (1, "old", 200, 300),
-                (2, "old", 200, 400),
-                (3, "old", 200, 400),
-                (4, "new", 300, 400),
-                (4, "new", 400, 500),
-                (4, "newer", 500, None),
-            ]
-        else:
-            found = sorted((item["id"], item["note"], item["_deleted"], item["_lsn"]) for item in rows)
-            assert found == [(1, "new", False, 400), (2, "old", True, 400), (3, "old", True, 400), (4, "newer", False, 500)]
+        assert versions(tmp_path, snapshot, "id", "note") == [
+            (1, "new", 300, 400),
+            (1, "new", 400, None),
+            (1, "old", 200, 300),
+            (2, "old", 200, 400),
+            (3, "old", 200, 400),
+            (4, "new", 300, 400),
+            (4, "new", 400, 500),
+            (4, "newer", 500, None),
+        ]
         # derived again, it is the same
         shutil.rmtree(tmp_path / "history")
         work = applier(tmp_path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_copy_ends_versions_though_the_log_has_nothing_before_it(tmp_path: Path, kind: HistoryKind) -> None:
+async def test_a_copy_ends_versions_though_the_log_has_nothing_before_it(tmp_path: Path) -> None:
     """The bug was that a log whose directory was removed began with the copied rows, so that rows which the copy lacked stayed."""
     other = TableName("public", "other")
-    sink = await begun(kept(tmp_path, kind), tables=(TABLE, other))
+    sink = await begun(kept(tmp_path), tables=(TABLE, other))
     await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "old", None)) for n in (1, 2)))))
     await sink.advance(Lsn(200))
     work = applier(tmp_path)
@@ -289,42 +257,36 @@ async def test_a_copy_ends_versions_though_the_log_has_nothing_before_it(tmp_pat
     all_rounds(work)
     work.tidy(now=True)
     shutil.rmtree(tmp_path / "log/public/t")
-    await copied(tmp_path, kind, 400, b"1\told\n3\tnew\n")
+    await copied(tmp_path, 400, b"1\told\n3\tnew\n")
     snapshot = all_rounds(applier(tmp_path))
     assert not snapshot.stopped
-    if kind == "scd2":
-        expected = [(1, 200, 400), (1, 400, None), (2, 200, 400), (3, 400, None)]
-        assert versions(tmp_path, snapshot, "id") == expected
-    else:
-        found = {item["id"]: (item["_deleted"], item["_lsn"]) for item in history_rows(tmp_path, snapshot, TABLE)}
-        assert found == {1: (False, 400), 2: (True, 400), 3: (False, 400)}
+    expected = [(1, 200, 400), (1, 400, None), (2, 200, 400), (3, 400, None)]
+    assert versions(tmp_path, snapshot, "id") == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_empty_table_that_is_copied_has_an_empty_history(tmp_path: Path, kind: HistoryKind) -> None:
+async def test_empty_table_that_is_copied_has_an_empty_history(tmp_path: Path) -> None:
     """The bug was an IndexError, which ended the applier: the change log of an empty copy has no file."""
-    sink = await begun(kept(tmp_path, kind), tables=())
+    sink = await begun(kept(tmp_path), tables=())
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await sink.close()
     work = applier(tmp_path)
-    await copied(tmp_path, kind, 200, b"")
+    await copied(tmp_path, 200, b"")
     snapshot = all_rounds(work)
     assert history_rows(tmp_path, snapshot, TABLE) == []
     work.tidy(now=True)
-    await landed(tmp_path, kind, transaction(300, RELATION, Insert(5, row("1", "a", None))))
+    await landed(tmp_path, transaction(300, RELATION, Insert(5, row("1", "a", None))))
     snapshot = all_rounds(work)
     assert [(item["_lsn"], item["id"]) for item in history_rows(tmp_path, snapshot, TABLE)] == [(300, 1)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tmp_path: Path, kind: HistoryKind) -> None:
+async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tmp_path: Path) -> None:
     """The bug was that the log began again without a word, and that a history was built from the rest: it had no rows."""
     other, of_other = TableName("public", "other"), replace(RELATION, relation_id=6, name="other")
-    sink = await begun(kept(tmp_path, kind), tables=(other,))
+    sink = await begun(kept(tmp_path), tables=(other,))
     await sink.close()
     work = applier(tmp_path)
-    await copied(tmp_path, kind, 200, b"1\told\n2\told\n")
-    await landed(tmp_path, kind, transaction(300, of_other, Insert(6, row("1", "x", None))))
+    await copied(tmp_path, 200, b"1\told\n2\told\n")
+    await landed(tmp_path, transaction(300, of_other, Insert(6, row("1", "x", None))))
     all_rounds(work)
     work.tidy(now=True)
     name = history_name(TABLE, ())
@@ -332,12 +294,12 @@ async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tm
     for directory in ("log", "history"):
         shutil.rmtree(tmp_path / directory / "public/t")
     # the table need not change, and a new process knows only the lake's files
-    await landed(tmp_path, kind, transaction(350, of_other, Insert(6, row("2", "x", None))))
+    await landed(tmp_path, transaction(350, of_other, Insert(6, row("2", "x", None))))
     for attempt in range(3):
         if attempt == 1:
             work = applier(tmp_path)
         if attempt == 2:
-            await landed(tmp_path, kind, transaction(400, RELATION, Update(5, None, None, row("1", "new", None))))
+            await landed(tmp_path, transaction(400, RELATION, Update(5, None, None, row("1", "new", None))))
         snapshot = all_rounds(work)
         work.tidy(now=True)
         assert TABLE in snapshot.tables
@@ -346,25 +308,24 @@ async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tm
         assert "log/public/t is gone, and its changes cannot be found elsewhere (hint: copy it again" in work.progress.stopped_logs[TABLE]
         assert not (tmp_path / "log/public/t/_delta_log").exists()
     assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 2
-    await copied(tmp_path, kind, 500, b"1\tnew\n2\told\n")
-    await landed(tmp_path, kind, transaction(600, RELATION, Update(5, None, None, row("2", "new", None))))
+    await copied(tmp_path, 500, b"1\tnew\n2\told\n")
+    await landed(tmp_path, transaction(600, RELATION, Update(5, None, None, row("2", "new", None))))
     snapshot = all_rounds(work)
     work.tidy(now=True)
     assert not snapshot.stopped
     assert not work.progress.stopped_logs
     rows = history_rows(tmp_path, snapshot, TABLE)
-    current = {item["id"]: item["note"] for item in rows if (item["_end_lsn"] is None if kind == "scd2" else not item["_deleted"])}
+    current = {item["id"]: item["note"] for item in rows if (item["_end_lsn"] is None)}
     assert current == {1: "new", 2: "new"}
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "rotten"])
 @pytest.mark.parametrize("damaged", ["history", "log"])
-@pytest.mark.parametrize("kind", KINDS)
 async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: HistoryKind, damaged: str, damage: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str, damage: str
 ) -> None:
     """The bug was that every round failed then, so that no table of the lake was published."""
-    await landed(tmp_path, kind, transaction(200, RELATION, Insert(5, row("1", "a", None))))
+    await landed(tmp_path, transaction(200, RELATION, Insert(5, row("1", "a", None))))
     work = applier(tmp_path)
     all_rounds(work)
     if damaged == "log":
@@ -385,7 +346,7 @@ async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(
 
     monkeypatch.setattr(pq, "read_metadata", recorded)
     for end in (300, 400, 500):
-        await landed(tmp_path, kind, transaction(end, RELATION, Update(5, None, None, row("1", str(end), None))))
+        await landed(tmp_path, transaction(end, RELATION, Update(5, None, None, row("1", str(end), None))))
         snapshot = all_rounds(work)
         assert snapshot.lsn == snapshot.tables[TABLE].applied == end
         assert snapshot.tables.keys() == {TABLE}
@@ -397,14 +358,13 @@ async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(
         read.clear()
     monkeypatch.undo()
     (tmp_path / lost.name).rename(lost)
-    await landed(tmp_path, kind, transaction(600, RELATION, Update(5, None, None, row("1", "z", None))))
+    await landed(tmp_path, transaction(600, RELATION, Update(5, None, None, row("1", "z", None))))
     snapshot = all_rounds(work)
     assert not snapshot.stopped
-    assert len(history_rows(tmp_path, snapshot, TABLE)) == (5 if kind == "scd2" else 1)
+    assert len(history_rows(tmp_path, snapshot, TABLE)) == 5
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_path: Path, kind: HistoryKind) -> None:
+async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path))
     changes: list[Message] = [
         Insert(5, row("1", "z", None)),
@@ -426,33 +386,27 @@ async def test_a_history_is_built_from_a_log_that_another_program_sorted(tmp_pat
     theirs.optimize.z_order(["note"])
     (path,) = theirs.file_uris()
     assert pq.read_table(path)["_lsn"].to_pylist() != [200, 300, 400, 500, 600, 700]
-    await landed(tmp_path, kind, transaction(800, RELATION, Insert(5, row("3", "c", None))))
+    await landed(tmp_path, transaction(800, RELATION, Insert(5, row("3", "c", None))))
     snapshot = all_rounds(work)
-    rows = history_rows(tmp_path, snapshot, TABLE)
-    if kind == "scd2":
-        expected = [
-            (1, "a", 600, None),
-            (1, "y", 300, 600),
-            (1, "z", 200, 300),
-            (2, "a", 700, None),
-            (2, "b", 400, 500),
-            (3, "c", 800, None),
-        ]
-        assert versions(tmp_path, snapshot, "id", "note") == expected
-    else:
-        found = sorted((item["id"], item["note"], item["_deleted"], item["_lsn"]) for item in rows)
-        assert found == [(1, "a", False, 600), (2, "a", False, 700), (3, "c", False, 800)]
+    expected = [
+        (1, "a", 600, None),
+        (1, "y", 300, 600),
+        (1, "z", 200, 300),
+        (2, "a", 700, None),
+        (2, "b", 400, 500),
+        (3, "c", 800, None),
+    ]
+    assert versions(tmp_path, snapshot, "id", "note") == expected
 
 
 async def test_a_history_follows_new_types_columns_and_identities(tmp_path: Path) -> None:
     wider = Relation(5, "public", "t", "d", (Column("id", 20, -1, True), *RELATION.columns[1:], Column("more", 25, -1, False)))
     whole = replace(wider, replica_identity="f", columns=tuple(replace(one, key=True) for one in wider.columns))
-    await landed(tmp_path, "scd2", transaction(200, RELATION, Insert(5, row("1", "a", None)), Insert(5, row("2", "b", None))))
+    await landed(tmp_path, transaction(200, RELATION, Insert(5, row("1", "a", None)), Insert(5, row("2", "b", None))))
     work = applier(tmp_path)
     all_rounds(work)
     await landed(
         tmp_path,
-        "scd2",
         transaction(300, RELATION, Delete(5, row("2", None, None), None)),
         transaction(400, wider, Insert(5, row("5000000000", "a", None, "x")), Update(5, None, None, row("1", "a", None, "y"))),
         transaction(500, whole, Update(5, None, row("1", "a", None, "y"), row("7", "a", None, "y"))),
@@ -468,30 +422,34 @@ async def test_a_history_follows_new_types_columns_and_identities(tmp_path: Path
     assert DeltaTable(str(tmp_path / "history/public/t")).to_pyarrow_dataset().schema.field("id").type == "int64"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tmp_path: Path, kind: HistoryKind) -> None:
-    await landed(tmp_path, kind, transaction(200, RELATION, Insert(5, row("1", "a", None))))
+async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tmp_path: Path) -> None:
+    await landed(tmp_path, transaction(200, RELATION, Insert(5, row("1", "a", None))))
     work, name = applier(tmp_path), history_name(TABLE, ())
     assert set(all_rounds(work).tables) == {TABLE, name}
     theirs = DeltaTable(str(tmp_path / "history/public/t"))
     theirs.delete()
-    await landed(tmp_path, kind, transaction(300, RELATION, Insert(5, row("2", "b", None))))
+    await landed(tmp_path, transaction(300, RELATION, Insert(5, row("2", "b", None))))
     snapshot = all_rounds(work)
     assert set(snapshot.tables) == {TABLE}
     assert re.match(r"history table .* was changed by another writer, in version 2 \(hint: RESTORE", snapshot.stopped[name].error)
     shutil.rmtree(tmp_path / "history")
-    await landed(tmp_path, kind, transaction(400, RELATION, Delete(5, row("1", None, None), None)))
+    await landed(tmp_path, transaction(400, RELATION, Delete(5, row("1", None, None), None)))
     snapshot = all_rounds(work)
     assert not snapshot.stopped
     assert snapshot.lsn == 400
-    if kind == "scd2":
-        assert versions(tmp_path, snapshot, "id") == [(1, 200, 400), (2, 300, None)]
-    else:
-        found = {item["id"]: (item["_deleted"], item["_lsn"]) for item in history_rows(tmp_path, snapshot, TABLE)}
-        assert found == {1: (True, 400), 2: (False, 300)}
-    # another form is not mixed with this one
-    await landed(tmp_path, "soft_delete" if kind == "scd2" else "scd2", transaction(500, RELATION, Insert(5, row("3", "c", None))))
-    assert "is not of the form" in all_rounds(work).stopped[name].error
+    assert versions(tmp_path, snapshot, "id") == [(1, 200, 400), (2, 300, None)]
+
+
+async def test_a_history_of_another_form_stops(tmp_path: Path) -> None:
+    """Earlier versions kept the last version of each row (``soft_delete``)."""
+    await landed(tmp_path, transaction(200, RELATION, Insert(5, row("1", "a", None))))
+    columns = {"_deleted": [False], "_lsn": [100], "id": [1], "note": ["a"], "big": [""]}
+    write_deltalake(tmp_path / "history/public/t", pa.table(columns))
+    (tmp_path / "history.json").write_text('{"tables": [{"table": ["public", "t"], "form": "soft_delete"}]}')
+    work, name = applier(tmp_path), history_name(TABLE, ())
+    assert name not in {*all_rounds(work).tables, *all_rounds(work).stopped}
+    await landed(tmp_path, transaction(300, RELATION, Insert(5, row("2", "b", None))))
+    assert "has no versions of rows (hint: remove its directory" in all_rounds(work).stopped[name].error
 
 
 @pytest.mark.parametrize(("directory", "step"), [("history", write_history_unit), ("log", write_log_part)])
@@ -509,13 +467,13 @@ async def test_history_that_others_change_every_time_is_left_out_of_the_round(
             return found
 
     name = history_name(TABLE, ())
-    await landed(tmp_path, "scd2", transaction(200, RELATION, Insert(5, row("1", "a", None))))
+    await landed(tmp_path, transaction(200, RELATION, Insert(5, row("1", "a", None))))
     work = Applier(storage(tmp_path), Disturbed(storage(tmp_path)))
     snapshot = all_rounds(work)
     assert (snapshot.lsn, set(snapshot.tables), set(snapshot.stopped)) == (200, {TABLE}, {name})
     assert f"{directory}/public/t was changed by another writer at the same time (5 times)" in snapshot.stopped[name].error
     busy = False
-    await landed(tmp_path, "scd2", transaction(300, RELATION, Insert(5, row("2", "b", None))))
+    await landed(tmp_path, transaction(300, RELATION, Insert(5, row("2", "b", None))))
     snapshot = all_rounds(work)
     assert not snapshot.stopped
     assert versions(tmp_path, snapshot, "id") == [(1, 200, None), (2, 300, None)]
@@ -529,11 +487,11 @@ async def test_steps_of_a_long_log_end_with_transactions_and_ended_versions_are_
     monkeypatch.setattr(history_module, "_SMALL_FILES", 8)
     work = applier(tmp_path, replace(SMALL, target_rows=200))
     rows = dict.fromkeys(range(30), 0)
-    await landed(tmp_path, "scd2", transaction(200, RELATION, *(Insert(5, row(str(number), "0", None)) for number in rows)))
+    await landed(tmp_path, transaction(200, RELATION, *(Insert(5, row(str(number), "0", None)) for number in rows)))
     all_rounds(work)
     shutil.rmtree(tmp_path / "history")
     for end in range(300, 1500, 100):
-        await landed(tmp_path, "scd2", transaction(end, RELATION, *(Update(5, None, None, row(str(n), str(end), None)) for n in rows)))
+        await landed(tmp_path, transaction(end, RELATION, *(Update(5, None, None, row(str(n), str(end), None)) for n in rows)))
         all_rounds(work)
     snapshot = published(tmp_path)
     found = versions(tmp_path, snapshot, "id")
@@ -555,7 +513,7 @@ async def test_steps_of_a_long_log_end_with_transactions_and_ended_versions_are_
 
 async def test_a_history_has_a_name_that_no_table_has(tmp_path: Path) -> None:
     other = TableName("public", "t_history")
-    sink = await begun(kept(tmp_path, "scd2"), tables=[TABLE, other])
+    sink = await begun(kept(tmp_path), tables=[TABLE, other])
     own = replace(RELATION, relation_id=6, name="t_history")
     await sink.apply(batch(transaction(200, RELATION, own, Insert(5, row("1", "a", None)), Insert(6, row("2", "b", None)))))
     await sink.close()
