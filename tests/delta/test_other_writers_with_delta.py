@@ -92,6 +92,6 @@ async def test_deletion_vector_of_another_writer_stops_the_table(tmp_path: Path,
     stopped = all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path))).stopped[TABLE]
     assert "was changed by another writer, in version 3 " in stopped.error
     assert stopped.last == snapshot.tables[TABLE]
+    # undone by hand, it may have any rows
     delta.sql(f"RESTORE TABLE delta.`{uri}` TO VERSION AS OF 2").collect()
-    snapshot = all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path)))
-    assert {entry[0] for entry in by_the_jar(delta, tmp_path, snapshot)["t"]} == set(range(41))
+    assert TABLE in all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path))).stopped

@@ -27,13 +27,10 @@ from subscriber.errors import ConfigurationError
 from subscriber.sinks.spark.files.file_errors import DamagedFile, os_errors
 from subscriber.sinks.spark.files.location import Location, inside
 
-__all__ = ["TEMPORARY", "FileState", "PendingFile", "Storage", "StoredFile"]
+__all__ = ["TEMPORARY", "PendingFile", "Storage", "StoredFile"]
 
 TEMPORARY: Final = ".tmp-"
 """Prefix of the names of files that are being written."""
-
-
-FileState = tuple[int | None, int | None]
 
 _READS: Final = 10
 """How often to read an object that is replaced during each read."""
@@ -225,12 +222,6 @@ class Storage:
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         files = [StoredFile(info.base_name, info.size or 0, (info.mtime_ns or 0) / 1e9) for info in found if info.type is fs.FileType.File]
         return sorted(files, key=lambda file: file.name)
-
-    def state(self, name: str) -> FileState | None:
-        """The size and the modification time of a file. They differ after it was replaced. None if it does not exist."""
-        with self.reading(name):
-            info = self.filesystem.get_file_info(name)
-        return None if info.type is fs.FileType.NotFound else (info.size, info.mtime_ns)
 
     def entries(self, directory: str) -> list[str]:
         """Names of everything in a directory. Empty if it does not exist."""

@@ -47,7 +47,7 @@ from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
-from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files, require_no_own_error
+from subscriber.sinks.spark.tables.file_check import checking_files, is_due, require_copy, require_files, require_no_own_error
 from subscriber.sinks.spark.tables.table_errors import DamagedCopy, LostLog, TableStopped
 
 __all__ = ["ChangeLog", "StoppedLog"]
@@ -220,7 +220,7 @@ class ChangeLog:
         """Whether the reason of a stop may have gone."""
         log = self._planner.log(name, self._known(name))
         try:
-            if is_restored(self._storage, stop.error):
+            if is_due(stop.error):
                 return True
             return log.version != stop.version if self._load(log) else not isinstance(stop.error, LostLog)
         except TableStopped:

@@ -45,7 +45,7 @@ from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.column_statistics import LogFile, files_of_log, null_counts
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
-from subscriber.sinks.spark.tables.file_check import checking_files, is_restored
+from subscriber.sinks.spark.tables.file_check import checking_files, is_due
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, TableStopped
@@ -193,11 +193,11 @@ class HistoryTables:
     def _require_changed(self, log: LakeDelta, delta: LakeDelta) -> None:
         """Raise the error that stopped a history again, without reading files, unless its reason may have gone."""
         stop = self._stopped.get(delta.directory)
-        if stop is None or is_restored(self._storage, stop.error, log, delta):
+        if stop is None or is_due(stop.error):
             return
         version = delta.version if delta.is_there else None
         # the log gets new changes all the time, but they do not repair a file
-        if version == stop.version and (stop.error.damage is not None or log.version == stop.log_version):
+        if version == stop.version and (stop.error.again is not None or log.version == stop.log_version):
             raise stop.error
 
     def _require_usable(self, lake: Lake, delta: LakeDelta) -> None:

@@ -29,7 +29,7 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from subscriber.sinks.spark.tables.file_check import checking_files, is_restored, require_copy, require_files
+from subscriber.sinks.spark.tables.file_check import checking_files, is_due, require_copy, require_files
 from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
 
@@ -87,7 +87,7 @@ class TablePlanner:
         """
         delta, app = self._tables.of(name, table), lake.application(table)
         key = delta.directory, app, delta.version if delta.is_there else -1
-        if (refused := self._refused.get(key)) is not None and not is_restored(self._storage, refused):
+        if (refused := self._refused.get(key)) is not None and not is_due(refused):
             raise refused
         self._refused.pop(key, None)
         try:
@@ -97,7 +97,7 @@ class TablePlanner:
             ):
                 return self._planned(lake, name, table, taken, end, published=published)
         except TableStopped as error:
-            if error.damage is not None or error.again is not None:
+            if error.again is not None:
                 self._refused[key] = error  # do not read the file again in each round
             raise
 

@@ -15,7 +15,6 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.documents import read_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.commit_actions import row_count
-from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 from subscriber.sinks.spark.tables.lake_columns import ADDED_KEY, lake_schema
 from subscriber.sinks.spark.tables.table_errors import read_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED
@@ -137,10 +136,6 @@ class DeltaReader:
         log = TableLog(self._storage, self.directory)
         log.read(version)
         return log.files
-
-    def rows_at(self, version: int) -> frozenset[tuple[str, DeletionVector | None]]:
-        """Identifies the rows of a version: its files, and their deletion vectors. Raises as :meth:`files_at`."""
-        return frozenset((path, file.vector) for path, file in self.files_at(version).items())
 
     def applied(self, application: str) -> Lsn | None:
         """The LSN of an application's last commit. None if it never committed."""

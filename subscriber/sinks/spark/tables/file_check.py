@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,10 +18,12 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, DamagedTable, TableStopped
 
-__all__ = ["checking_files", "is_restored", "require_copy", "require_files", "require_no_own_error"]
+__all__ = ["checking_files", "is_due", "require_copy", "require_files", "require_no_own_error"]
 
 
 _AGAIN_SECONDS: Final = 60.0
+
+_Stop = TypeVar("_Stop", bound=TableStopped)
 
 
 @contextlib.contextmanager
@@ -56,23 +58,19 @@ def require_copy(storage: Storage, copy: str | None, error: SubscriberError) -> 
     if copy is None:
         return
     if isinstance(error, DataLossError):
-        raise DamagedCopy(error, copy) from error
+        raise _again(DamagedCopy(error, copy)) from error
     if isinstance(error, DamagedFile) and error.path.startswith(f"{copy}/"):
-        stop = DamagedCopy(error, copy)
-        stop.damage = error.path, storage.state(error.path)
-        raise stop from error
+        raise _again(DamagedCopy(error, copy)) from error
 
 
 def require_no_own_error(delta: DeltaReader, error: SubscriberError) -> None:
     """Check whether an error is a missing permission for a table's directory, or one of Arrow about its values.
 
     Raises:
-        TableStopped: it is. Nothing tells when the reason has gone, so it is tried again after some time.
+        TableStopped: it is.
     """
     if isinstance(error, AccessDenied | UnsupportedValues) and re.search(rf"{re.escape(delta.uri)}[/:]", str(error)):
-        stop = TableStopped(str(error), hint=error.hint)
-        stop.again = time.monotonic() + _AGAIN_SECONDS
-        raise stop from error
+        raise _again(TableStopped(str(error), hint=error.hint)) from error
 
 
 def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError | None = None) -> None:
@@ -110,18 +108,15 @@ def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError |
 
 
 def _damaged(storage: Storage, delta: DeltaReader, path: str, problem: str) -> DamagedTable:
-    stop = DamagedTable(delta.uri, delta.directory, f"file {storage.what(path)} {problem}")
-    stop.damage = path, storage.state(path)
+    return _again(DamagedTable(delta.uri, delta.directory, f"file {storage.what(path)} {problem}"))
+
+
+def _again(stop: _Stop) -> _Stop:
+    """Let a table be tried again after some time: nothing tells when the reason of an error about files has gone."""
+    stop.again = time.monotonic() + _AGAIN_SECONDS
     return stop
 
 
-def is_restored(storage: Storage, stop: TableStopped, *tables: DeltaReader) -> bool:
-    """Whether the damaged file that stopped a table was replaced, or is no longer one of these tables; or it is time to try again."""
-    if stop.again is not None:
-        return time.monotonic() >= stop.again
-    if stop.damage is None:
-        return False
-    path, state = stop.damage
-    theirs = [table for table in tables if path.startswith(f"{table.directory}/")]
-    is_theirs = all(table.is_there and path.removeprefix(f"{table.directory}/") in table.table_files() for table in theirs)
-    return not is_theirs or storage.state(path) != state
+def is_due(stop: TableStopped) -> bool:
+    """Whether it is time to try again what an error about files has stopped."""
+    return stop.again is not None and time.monotonic() >= stop.again

@@ -14,7 +14,6 @@ from subscriber.errors import SubscriberError, TargetError
 from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.files.file_errors import store_error
-from subscriber.sinks.spark.files.storage import FileState
 
 __all__ = [
     "BEGIN_AGAIN",
@@ -70,12 +69,10 @@ class TableStopped(TargetError):
 
     Attributes:
         refused: directory, application and version of the table, if this was found when it was committed.
-        damage: the file that is missing or damaged, relative to the lake, and its state when this was found.
-        again: when to try again, by the monotonic clock. None: no time is known.
+        again: when to try again, by the monotonic clock. None: when the table has another version.
     """
 
     refused: tuple[str, str, int] | None = None
-    damage: tuple[str, FileState | None] | None = None
     again: float | None = None
 
 
@@ -90,7 +87,7 @@ class DamagedTable(TableStopped):
 
     def __init__(self, uri: str, directory: str, what: str) -> None:
         remedy = _REMEDIES.get(directory.partition("/")[0], COPY_AGAIN)
-        super().__init__(f"Delta table {uri} is damaged: {what}", hint=f"restore it from a backup, or {remedy}")
+        super().__init__(f"Delta table {uri} is damaged: {what}", hint=remedy)
 
 
 class DamagedCopy(TableStopped):
@@ -102,7 +99,7 @@ class DamagedCopy(TableStopped):
     """
 
     def __init__(self, error: SubscriberError, directory: str) -> None:
-        super().__init__(f"the copy of the table is damaged: {error}", hint=f"restore it from a backup, or {COPY_AGAIN}")
+        super().__init__(f"the copy of the table is damaged: {error}", hint=COPY_AGAIN)
         self.directory = directory
 
 

@@ -42,15 +42,6 @@ def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("spark:///lake?copy_connection=postgresql://u:hush@h/db", "keywords and values"),
-        ("spark:///lake?copy_connection=user%3Du%20password%20%3D%20hush", "contains a password"),
-        ("spark:///lake?copy_connection=host%3D'a%20b'password%3Dhush", "keywords and values"),
-        ("spark:///lake?copy_connection=host%3D'a%20b'%20sslpassword%3Dhush", "contains a password"),
-        ("spark:///lake?copy_connection=user%3Du&hush@h/db", "unrecognized parameter"),
-        ("spark:///lake?copy_connection=dbname%3Dpostgresql://u:hush@h/db", "a connection string as dbname"),
-        ("spark:///lake?copy_connection=dbname=postgres://u:hush@h/db", "a connection string as dbname"),
-        ("spark:///lake?copy_connection=host=db1%20dbname%3D'postgresql%5C://u:hush@h/db'", "a connection string as dbname"),
-        ("spark:///lake?copy_connection=dbname%3D'user=u%20password=hush'", "a connection string as dbname"),
         ("spark+s3://KEY:hush@bucket/prefix", "secret key"),
         ("spark+s3://KEY:0/hush@bucket/prefix", "secret key"),
         ("spark+abfs://container:hush@account.dfs.core.windows.net/prefix", "secret key"),

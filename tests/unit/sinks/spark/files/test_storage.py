@@ -21,7 +21,6 @@ USES: dict[str, Callable[[Storage, str], object]] = {
     "create": lambda storage, name: storage.create(name),
     "files": lambda storage, name: storage.files(name),
     "entries": lambda storage, name: storage.entries(name),
-    "state": lambda storage, name: storage.state(name),
     "sync": lambda storage, name: storage.sync([name]),
     "delete": lambda storage, name: storage.delete([name]),
     "remove_directory": lambda storage, name: storage.remove_directory(name),

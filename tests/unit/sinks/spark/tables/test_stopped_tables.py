@@ -1,4 +1,4 @@
-"""Tables whose rows other writers changed: they leave the snapshot, and continue once the change is undone."""
+"""Tables that cannot be continued: they leave the snapshot until the reason is gone, or until they are copied again."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row
 from tests.unit.sinks.spark.tables.foreign_writer import OTHER, OTHER_NAME, Maintained
 
 
+def append_only(path: Path, value: str) -> None:
+    """Set or remove what prevents the applier from writing a table."""
+    DeltaTable(str(path)).alter.set_table_properties({"delta.appendOnly": value})
+
+
 async def two_tables(path: Path) -> OpenedSparkSink:
     """Two tables, with a row each at 200. Another writer deletes that of one of them, and both get a row at 300."""
     sink = await begun(make(path), tables=(TABLE, OTHER_NAME))
@@ -41,7 +46,7 @@ async def two_tables(path: Path) -> OpenedSparkSink:
 async def test_table_whose_rows_others_changed_leaves_the_snapshot_alone(tmp_path: Path) -> None:
     sink = await two_tables(tmp_path)
     work = applier(tmp_path)
-    assert "RESTORE TABLE … TO VERSION AS OF 1" in stop_of(work, "was changed by another writer, in version 2 ")
+    assert "copy it again" in stop_of(work, "was changed by another writer, in version 2 ")
     await land(sink, 400, Insert(5, row("3", "c")), Insert(6, row("3", "c")))
     await sink.close()
     snapshot = all_rounds(work)
@@ -59,15 +64,22 @@ async def test_table_whose_rows_others_changed_leaves_the_snapshot_alone(tmp_pat
     no_session: Any = None
     with pytest.raises(TargetError, match=r"not in the snapshot at 0/190: .* was changed by another writer"):
         spark_snapshot(no_session, str(tmp_path)).table("public.t")
-    # it continues once its rows are there again
+    # a table that was restored by hand may have any rows: only a copy continues it
     DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    sink = await begun(make(tmp_path), tables=())
+    await land(sink, 450, Insert(6, row("4", "d")))
+    stop_of(applier(tmp_path), "was changed by another writer, in version 2 ")
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n2\tb\n3\tc\n", 460)
+    await land(sink, 470, KEYED, Insert(5, row("5", "e")))
+    await sink.close()
     work = applier(tmp_path)
     snapshot = all_rounds(work)
     assert not snapshot.stopped
-    assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c")]
+    assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c"), (5, "e")]
     work.tidy(now=True)
-    assert {file.name for file in (tmp_path / "landing").glob("*.json")} == {f"{400:020d}.json"}
-    assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["_lsn"].to_pylist()) == [200, 300, 400]
+    assert {file.name for file in (tmp_path / "landing").glob("*.json")} == {f"{470:020d}.json"}
 
 
 async def test_changes_of_a_stopped_table_are_not_kept_without_end(tmp_path: Path) -> None:
@@ -97,7 +109,7 @@ async def test_changes_of_a_stopped_table_are_not_kept_without_end(tmp_path: Pat
 async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -> None:
     dice, publisher = random.Random(seed), Publisher(seed)
     sink = await begun(make(tmp_path), tables=NAMES)
-    broken: dict[str, int] = {}
+    broken: set[str] = set()
     snapshot: Snapshot | None = None
     history: dict[int, dict[str, Any]] = {}
 
@@ -112,10 +124,11 @@ async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -
         name = dice.choice(NAMES).name
         uri = str(tmp_path / "tables/public" / name)
         if name in broken and dice.random() < 0.7:
-            DeltaTable(uri).restore(broken.pop(name))
+            broken.remove(name)
+            append_only(Path(uri), "false")
         elif name not in broken and DeltaTable.is_deltatable(uri) and DeltaTable(uri).count() and dice.random() < 0.7:
-            broken[name] = DeltaTable(uri).version()
-            DeltaTable(uri).delete()
+            broken.add(name)
+            append_only(Path(uri), "true")
         while True:
             work = Applier(storage(tmp_path), Maintained(tmp_path, between), SMALL)
             try:
@@ -125,11 +138,12 @@ async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -
             except Killed:
                 continue
         assert snapshot is not None
-        assert {name.name for name in snapshot.stopped} == set(broken)
+        stopped = {name.name for name in snapshot.stopped}
+        assert stopped <= broken
         expected = history[int(snapshot.lsn)]
-        assert read(tmp_path, snapshot) == {name: rows for name, rows in expected.items() if name not in broken}
-    for name, version in broken.items():
-        DeltaTable(str(tmp_path / "tables/public" / name)).restore(version)
+        assert read(tmp_path, snapshot) == {name: rows for name, rows in expected.items() if name not in stopped}
+    for name in broken:
+        append_only(tmp_path / "tables/public" / name, "false")
     await sink.close()
     work = applier(tmp_path)
     snapshot = all_rounds(work)
@@ -170,11 +184,15 @@ async def test_landed_changes_of_a_stopped_table_that_was_removed_are_kept(tmp_p
 
 
 async def test_removed_table_takes_its_changes_once_the_reason_of_its_stop_is_gone(tmp_path: Path) -> None:
-    sink = await two_tables(tmp_path)
-    stop_of(applier(tmp_path), "was changed by another writer")
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    all_rounds(applier(tmp_path))
+    append_only(tmp_path / "tables/public/t", "true")
+    await land(sink, 300, Insert(5, row("2", "b")), Insert(6, row("2", "b")))
+    stop_of(applier(tmp_path), "appendOnly")
     await sink.remove_table(TABLE)
     assert TABLE in all_rounds(applier(tmp_path)).stopped
-    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    append_only(tmp_path / "tables/public/t", "false")
     await land(sink, 400, Insert(6, row("3", "c")))
     await sink.close()
     work = applier(tmp_path)
@@ -187,7 +205,7 @@ async def test_removed_table_takes_its_changes_once_the_reason_of_its_stop_is_go
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
 
 
-async def test_table_without_recent_changes_continues_after_restore(tmp_path: Path) -> None:
+async def test_table_without_recent_changes_continues(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
     await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER)
     work = applier(tmp_path)
@@ -196,12 +214,11 @@ async def test_table_without_recent_changes_continues_after_restore(tmp_path: Pa
         await land(sink, end, Insert(6, row(str(end), "x")))
         all_rounds(work)
         work.tidy(now=True)
-    DeltaTable(str(tmp_path / "tables/public/t")).delete()
-    stop_of(applier(tmp_path), "another writer")
+    append_only(tmp_path / "tables/public/t", "true")
     await land(sink, 330, Insert(5, row("2", "b")))
     await sink.close()
     assert all_rounds(applier(tmp_path)).stopped[TABLE].lsn == 320
-    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    append_only(tmp_path / "tables/public/t", "false")
     assert not all_rounds(applier(tmp_path)).stopped
     assert rows(tmp_path) == [(1, "a"), (2, "b")]
 
@@ -232,7 +249,12 @@ async def test_hint_has_the_command_that_copies_again(tmp_path: Path) -> None:
 
 def test_once_fails_if_a_table_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def landed() -> None:
-        await (await two_tables(tmp_path)).close()
+        sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+        await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+        all_rounds(applier(tmp_path))
+        append_only(tmp_path / "tables/public/t", "true")
+        await land(sink, 300, Insert(5, row("2", "b")), Insert(6, row("2", "b")))
+        await sink.close()
 
     asyncio.run(landed())
     once = ["spark-apply", str(tmp_path), "--engine=local", "--once"]
@@ -240,6 +262,6 @@ def test_once_fails_if_a_table_is_stopped(tmp_path: Path, capsys: pytest.Capture
         assert main(once) == 1
         *_, last = capsys.readouterr().err.splitlines()
         assert last.startswith("subscriber: stopped, and not applied: public.t (hint: ")
-    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    append_only(tmp_path / "tables/public/t", "false")
     assert main(once) == 0
     assert capsys.readouterr().err.splitlines()[-1] == "subscriber: applied everything that was landed"

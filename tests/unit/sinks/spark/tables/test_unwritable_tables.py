@@ -148,4 +148,4 @@ async def test_damaged_log_is_no_unreadable_feature_if_the_lake_has_such_a_name(
     sink, _ = await start(lake, KEYED, Insert(5, row("1", "a")))
     await sink.close()
     (lake / f"tables/public/t/_delta_log/{1:020d}.json").write_bytes(b"\xff{")
-    assert "restore it from a backup" in stop_of(applier(lake), "Json error")
+    assert "copy it again" in stop_of(applier(lake), "Json error")
