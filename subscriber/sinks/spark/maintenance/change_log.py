@@ -47,8 +47,8 @@ from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
-from subscriber.sinks.spark.tables.file_check import checking_files, is_due, require_copy, require_files, require_no_own_error
-from subscriber.sinks.spark.tables.table_errors import DamagedCopy, LostLog, TableStopped
+from subscriber.sinks.spark.tables.file_check import again_later, checking_files, is_due, require_copy, require_files, require_no_own_error
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, LostLog, TableStopped
 
 __all__ = ["ChangeLog", "StoppedLog"]
 
@@ -304,7 +304,11 @@ class ChangeLog:
                 return step(*arguments)
             except TableStopped as error:
                 errors[name] = error
-                return None
+            except CommitConflict:
+                raise
+            except TargetError as error:
+                errors[name] = again_later(TableStopped(str(error), hint=error.hint))
+            return None
 
         def together(
             step: Callable[[Sequence[Append]], list[_Result]], appends: Sequence[Append], reading: Collection[TableName]

@@ -46,7 +46,7 @@ from subscriber.sinks.spark.maintenance.retention import isolated, remove_unneed
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ROUND, ApplierStatus
-from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableRound
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableRound, writing
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, is_readable
 from subscriber.sinks.spark.pipeline.pace import Waiting
@@ -65,6 +65,8 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
 """How often a table is planned in a round before it is left out, if other writers commit to it in the meantime."""
+_FAILURES: Final = 2
+"""How often a table is written in a round before it is stopped, if that fails. The error may be one of a moment."""
 _LOOK_SECONDS: Final = 10.0
 """Interval of looking for commits of other writers while nothing is landed."""
 _FIRST_SWEEP_SECONDS: Final = 60.0
@@ -160,7 +162,7 @@ class Applier:
         Raises:
             TargetError, DataLossError: nothing of this round is published.
         """
-        conflicts = Counter[str]()
+        conflicts, failures = Counter[str](), Counter[str]()
         left_out: dict[str, TableStopped] = {}
         while True:
             try:
@@ -175,6 +177,12 @@ class Applier:
             except DataLossError:
                 self._publisher.read()  # another applier may have published, and removed landed files
                 raise
+            except TableFailed as error:
+                directory = error.work.delta.directory
+                failures[directory] += 1
+                if failures[directory] >= _FAILURES and not self._planner.refuse(self._planner.failed(error)):
+                    raise
+                _log.info("the round is planned again: %s", error.one_line())
             except TableStopped as error:
                 if not self._planner.refuse(error):
                     raise
@@ -366,10 +374,13 @@ class Applier:
     def _apply(self, works: Sequence[TableRound], progress: RoundProgress) -> None:
         try:
             with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-                list(pool.map(self._planner.prepare, works))
+                list(pool.map(self._prepare, works))
             before = [work.delta.version for work in works]
             results = self._engine.apply(works)
         except (CommitConflict, TableStopped):
+            raise
+        except TableFailed as failed:
+            self._planner.require_files(failed.work, failed.error)
             raise
         except TargetError as error:
             for work in works:
@@ -382,6 +393,10 @@ class Applier:
             table.files, table.written = work.delta.written(version, work.application)
             table.seconds += done.seconds
             _log.debug('table "%s" is at %s', work.name, work.source.reached)
+
+    def _prepare(self, work: TableRound) -> None:
+        with writing(work):
+            self._planner.prepare(work)
 
     def _snapshot(self, lake: Lake, tables: Mapping[TableName, LakeTable], end: Lsn, landed: Lsn) -> Snapshot:
         found: dict[TableName, SnapshotTable] = {}

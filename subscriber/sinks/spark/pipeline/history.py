@@ -20,6 +20,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.errors import TargetError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS, history_name
@@ -45,10 +46,10 @@ from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.column_statistics import LogFile, files_of_log, null_counts
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
-from subscriber.sinks.spark.tables.file_check import checking_files, is_due
+from subscriber.sinks.spark.tables.file_check import again_later, checking_files, is_due
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.lake_columns import with_added
-from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, TableStopped
+from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, CommitConflict, TableStopped
 
 __all__ = ["HistoryTables", "history_documents"]
 
@@ -171,7 +172,10 @@ class HistoryTables:
         try:
             with checking_files(self._storage, log, delta), arrow_errors(self._storage.what(directory)):
                 return self._followed(lake, names, (log, delta), reached)
-        except TableStopped as error:
+        except CommitConflict:
+            raise
+        except TargetError as found:
+            error = found if isinstance(found, TableStopped) else again_later(TableStopped(str(found), hint=found.hint))
             self._stopped[directory] = _Stop(error, log.version, delta.version if delta.is_there else None)
             raise
 

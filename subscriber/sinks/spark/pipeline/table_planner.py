@@ -16,7 +16,7 @@ from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.merge.key_ranges import read_range
-from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, lacks_published
 from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges, copied_changes, read_work
 from subscriber.sinks.spark.pipeline.planning.plan import Plan, plan_table
@@ -29,7 +29,7 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from subscriber.sinks.spark.tables.file_check import checking_files, is_due, require_copy, require_files
+from subscriber.sinks.spark.tables.file_check import again_later, checking_files, is_due, require_copy, require_files
 from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
 
@@ -67,6 +67,18 @@ class TablePlanner:
             return False
         self._refused[error.refused] = error
         return True
+
+    def failed(self, error: TableFailed) -> TableStopped:
+        """The stop of a table that cannot be written. It is tried again after some time.
+
+        Raises:
+            TableStopped: it cannot be read either.
+            TargetError: its file system cannot be read.
+        """
+        delta = error.work.delta
+        stop = again_later(TableStopped(str(error), hint=error.hint))
+        stop.refused = delta.directory, error.work.application, delta.version if delta.load() else -1
+        return stop
 
     def plan(
         self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn, *, published: SnapshotTable | None
@@ -199,11 +211,10 @@ class TablePlanner:
         if reason is None and (new or work.overwrite is not None):
             reason = self._engine.refuses_columns(work)
         if reason is not None:
-            raise TableStopped(
-                f"Delta table {work.delta.uri} has what engine {self._engine.name} cannot write: {reason}",
-                hint="let Spark with Delta's jar apply (`spark-apply --engine spark`), remove that from the table (ALTER TABLE … DROP "
-                f"FEATURE or UNSET TBLPROPERTIES), or {COPY_AGAIN}",
-            )
+            remedy = f"remove that from the table (ALTER TABLE … DROP FEATURE or UNSET TBLPROPERTIES), or {COPY_AGAIN}"
+            if self._engine.name == "local" and not work.delta.is_append_only:
+                remedy = f"let Spark with Delta's jar apply (`spark-apply --engine spark`), {remedy}"
+            raise TableStopped(f"Delta table {work.delta.uri} has what engine {self._engine.name} cannot write: {reason}", hint=remedy)
 
     def _base(self, delta: LakeDelta, key: str | None) -> tuple[BaseFile, ...]:
         known = self._ranges.get((delta.directory, key), {})

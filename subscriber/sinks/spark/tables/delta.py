@@ -34,7 +34,7 @@ from subscriber.sinks.spark.tables.delta_reader import BEGUN, DeltaReader
 from subscriber.sinks.spark.tables.lake_columns import ADDED, is_without_zone, with_comments
 from subscriber.sinks.spark.tables.log_durability import sync_added, sync_log
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, write_error
-from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, unwritable, violated
+from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, is_append_only, unwritable, violated
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog, changes_rows, has
 
 __all__ = ["COMMITS_AT_ONCE", "LakeDelta", "commit_note"]
@@ -132,6 +132,11 @@ class LakeDelta(DeltaReader):
             return "a Change Data Feed, in an object store"
         with self._translated():
             return unwritable(self._there, columns=columns)
+
+    @property
+    def is_append_only(self) -> bool:
+        """Whether a property of the table forbids to change rows."""
+        return is_append_only(self._there)
 
     def violated(self, added: Sequence[DataFile]) -> str | None:
         """The constraint that rows of new files violate. See :func:`subscriber.sinks.spark.tables.table_features.violated`."""

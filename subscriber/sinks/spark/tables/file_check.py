@@ -18,7 +18,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, DamagedTable, TableStopped
 
-__all__ = ["checking_files", "is_due", "require_copy", "require_files", "require_no_own_error"]
+__all__ = ["again_later", "checking_files", "is_due", "require_copy", "require_files", "require_no_own_error"]
 
 
 _AGAIN_SECONDS: Final = 60.0
@@ -58,9 +58,9 @@ def require_copy(storage: Storage, copy: str | None, error: SubscriberError) -> 
     if copy is None:
         return
     if isinstance(error, DataLossError):
-        raise _again(DamagedCopy(error, copy)) from error
+        raise again_later(DamagedCopy(error, copy)) from error
     if isinstance(error, DamagedFile) and error.path.startswith(f"{copy}/"):
-        raise _again(DamagedCopy(error, copy)) from error
+        raise again_later(DamagedCopy(error, copy)) from error
 
 
 def require_no_own_error(delta: DeltaReader, error: SubscriberError) -> None:
@@ -70,7 +70,7 @@ def require_no_own_error(delta: DeltaReader, error: SubscriberError) -> None:
         TableStopped: it is.
     """
     if isinstance(error, AccessDenied | UnsupportedValues) and re.search(rf"{re.escape(delta.uri)}[/:]", str(error)):
-        raise _again(TableStopped(str(error), hint=error.hint)) from error
+        raise again_later(TableStopped(str(error), hint=error.hint)) from error
 
 
 def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError | None = None) -> None:
@@ -108,10 +108,10 @@ def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError |
 
 
 def _damaged(storage: Storage, delta: DeltaReader, path: str, problem: str) -> DamagedTable:
-    return _again(DamagedTable(delta.uri, delta.directory, f"file {storage.what(path)} {problem}"))
+    return again_later(DamagedTable(delta.uri, delta.directory, f"file {storage.what(path)} {problem}"))
 
 
-def _again(stop: _Stop) -> _Stop:
+def again_later(stop: _Stop) -> _Stop:
     """Let a table be tried again after some time: nothing tells when the reason of an error about files has gone."""
     stop.again = time.monotonic() + _AGAIN_SECONDS
     return stop

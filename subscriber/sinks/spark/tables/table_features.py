@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.table import ProtocolVersions
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-__all__ = ["ENABLE_FEED", "ENABLE_VECTORS", "PHYSICAL_NAME", "unwritable", "violated", "with_deletion_vectors"]
+__all__ = ["ENABLE_FEED", "ENABLE_VECTORS", "PHYSICAL_NAME", "is_append_only", "unwritable", "violated", "with_deletion_vectors"]
 
 _WRITABLE: Final = frozenset(
     (
@@ -59,7 +59,7 @@ def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
     if unknown:
         # others need domainMetadata, and enable it
         return f'table feature "{min(unknown - {"domainMetadata"}, default="domainMetadata")}"'
-    if configuration.get("delta.appendOnly", "").lower() == "true":
+    if is_append_only(table):
         return "property delta.appendOnly"
     mapping = configuration.get("delta.columnMapping.mode", "none")
     for field in table.schema().fields:
@@ -70,6 +70,11 @@ def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
     if mapping == "id" or (mapping != "none" and columns):
         return "new columns with column mapping" if columns else "column mapping by ID"
     return None
+
+
+def is_append_only(table: DeltaTable) -> bool:
+    """Whether a property of a table forbids to change rows. No engine can follow the publisher's UPDATE and DELETE then."""
+    return bool(table.metadata().configuration.get("delta.appendOnly", "").lower() == "true")
 
 
 def with_deletion_vectors(protocol: ProtocolVersions) -> dict[str, Any] | None:

@@ -9,9 +9,10 @@ of all tables together, then commits the tables in parallel. The driver plans an
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
@@ -20,6 +21,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from subscriber import crash_points
+from subscriber.errors import TargetError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.storage import Storage
@@ -33,9 +35,9 @@ from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
-from subscriber.sinks.spark.tables.table_errors import TableStopped
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped
 
-__all__ = ["Engine", "TableResult", "TableRound"]
+__all__ = ["Engine", "TableFailed", "TableResult", "TableRound", "writing"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -99,6 +101,36 @@ class TableRound:
         return commit_note("apply", self.source.reached, Lsn(self.task.after) if self.task.after else None)
 
 
+class TableFailed(TargetError):
+    """The commit of one table failed, or the commit of its new columns. The other tables can be committed.
+
+    Args:
+        work: of the table.
+        error: why.
+    """
+
+    def __init__(self, work: TableRound, error: TargetError) -> None:
+        super().__init__(f"Delta table {work.delta.uri} could not be written: {error}", hint=error.hint)
+        self.work = work
+        self.error = error
+
+
+@contextlib.contextmanager
+def writing(work: TableRound) -> Iterator[None]:
+    """A block that writes one table.
+
+    Raises:
+        TableFailed: it raised an error.
+        CommitConflict, TableStopped: as in the block.
+    """
+    try:
+        yield
+    except (CommitConflict, TableStopped):
+        raise
+    except TargetError as error:
+        raise TableFailed(work, error) from error
+
+
 @dataclass(slots=True)
 class TableResult:
     """The result of one table: the files that its units wrote, the changes that found no row, and the seconds of units and commit."""
@@ -122,7 +154,9 @@ class Engine(ABC):
         """Run the units of all tables, then commit. Return the result of each table.
 
         Raises:
-            TargetError: a table failed. Tables that were committed remain committed, and their commits say so.
+            TableFailed: a table could not be committed. Tables that were committed remain committed, and their commits say so.
+            CommitConflict, TableStopped: the same, see :meth:`TableRound.commit`.
+            TargetError: units failed.
         """
         self._round = job_name(
             "apply",
@@ -139,7 +173,8 @@ class Engine(ABC):
 
     def _committed(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
         began = time.monotonic()
-        found = self.commit(work, results)
+        with writing(work):
+            found = self.commit(work, results)
         crash_points.reached("publishing.table_committed")
         found.seconds = sum(result.seconds for result in results) + time.monotonic() - began
         return found

@@ -125,6 +125,8 @@ class SparkEngine(Engine):
 
     def _merges(self, work: TableRound) -> bool:
         """Whether MERGE applies the changes. Delta itself writes all features, delta-rs does not."""
+        if work.delta.is_there and work.delta.is_append_only:
+            return False
         only_delta = work.delta.is_there and work.delta.unwritable(columns=False) is not None
         return self._can_merge and is_merged(work, self._large_unit, only_delta=only_delta)
 
