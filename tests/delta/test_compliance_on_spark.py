@@ -22,7 +22,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTarget:
     def engine(_: Storage) -> Engine:
         from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 
-        return SparkEngine(spark, Location(path=str(path)), large_unit=8 if request.param == "units" else 0)
+        return SparkEngine(spark, Location(path=str(path)), merges_all=request.param != "units")
 
     return LakeTarget(path, engine)
 

@@ -29,7 +29,7 @@ async def test_violated_constraint_stops_its_table_alone(tmp_path: Path, delta: 
     sink = await begun(make(tmp_path), tables=(TABLE, OTHER))
     other = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="u")
     await land(sink, 200, KEYED, Insert(5, row("1", "a")), other, Insert(6, row("1", "a")))
-    engine = SparkEngine(delta, Location(path=str(tmp_path)), large_unit=0)
+    engine = SparkEngine(delta, Location(path=str(tmp_path)), merges_all=True)
     all_rounds(Applier(storage(tmp_path), engine))
     uri = tmp_path / "tables/public/t"
     delta.sql(f"ALTER TABLE delta.`{uri}` ADD CONSTRAINT short CHECK (length(note) < 9)")

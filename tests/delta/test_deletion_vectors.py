@@ -39,7 +39,7 @@ async def test_engines_take_turns_on_tables_with_vectors(tmp_path: Path, delta: 
     engines: list[Engine] = [
         LocalEngine(storage(tmp_path)),
         SparkEngine(delta, location),
-        SparkEngine(delta, location, large_unit=0),
+        SparkEngine(delta, location, merges_all=True),
     ]
     uri = str(tmp_path / "tables/public/keyed")
     seen = 0

@@ -36,7 +36,7 @@ def engine_of(name: str, spark: SparkSession, path: Path) -> Engine:
 
     if name == "local":
         return LocalEngine(storage(path))
-    return SparkEngine(spark, Location(path=str(path)), large_unit=0 if name == "merge" else 8)
+    return SparkEngine(spark, Location(path=str(path)), merges_all=name == "merge")
 
 
 def operations(path: Path, snapshot: Snapshot, name: str) -> Counter[str]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
 
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Insert, Update
+from subscriber.protocol.messages import Insert, Message, Update
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from tests.delta.test_engines_on_one_lake import by_the_jar, engine_of
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
@@ -95,3 +97,83 @@ async def test_deletion_vector_of_another_writer_stops_the_table(tmp_path: Path,
     # undone by hand, it may have any rows
     delta.sql(f"RESTORE TABLE delta.`{uri}` TO VERSION AS OF 2").collect()
     assert TABLE in all_rounds(Applier(storage(tmp_path), engine_of("local", delta, tmp_path))).stopped
+
+
+MAPPED = (
+    "ALTER TABLE {} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = 2, 'delta.minWriterVersion' = 5)"
+)
+WRITTEN_BY = {
+    "appendOnly": ("ALTER TABLE {} SET TBLPROPERTIES ('delta.appendOnly' = 'true')",),
+    "type widening": (
+        "ALTER TABLE {} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
+        "ALTER TABLE {} ALTER COLUMN id TYPE BIGINT",
+    ),
+    "in-commit timestamps": ("ALTER TABLE {} SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')",),
+    "row tracking": ("ALTER TABLE {} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",),
+    "clustering": ("ALTER TABLE {} CLUSTER BY (note)", "OPTIMIZE {}"),
+    "checkpoints": ("ALTER TABLE {} SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')",),
+    "serializable": ("ALTER TABLE {} SET TBLPROPERTIES ('delta.isolationLevel' = 'Serializable')",),
+    "constraint": ("ALTER TABLE {} ADD CONSTRAINT small CHECK (id < 300)",),
+    "not null": ("ALTER TABLE {} ALTER COLUMN note SET NOT NULL",),
+    "column mapping": (MAPPED,),
+    "rename": (
+        MAPPED,
+        "ALTER TABLE {} RENAME COLUMN note TO remark",
+    ),
+    "INSERT": ("INSERT INTO {} (id, note) VALUES (77, 'theirs')",),
+    "UPDATE": ("UPDATE {} SET note = 'theirs' WHERE id = 1",),
+    "DELETE": ("DELETE FROM {} WHERE id = 1",),
+    "undone": ("DELETE FROM {} WHERE id = 1", "RESTORE TABLE {} TO VERSION AS OF 1"),
+    "MERGE": ("MERGE INTO {} t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN DELETE",),
+    "replaced": ("CREATE OR REPLACE TABLE {} (other INT) USING delta",),
+}
+"""What another writer may do to a table."""
+
+
+@pytest.mark.parametrize("name", ["local", "spark"])
+async def test_the_other_tables_go_on_whatever_is_done_to_one(tmp_path: Path, delta: SparkSession, name: str) -> None:
+    """The bug was that engine ``spark`` retried for ever if a table was ``appendOnly``, and that nothing named the table."""
+    others = [TableName("public", f"t{number}") for number in range(len(WRITTEN_BY))]
+    sink = await begun(make(tmp_path), tables=(TABLE, *others))
+    relations = [replace(RELATION, relation_id=50 + number, name=table.name) for number, table in enumerate(others)]
+    changes: list[Message] = [RELATION, Insert(5, row("1", "a", None))]
+    for one in relations:
+        changes += [one, *(Insert(one.relation_id, row(str(number), "a", None)) for number in (1, 2))]
+    await sink.apply(batch(transaction(200, *changes)))
+    await sink.advance(Lsn(200))
+    work = Applier(storage(tmp_path), engine_of(name, delta, tmp_path))
+    assert not all_rounds(work).stopped
+    for table, statements in zip(others, WRITTEN_BY.values(), strict=True):
+        for statement in statements:
+            delta.sql(statement.format(f"delta.`{tmp_path}/tables/public/{table.name}`")).collect()
+    for end in (300, 400):
+        changes = [Insert(5, row(str(end), "b", None))]
+        for one in relations:
+            changes += [Insert(one.relation_id, row(str(end), None, None)), Update(one.relation_id, None, None, row("2", str(end), None))]
+        await sink.apply(batch(transaction(end, *changes)))
+        await sink.advance(Lsn(end))
+        snapshot = all_rounds(work)
+        assert snapshot.lsn == snapshot.tables[TABLE].applied == end
+        stopped = {kind for kind, table in zip(WRITTEN_BY, others, strict=True) if table in snapshot.stopped}
+        needs_delta = {"type widening", "in-commit timestamps", "row tracking", "clustering", "rename"} if name == "local" else {"rename"}
+        print(name, end, sorted(stopped), [stop.error for stop in snapshot.stopped.values()])
+        assert stopped >= {
+            "appendOnly",
+            "constraint",
+            "not null",
+            "replaced",
+            "INSERT",
+            "UPDATE",
+            "DELETE",
+            "undone",
+            "MERGE",
+            *needs_delta,
+        }
+        assert stopped.isdisjoint({"serializable", "column mapping", "checkpoints"})
+        for table, stop in snapshot.stopped.items():
+            assert f"/tables/public/{table.name}" in stop.error
+            assert "(hint: " in stop.error
+        told = snapshot.stopped[others[[*WRITTEN_BY].index("appendOnly")]].error
+        assert "UNSET TBLPROPERTIES" in told
+        assert "--engine spark" not in told
+    await sink.close()

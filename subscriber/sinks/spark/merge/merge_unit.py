@@ -42,7 +42,7 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
         if unit.folded_into is not None:
             folded, missing = fold_unit(storage, unit, unit.folded_into)
             found = UnitResult([], missing, folded)
-        elif not unit.cleared and any(file.kept or file.shared for file in unit.base):
+        elif not unit.cleared and any(file.kept for file in unit.base):
             found = _marked(storage, unit)
         else:
             found = _merged(storage, unit)
@@ -53,7 +53,7 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
     current = unit.schema.current
     base = current.empty_table()
     if unit.base and (unit.feed or not unit.cleared):
-        base = read_base(storage, unit.directory, unit.base, unit.schema, current.names)
+        base = _rewritten(storage, unit)
     rows, missing = base.slice(0, 0) if unit.cleared else base, MissingRows()
     for stretch in unit.stretches:
         schema = stretch.schema

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.errors import TargetError
@@ -16,6 +19,7 @@ from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.merge.key_ranges import read_range
+from subscriber.sinks.spark.merge.parquet import read_base
 from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, lacks_published
 from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges, copied_changes, read_work
@@ -36,6 +40,10 @@ from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable,
 __all__ = ["TablePlanner"]
 
 _log = logging.getLogger(__name__)
+
+
+_SAMPLED_FILES: Final = 8
+"""How many files of a unit that is too large are read to divide it."""
 
 
 class TablePlanner:
@@ -180,7 +188,7 @@ class TablePlanner:
         if identity.lost is not None and table.until is None:
             raise TableStopped(identity.lost, hint=COPY_AGAIN)
         declared = known, DeclaredColumns(source.reached, source.schemas[-1], identity.doubtful)
-        plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
+        plan = plan_table(work, changes, partial(self._keys_of, work)) if work.stretches or work.rewrite else Plan((), (), cleared=False)
         found = TableRound(name, app, delta, source, work, plan, overwrite, declared)
         self._require_writable(found)
         return found
@@ -225,6 +233,13 @@ class TablePlanner:
             found.append(BaseFile(path, delta.row_count(file), ranges[path], file.size, file.vector))
         self._ranges[delta.directory, key] = ranges
         return tuple(found)
+
+    def _keys_of(self, work: TableWork, files: Sequence[BaseFile]) -> pa.ChunkedArray:
+        """The keys of some of these files, which say how the rows of all are distributed."""
+        key = work.schema.keys[0]
+        taken = files[:: max(len(files) // _SAMPLED_FILES, 1)]
+        parts = [read_base(self._storage, work.directory, [file.read()], work.schema, [key])[key] for file in taken]
+        return pa.chunked_array([chunk for part in parts for chunk in part.chunks], work.schema.current.field(key).type)
 
     def prepare(self, work: TableRound) -> None:
         """Create the table or its new columns, before its units run.

@@ -4,15 +4,14 @@ A round is one Spark job. Its tasks run the units of all tables: a few tasks for
 takes longer than a small unit does. There are two kinds of units:
 
 * Usually a unit rewrites its files with pyarrow, and delta-rs commits them. This needs no jar and no shuffle.
-* If a table's unit would be too large for one task, and the session has Delta's extension, its units only fold their changes
+* If a table has a feature that only Delta writes, and the session has Delta's extension, its units only fold their changes
   (``folding.py``), and Delta's own MERGE INTO applies the folded changes. MERGE accepts one source row for each key, and supports neither
   unchanged TOASTed values nor an UPDATE whose row does not exist. So a unit reads the keys and unchanged values that it needs from the
   table, and writes the final row of each key. MERGE's own commit contains the LSN, by Delta's settings for it. On S3 this needs a log store
   that the user has chosen: Delta's default one may replace a version that another program commits at the same time.
 
-MERGE is used for tables with a key and rows. It is not used for REPLICA IDENTITY FULL (it cannot distinguish equal rows), first loads,
-TRUNCATE, new types of columns, and tables with columns of names that MERGE uses itself. In tables that only Delta can write, Delta also
-deletes the rows for TRUNCATE, in the same commit, and inserts the first ones.
+MERGE needs a key. It is not used for REPLICA IDENTITY FULL (it cannot distinguish equal rows), new types of columns, and tables with
+columns of names that MERGE uses itself. Delta also deletes the rows for TRUNCATE, in the same commit, and inserts the first ones.
 """
 
 from __future__ import annotations
@@ -63,8 +62,6 @@ _TASK_ROWS: Final = 8 * _UNIT_ROWS
 """Below this, a task more than there are cores takes longer to start than it saves: with Delta's jar it needs 0.2 s of a processor."""
 _VIOLATION: Final = re.compile("DELTA_VIOLATE_CONSTRAINT|DELTA_NOT_NULL_CONSTRAINT_VIOLATED")
 """In Delta's errors about rows. Their text has values of the row."""
-_LARGE_UNIT: Final = 8
-"""As a multiple of the target. Beyond this, a unit is too large for one task."""
 _DELTAS_NAMES: Final = frozenset(
     ("_file_name_", "_row_id_", "_row_dropped_", "_target_row_present_", "_source_row_present_", "_tmp_metadata_row_index")
 )
@@ -97,7 +94,7 @@ class SparkEngine(Engine):
     Args:
         spark: a session. Its executors can access the lake at ``location``, and have this package and pyarrow.
         location: of the lake.
-        large_unit: as a multiple of the target, the rows of a unit above which MERGE is used.
+        merges_all: whether MERGE is used wherever it can be. For tests.
 
     Raises:
         ConfigurationError: the session has Delta's extension, but a jar is missing or does not fit; or it is one of Spark Connect.
@@ -107,12 +104,12 @@ class SparkEngine(Engine):
     name: ClassVar[str] = "spark"
     round_rows: ClassVar[int] = 2_000_000
 
-    def __init__(self, spark: SparkSession, location: Location, *, large_unit: int = _LARGE_UNIT) -> None:
+    def __init__(self, spark: SparkSession, location: Location, *, merges_all: bool = False) -> None:
         refuse_connect(spark)
         self._spark = spark
         self._location = location
         self._storage = Storage.open(location)
-        self._large_unit = large_unit
+        self._merges_all = merges_all
         try:
             self._can_merge = has_delta(spark)
             if self._can_merge:
@@ -121,14 +118,14 @@ class SparkEngine(Engine):
         except job_errors() as error:
             raise job_failed(spark, error) from error
         self._sessions: dict[str, SparkSession] = {}
-        self._warned: set[str] = set()
 
     def _merges(self, work: TableRound) -> bool:
         """Whether MERGE applies the changes. Delta itself writes all features, delta-rs does not."""
         if work.delta.is_there and work.delta.is_append_only:
             return False
         only_delta = work.delta.is_there and work.delta.unwritable(columns=False) is not None
-        return self._can_merge and is_merged(work, self._large_unit, only_delta=only_delta)
+        chosen = only_delta or (self._merges_all and bool(work.task.base) and not work.plan.cleared)
+        return self._can_merge and chosen and _is_mergeable(work)
 
     def refuses(self, work: TableRound) -> str | None:
         return None if self._merges(work) else super().refuses(work)
@@ -159,14 +156,6 @@ class SparkEngine(Engine):
 
     def divide(self, work: TableRound) -> Sequence[Unit]:
         if not self._merges(work):
-            if not self._can_merge and work.application not in self._warned and is_merged(work, self._large_unit):
-                self._warned.add(work.application)
-                _log.warning(
-                    'table "%s": a task holds more than %d files in memory, because MERGE INTO cannot be used'
-                    " (hint: docs/explanation/lake.md says what it needs)",
-                    work.name,
-                    self._large_unit,
-                )
             return work.plan.units
         self._storage.make_directory(ROUND_DIRECTORY)
         return [replace(unit, folded_into=ROUND_DIRECTORY) for unit in work.plan.units]
@@ -287,25 +276,12 @@ def packed(weights: Sequence[int], parts: int) -> list[list[int]]:
     return packs
 
 
-def is_merged(work: TableRound, large_unit: int, *, only_delta: bool = False) -> bool:
-    """Whether Delta applies the changes of a table, see the module.
-
-    Args:
-        work: of the table.
-        large_unit: as of :class:`SparkEngine`. 0: if it can.
-        only_delta: whether the table has a feature that only Delta writes.
-    """
+def _is_mergeable(work: TableRound) -> bool:
+    """Whether MERGE can apply the changes of a table, see the module."""
     task, schema = work.task, work.task.schema
     keyed = bool(schema.keys) and not schema.full
     plain = not task.rewrite and not work.overwrite and len(task.stretches) == 1
-    taken = not _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
-    if not keyed or not plain or taken:
-        return False
-    if only_delta:
-        return True
-    rows = {file.path: file.rows for file in task.base}
-    largest = max((sum(rows[file.path] for file in unit.base if not file.kept) for unit in work.plan.units), default=0)
-    return bool(task.base) and not work.plan.cleared and (not large_unit or largest > task.target_rows * large_unit)
+    return keyed and plain and _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
 
 
 _KINDS: Final = (TargetUnavailable, AccessDenied, UnsupportedValues, DamagedFile)

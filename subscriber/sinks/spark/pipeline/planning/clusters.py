@@ -7,7 +7,7 @@ together form a group, which becomes one unit of work (``plan.py``).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -19,7 +19,22 @@ from subscriber.sinks.spark.merge.keys import rank
 from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile
 from subscriber.sinks.spark.tables.data_file import Bound
 
-__all__ = ["SMALL", "Cluster", "OrderedKeys", "cluster_of", "clusters_of", "count_changes", "divided_keys", "grouped", "moved_rows"]
+__all__ = [
+    "SMALL",
+    "Cluster",
+    "KeysOf",
+    "OrderedKeys",
+    "cluster_of",
+    "clusters_of",
+    "count_changes",
+    "divided_clusters",
+    "divided_keys",
+    "grouped",
+    "moved_rows",
+]
+
+KeysOf = Callable[[Sequence[BaseFile]], pa.ChunkedArray]
+"""Gives some keys of files, by which their rows are divided."""
 
 SMALL: Final = 4
 """A cluster below this part of the target is merged with its neighbour."""
@@ -36,6 +51,7 @@ class Cluster:
         files: the files.
         changes: how many changes belong to it.
         needed: whether it is worked on even without changes.
+        part: how many rows it has of files that are in several clusters, approximately.
     """
 
     low: Bound
@@ -43,10 +59,11 @@ class Cluster:
     files: list[BaseFile] = field(default_factory=list)
     changes: int = 0
     needed: bool = False
+    part: int = 0
 
     @property
     def rows(self) -> int:
-        return sum(file.live for file in self.files)
+        return sum(file.live for file in self.files) + self.part
 
     @property
     def is_unit(self) -> bool:
@@ -64,6 +81,29 @@ def clusters_of(base: Sequence[BaseFile]) -> list[Cluster]:
             found.append(Cluster(low, high))
         found[-1].files.append(file)
     return found
+
+
+def divided_clusters(
+    clusters: Sequence[Cluster], target: int, keys_of: KeysOf, *, everything: bool
+) -> tuple[list[Cluster], list[BaseFile]]:
+    """Divide clusters that are worked on and too large for a task. Also return their files, which are in several clusters then."""
+    found: list[Cluster] = []
+    spread: list[BaseFile] = []
+    for cluster in clusters:
+        cuts: list[Bound] = []
+        if (cluster.changes or everything) and cluster.rows > target * _FAR:
+            known = pc.drop_null(keys_of(cluster.files))
+            ordered = known.take(pc.sort_indices(known))
+            parts = -(-cluster.rows // (target * _FAR // 2))
+            places = (len(ordered) * number // parts for number in range(1, parts)) if len(ordered) else ()
+            cuts = sorted({bound for place in places if (bound := rank(ordered[place].as_py())) > cluster.low})
+        if not cuts:
+            found.append(cluster)
+            continue
+        spread += cluster.files
+        part = cluster.rows // (len(cuts) + 1)
+        found += [Cluster(low, high, part=part) for low, high in pairwise([cluster.low, *cuts, cluster.high])]
+    return found, spread
 
 
 def cluster_of(lows: Sequence[Bound], key: Bound) -> int:

@@ -6,7 +6,8 @@ not to the size of the table: changes of recent keys affect only the last files.
 
 * A unit rewrites a file, or keeps it and marks its replaced and deleted rows in its deletion vector, if these are few; the new rows are
   a small file then. Small files may belong to several clusters. They are merged once there are many.
-* Many changes without files (the first load) are divided by the keys themselves.
+* Many changes without files (the first load) are divided by the keys themselves. So is a cluster that is too large for a task: then each
+  of its units reads the files that it shares with others.
 * A cluster that has become small is merged with its neighbour when it is affected.
 * A row that moved from another key without its TOASTed values needs the old row, so the clusters of both keys form one unit. For other rows
   that moved, they form one unit too if it is not too large, because an UPDATE whose old row does not exist is skipped.
@@ -29,10 +30,12 @@ from subscriber.sinks.spark.merge.keys import is_orderable
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitFile
 from subscriber.sinks.spark.pipeline.planning.clusters import (
     SMALL,
+    KeysOf,
     OrderedKeys,
     cluster_of,
     clusters_of,
     count_changes,
+    divided_clusters,
     divided_keys,
     grouped,
     moved_rows,
@@ -69,8 +72,14 @@ class Plan:
     cleared: bool
 
 
-def plan_table(work: TableWork, changes: pa.Table) -> Plan:
-    """Divide a table's work. ``changes``: those of all stretches, in order, with the columns of :func:`plan_columns`."""
+def plan_table(work: TableWork, changes: pa.Table, keys_of: KeysOf | None = None) -> Plan:
+    """Divide a table's work.
+
+    Args:
+        work: of the table.
+        changes: those of all stretches, in order, with the columns of :func:`plan_columns`.
+        keys_of: see :data:`subscriber.sinks.spark.pipeline.planning.clusters.KeysOf`. None: files that overlap form one unit.
+    """
     changes, cleared = since_truncate(changes)
     if cleared and work.feed:
         work = replace(work, rewrite=True)  # the feed has the rows that TRUNCATE deletes
@@ -90,10 +99,14 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
     clusters = clusters_of(large) if large else divided_keys(keys, work.target_rows)
     ordered = OrderedKeys(keys)
     count_changes(clusters, ordered)
+    clusters, spread = divided_clusters(clusters, work.target_rows, keys_of, everything=work.rewrite) if keys_of else (clusters, [])
+    count_changes(clusters, ordered)
     lows = [cluster.low for cluster in clusters]
-    spans = {file.path: _span(lows, file) for file in small}
-    wide = [file for file in small if spans[file.path][0] < spans[file.path][1]]
-    merged = _merged_files(wide)
+    wide = [*small, *spread]
+    spans = {file.path: _span(lows, file) for file in wide}
+    merged = _merged_files([file for file in small if spans[file.path][0] < spans[file.path][1]])
+    hits = _hits(spread, ordered) if work.marks else {}
+    merged |= {file.path for file in spread if not work.marks or (hits[file.path] and _is_rewritten(file, hits[file.path]))}
     for path in merged:
         for number in range(spans[path][0], spans[path][1] + 1):
             clusters[number].needed = True
@@ -106,7 +119,7 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         own = [file for number in group for file in clusters[number].files]
         members = {*group}
         shared: list[BaseFile] = []
-        for file in small:
+        for file in wide:
             span = {*range(spans[file.path][0], spans[file.path][1] + 1)}
             if span <= members:
                 own.append(file)
@@ -132,7 +145,7 @@ def _files(
         merged: those of both that are merged now because they are in several clusters.
     """
     if not work.marks:
-        return [file.read() for file in own]
+        return [file.read() for file in own] + [file.read(shared=True) for file in shared if file.path in merged]
     target = work.target_rows // SMALL
     small = [file for file in own if file.rows < target]
     rewritten = {file.path for file in own if hits[file.path] and _is_rewritten(file, hits[file.path])}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.merge.row_matching import MissingRows
@@ -158,3 +159,30 @@ async def test_a_plan_counts_the_rows_of_each_unit(tmp_path: Path) -> None:
     # a file whose keys no change has is not read
     assert [unit.rows for unit in of_table.plan.units] == [1, 11, 11, 16]
     assert {one[0] for one in rows(tmp_path)} == {*range(-1, ROWS), *range(1000, 1005)} - {41, 95}
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("identity", ["d", "f"])
+async def test_large_file_of_another_writer_is_divided_by_keys(tmp_path: Path, identity: Identity, vectors: bool) -> None:
+    """A task must not hold all of it in memory."""
+    sink = await filled(tmp_path, columns(identity))
+    DeltaTable(str(tmp_path / "tables/public/t")).optimize.compact(target_size=10**9)
+    await land(
+        sink,
+        300,
+        *(Update(5, None, row(str(number), "7") if identity == "f" else None, row(str(number), "8")) for number in range(0, ROWS, 3)),
+    )
+    await land(
+        sink, 400, Insert(5, row("1000", "9")), Delete(5, None, row("50", "7")) if identity == "f" else Delete(5, row("50", None), None)
+    )
+    await sink.close()
+    engine = Recording(storage(tmp_path))
+    work = Applier(storage(tmp_path), engine, ApplierSettings(target_rows=ROWS // FILES, vectors=vectors))
+    all_rounds(work)
+    assert len(engine.units) >= 3
+    assert all(len(unit.base) == 1 and unit.base[0].shared for unit in engine.units)
+    expected = {number: 7 if number % 3 else 8 for number in range(ROWS) if number != 50} | {1000: 9}
+    assert sorted(rows(tmp_path)) == sorted(expected.items())
+    assert work.missing == MissingRows()
+    # from now on its rows are in files of their own
+    assert len(DeltaTable(str(tmp_path / "tables/public/t")).file_uris()) >= 10

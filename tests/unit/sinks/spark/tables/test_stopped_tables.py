@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.reading.snapshot import snapshot as spark_snapshot
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.support.examples import seeds
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_rounds, applier, stop_of, storage
@@ -265,3 +267,36 @@ def test_once_fails_if_a_table_is_stopped(tmp_path: Path, capsys: pytest.Capture
     append_only(tmp_path / "tables/public/t", "false")
     assert main(once) == 0
     assert capsys.readouterr().err.splitlines()[-1] == "subscriber: applied everything that was landed"
+
+
+@pytest.mark.parametrize("step", ["commit", "add_columns"])
+async def test_table_that_cannot_be_written_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The bug was that the error of one table's commit stopped the lake, and that neither status nor log named the table."""
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")), OTHER, Insert(6, row("1", "a")))
+    work = applier(tmp_path)
+    all_rounds(work)
+    real, failures = getattr(LakeDelta, step), [1]
+
+    def refused(self: LakeDelta, *arguments: Any, **named: Any) -> Any:
+        if self.directory == "tables/public/t" and failures[0]:
+            failures[0] -= 1
+            raise TargetError("this table has a feature of next year", hint="drop it")
+        return real(self, *arguments, **named)
+
+    monkeypatch.setattr(LakeDelta, step, refused)
+    await land(sink, 300, Insert(5, row("2", "b")), Insert(6, row("2", "b")))
+    assert not all_rounds(work).stopped, "the error of a moment stops nothing"
+    failures[0] = 10**6
+    for end in (400, 500):
+        await land(sink, end, Insert(5, row(str(end), "c")), Insert(6, row(str(end), "c")))
+        told = stop_of(work, f"Delta table {tmp_path}/tables/public/t could not be written: this table has a feature of next year")
+        assert "(hint: drop it)" in told
+        assert all_rounds(work).tables[OTHER_NAME].applied == end
+    assert failures[0] == 10**6 - 2, "it is not tried in each round"
+    failures[0] = 0
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
+    await sink.close()
+    assert not all_rounds(work).stopped
+    assert rows(tmp_path) == [(1, "a"), (2, "b"), (400, "c"), (500, "c")]
