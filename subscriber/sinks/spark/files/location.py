@@ -16,6 +16,7 @@ Parameters follow a question mark:
 ``retain_hours``   24         how long removed files, versions and published snapshots can be read
 ``target_rows``    250000     rows that a file of a table should have
 ``deletion_vectors`` on       ``off``: rewrite files even for few changes, for readers that are too old for deletion vectors
+``deletion_vectors.S.T``      ``off``: the same for table S.T alone
 ``history.S.T``               keep a history of table S.T: ``scd2``
 =================  =========  ====================================================================================
 """
@@ -38,6 +39,7 @@ __all__ = ["DEFAULT_FRESHNESS", "Location", "escape_glob", "inside", "table_dire
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "spark"]
 _HISTORY: Final = "history."
+_VECTORS: Final = "deletion_vectors."
 DEFAULT_FRESHNESS: Final = 2.0
 _BATCH_DELAY: Final = 0.3
 _WITH_PORT: Final = re.compile(r"(?:hdfs|viewfs)://(?:[^:@]+@)?[^:@]+:\d+")
@@ -57,6 +59,7 @@ class Location:
         delay: ``batch_delay``. None: the default.
         freshness, max_write_rate: see the module. None: the default.
         history: tables with a history.
+        without_vectors: tables whose files get no deletion vectors.
     """
 
     path: str | None = None
@@ -71,6 +74,7 @@ class Location:
     target_rows: int = 250_000
     deletion_vectors: bool = True
     history: tuple[TableName, ...] = ()
+    without_vectors: tuple[TableName, ...] = ()
 
     @property
     def batch_delay(self) -> float:
@@ -152,10 +156,14 @@ def _directory(path: str) -> str:
 
 def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    histories: set[TableName] = set()
+    histories, without_vectors = set[TableName](), set[TableName]()
     for name, text in parameters:
         if name.startswith(_HISTORY):
             histories.add(_history(name.removeprefix(_HISTORY), text))
+        elif name.startswith(_VECTORS):
+            table = _table(name, name.removeprefix(_VECTORS))
+            if not _PARSERS["deletion_vectors"](name, text):
+                without_vectors.add(table)
         elif name in {"copy", "copy_connection"}:
             raise ConfigurationError(
                 f'parameter "{name}" of a Spark target was removed: executors do not copy tables any more',
@@ -166,18 +174,25 @@ def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
         else:
             # an & that was not encoded may have made a part of a value look like a name
             shown = f': "{name}"' if name.isidentifier() else ""
-            raise ConfigurationError(
-                f"unrecognized parameter of a Spark target{shown}", hint=f"one of {', '.join(sorted(_PARSERS))}, history.SCHEMA.TABLE"
-            )
+            known = ", ".join([*sorted(_PARSERS), "history.SCHEMA.TABLE", "deletion_vectors.SCHEMA.TABLE"])
+            raise ConfigurationError(f"unrecognized parameter of a Spark target{shown}", hint=f"one of {known}")
     if histories:
         values["history"] = tuple(sorted(histories, key=str))
+    if without_vectors:
+        values["without_vectors"] = tuple(sorted(without_vectors, key=str))
     return values
 
 
-def _history(table: str, text: str) -> TableName:
+def _table(parameter: str, table: str) -> TableName:
     namespace, dot, name = table.partition(".")
     if not (dot and namespace and name):
-        raise ConfigurationError("a history needs a table", hint="as in history.public.accounts=scd2")
+        kind = parameter.partition(".")[0]
+        raise ConfigurationError(f'parameter "{kind}." of a Spark target needs a table', hint=f"as in {kind}.public.accounts")
+    return TableName(namespace, name)
+
+
+def _history(table: str, text: str) -> TableName:
+    found = _table(_HISTORY, table)
     if text == "soft_delete":
         raise ConfigurationError(
             f"history.{table}=soft_delete was removed: a history with all versions has the deleted rows too",
@@ -185,7 +200,7 @@ def _history(table: str, text: str) -> TableName:
         )
     if text != "scd2":
         raise ConfigurationError(f'unrecognized history value of table "{table}"', hint="scd2")
-    return TableName(namespace, name)
+    return found
 
 
 def _above_zero(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:

@@ -88,7 +88,8 @@ class ChangeLog:
         logs: a cache of open Delta tables, by directory. The caller keeps it.
         read: a cache of manifests. The caller keeps it.
         stopped: the logs that cannot be continued, by table. The caller keeps it.
-        waiting: since when copies wait, by table. The caller keeps it.
+        waiting: since when copies wait, by table; None: since when landed files wait. The caller keeps it.
+        log_seconds: how long landed files wait for others.
         target_rows: rows that a file should have.
         retain_hours: how long versions that were replaced can be read.
 
@@ -105,10 +106,12 @@ class ChangeLog:
         *,
         read: ManifestsRead,
         stopped: dict[TableName, StoppedLog],
-        waiting: dict[TableName, float],
+        waiting: dict[TableName | None, float],
         target_rows: int,
         retain_hours: int,
+        log_seconds: float = 0.0,
     ) -> None:
+        self._log_seconds = log_seconds
         self._storage = storage
         self._lake = lake
         self._workers = workers
@@ -120,7 +123,9 @@ class ChangeLog:
         self.written = 0
 
     def compact(self, snapshot: Snapshot, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> Lsn:
-        """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait. Then remove landed files.
+        """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait, or if they wait for too long.
+
+        Then remove landed files.
 
         Returns:
             The LSN up to which the logs have all changes.
@@ -167,8 +172,12 @@ class ChangeLog:
         # with Spark each append is a job. So new copies wait while even more tables are being copied, unless they replace others
         copying = sum(not table.is_synchronized for table in state.tables.values())
         may_wait = self._are_few_and_new(due) and enough > 0 and len(due) < copying and due.keys().isdisjoint(state.removed)
-        if waiting <= enough and not retried and (may_wait or not due):
+        if not waiting:
+            self._waiting.pop(None, None)
+        late = bool(waiting) and time.monotonic() - self._waiting.setdefault(None, time.monotonic()) >= self._log_seconds
+        if waiting <= enough and not late and not retried and (may_wait or not due):
             return since
+        self._waiting.pop(None, None)
         errors = self._append(state.removed, tables, manifests, snapshot.landed)
         for name in sorted({*state.removed, *tables}):
             self._note(name, tables.get(name), errors.get(name))
@@ -182,8 +191,9 @@ class ChangeLog:
     def _are_few_and_new(self, copies: Mapping[TableName, Sequence[StoredFile]]) -> bool:
         # the times of the files are by the clock of the store, which may be wrong
         now = time.monotonic()
-        since = {name: self._waiting.get(name, now) for name in copies}
-        self._waiting.clear()
+        since: dict[TableName | None, float] = {name: self._waiting.get(name, now) for name in copies}
+        for name in self._waiting.keys() - since.keys() - {None}:
+            del self._waiting[name]
         self._waiting.update(since)
         size = sum(file.size for files in copies.values() for file in files)
         return size <= _WAITING_BYTES and all(now - _WAITING_SECONDS < began for began in since.values())

@@ -90,12 +90,12 @@ class Applier:
         self._status = ApplierStatus(storage, engine.name)
         self._tables = OpenTables(storage, self._settings.retain_hours)
         self._checks = StopChecks(self._tables)
-        self._planner = TablePlanner(storage, self._tables, engine, self._settings.target_rows, vectors=self._settings.vectors)
+        self._planner = TablePlanner(storage, self._tables, engine, self._settings)
         self._publisher = SnapshotPublisher(storage, self._settings.retain_hours)
         self._history = HistoryTables(storage, engine, self._settings.target_rows, self._settings.retain_hours)
         self._logs: dict[str, LakeDelta] = {}
         self._stopped_logs: dict[TableName, StoppedLog] = {}
-        self._waiting_copies: dict[TableName, float] = {}
+        self._waiting_for_log: dict[TableName | None, float] = {}
         self._read = ManifestsRead()
         self._seen: SynchronizedTables | None = None
         self._next_look = 0.0
@@ -330,9 +330,10 @@ class Applier:
             self._logs,
             read=self._read,
             stopped=self._stopped_logs,
-            waiting=self._waiting_copies,
+            waiting=self._waiting_for_log,
             target_rows=settings.target_rows,
             retain_hours=settings.retain_hours,
+            log_seconds=settings.log_seconds,
         )
 
     def _histories(

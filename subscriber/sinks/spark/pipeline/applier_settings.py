@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from subscriber.interfaces import TableName
 from subscriber.sinks.spark.files.location import DEFAULT_FRESHNESS
 
 __all__ = ["ApplierSettings"]
@@ -22,6 +24,8 @@ class ApplierSettings:
             changes of a stopped table are kept.
         freshness: the target in seconds, for the reports. The loop keeps to it.
         vectors: whether deletion vectors may be written.
+        without_vectors: tables in which none are written.
+        log_seconds: how long landed changes wait for others before the change log takes them.
     """
 
     target_rows: int = 250_000
@@ -31,3 +35,5 @@ class ApplierSettings:
     retain_hours: int = 24
     freshness: float = DEFAULT_FRESHNESS
     vectors: bool = True
+    without_vectors: Collection[TableName] = ()
+    log_seconds: float = 60.0

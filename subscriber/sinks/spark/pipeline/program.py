@@ -120,6 +120,7 @@ def _apply(
         retain_hours=location.retain_hours,
         freshness=location.freshness,
         vectors=location.deletion_vectors,
+        without_vectors=location.without_vectors,
     )
     engine: Engine = LocalEngine(storage) if spark is None else SparkEngine(spark, location)
     applier = Applier(storage, engine, settings)

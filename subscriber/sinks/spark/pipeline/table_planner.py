@@ -20,6 +20,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_base
+from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, lacks_published
 from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges, copied_changes, read_work
@@ -53,16 +54,14 @@ class TablePlanner:
         storage: of the lake.
         tables: of the lake.
         engine: does the work.
-        target_rows: rows that a file should have.
-        vectors: whether deletion vectors may be written.
+        settings: of the applier.
     """
 
-    def __init__(self, storage: Storage, tables: OpenTables, engine: Engine, target_rows: int, *, vectors: bool = True) -> None:
+    def __init__(self, storage: Storage, tables: OpenTables, engine: Engine, settings: ApplierSettings) -> None:
         self._storage = storage
         self._tables = tables
         self._engine = engine
-        self._target_rows = target_rows
-        self._vectors = vectors
+        self._settings = settings
         self._values = ValueSearch(storage)
         self._row_identity = RowIdentityCheck(storage)
         self._declarations = ColumnDeclarations(storage)
@@ -166,10 +165,10 @@ class TablePlanner:
             retyped=retyped,
             dropped=dropped,
             added=tuple(sorted(added)),
-            target_rows=self._target_rows,
+            target_rows=self._settings.target_rows,
             # readers take a commit with new columns as a whole
             feed=present is not None and overwrite is None and delta.has_feed,
-            vectors=self._vectors and present is not None and overwrite is None and delta.takes_vectors,
+            vectors=self._takes_vectors(name) and present is not None and overwrite is None and delta.takes_vectors,
         )
         work, changes = read_work(self._storage, work, source, ROUND_DIRECTORY)
         known = self._declarations.find(delta.directory, app, applied)
@@ -192,6 +191,9 @@ class TablePlanner:
         found = TableRound(name, app, delta, source, work, plan, overwrite, declared)
         self._require_writable(found)
         return found
+
+    def _takes_vectors(self, name: TableName) -> bool:
+        return self._settings.vectors and name not in self._settings.without_vectors
 
     def _prepare_copy(self, lake: Lake, name: TableName, table: LakeTable, published: SnapshotTable | None) -> None:
         """Let a table begin again that its copy could not repair otherwise: it is damaged, or its columns cannot be written.

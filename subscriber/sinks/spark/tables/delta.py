@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,10 +35,12 @@ from subscriber.sinks.spark.tables.delta_reader import BEGUN, DeltaReader
 from subscriber.sinks.spark.tables.lake_columns import ADDED, is_without_zone, with_comments
 from subscriber.sinks.spark.tables.log_durability import sync_added, sync_log
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, write_error
-from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, is_append_only, unwritable, violated
+from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, is_append_only, unwritable, violated, with_deletion_vectors
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog, changes_rows, has
 
 __all__ = ["COMMITS_AT_ONCE", "LakeDelta", "commit_note"]
+
+_log = logging.getLogger(__name__)
 
 COMMITS_AT_ONCE: Final = 8
 """Number of tables to commit in parallel. A commit mostly waits for the disk or the object store."""
@@ -53,6 +56,10 @@ _HOURS: Final = re.compile(r"interval (\d+) hours")
 _NEW_COLUMNS_NOTE: Final = json.dumps({"subscriber": "new columns"})
 _NEW_COLUMNS: Final = CommitProperties({"userMetadata": _NEW_COLUMNS_NOTE})
 _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "retention"})})
+_VECTORS_NOTE: Final = (
+    "to_pandas and to_pyarrow_table of delta-rs cannot read it from now on; deletion_vectors.SCHEMA.TABLE=off in the URL prevents this"
+    " (docs/explanation/lake-deletion-vectors.md names other readers)"
+)
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LAST_COMMITS: Final = 10
 """How many of the last commits of a newly opened table may not be durable yet."""
@@ -226,6 +233,8 @@ class LakeDelta(DeltaReader):
             vectors=stored_vectors(self._storage, self.directory, self.table_files(), deleted or {}),
             feed=feed,
         )
+        if deleted and with_deletion_vectors(self._there.protocol()) is not None:
+            _log.info("Delta table %s gets its first deletion vector: %s", self.uri, _VECTORS_NOTE)
         while True:
             self.make_durable()
             before = self.version

@@ -68,6 +68,8 @@ def test_copies_by_executors_are_refused(parameter: str) -> None:
 def test_a_url_is_read() -> None:
     assert Location.parse("spark:///a%20b/?confirm=applied&batch_size=1MB") == Location(path="/a b", confirm="applied", batch_size=1024**2)
     assert Location.parse("spark:///lakes/a%231") == Location(path="/lakes/a#1")
+    one = Location.parse("spark:///a?deletion_vectors.public.t=off&deletion_vectors.public.u=on")
+    assert one == Location(path="/a", without_vectors=(TableName("public", "t"),))
     assert Location.parse("spark:///a?deletion_vectors=off") == Location(path="/a", deletion_vectors=False)
     assert Location.parse("spark:///a?apply=spark&target_rows=1000") == Location(path="/a", apply="spark", target_rows=1000)
     assert Location.parse("spark+hdfs://me@name:8020/lake") == Location(uri="hdfs://me@name:8020/lake")

@@ -110,7 +110,7 @@ async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_
         assert left - {f"{200:020d}-1-0.parquet"} <= landed()
     shutil.rmtree(uri)
     work.tidy()
-    assert lsns() == [300, 400]
+    assert lsns() == [200, 300, 400], "what was landed is kept for it"
     assert not await stops()
     assert len(landed()) == 3
     wider = Relation(5, "public", "t", "d", (*RELATION.columns, Column("more", 25, -1, False)))
@@ -375,3 +375,20 @@ async def test_copies_wait_as_long_if_the_clock_of_the_store_is_wrong(
     later = 31.0
     work.tidy()
     assert _ids(tmp_path, "t") == [1]
+
+
+async def test_change_log_follows_after_a_minute_even_if_little_was_landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was that the log of a quiet table came when 200 landed files waited, that is never."""
+    sink, work = await begun(make(tmp_path)), sweeping(tmp_path, 24, log_files=200)
+    real, passed = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed[0])
+    for end in (200, 300):
+        await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), "x", None)))))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+        work.tidy()
+        assert not (tmp_path / "log").exists() if end == 200 else _ids(tmp_path, "t") == [200]
+        passed[0] += 61
+        work.tidy()
+        assert _ids(tmp_path, "t") == ([200] if end == 200 else [200, 300])
+    await sink.close()

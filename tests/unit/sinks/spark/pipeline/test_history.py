@@ -23,6 +23,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.catalog.history import history_name
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
+from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.log_files import write_log_part
 from subscriber.sinks.spark.merge.history_unit import write_history_unit
@@ -450,7 +451,7 @@ async def test_a_history_of_another_form_stops(tmp_path: Path) -> None:
     await landed(tmp_path, transaction(200, RELATION, Insert(5, row("1", "a", None))))
     columns = {"_deleted": [False], "_lsn": [100], "id": [1], "note": ["a"], "big": [""]}
     write_deltalake(tmp_path / "history/public/t", pa.table(columns))
-    (tmp_path / "history.json").write_text('{"tables": [{"table": ["public", "t"], "form": "soft_delete"}]}')
+    write_document(storage(tmp_path), "history.json", {"tables": [{"table": ["public", "t"], "form": "soft_delete"}]})
     work, name = applier(tmp_path), history_name(TABLE, ())
     assert name not in {*all_rounds(work).tables, *all_rounds(work).stopped}
     await landed(tmp_path, transaction(300, RELATION, Insert(5, row("2", "b", None))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from pathlib import Path
@@ -12,6 +13,7 @@ from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from subscriber.errors import TargetError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Message, Truncate, TruncateOption, Update
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
@@ -28,6 +30,7 @@ from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, r
 from tests.unit.sinks.spark.stream import batch, begun, make, row
 
 TABLE = "tables/public/t"
+KEYED_NAME = TableName("public", "t")
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +156,20 @@ async def test_table_property_and_setting_forbid_vectors(tmp_path: Path) -> None
     assert sorted(files(tmp_path).values()) == [(1, 0), (1000, 1)]
     # without vectors, files that have one are rewritten when they are changed
     assert dict(rows(tmp_path)) == {**dict.fromkeys(range(1000), "a"), 5: "b", 6: "b", 7: "b"}
+
+
+async def test_first_vector_is_told_and_a_table_may_have_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The bug was that pandas stopped reading after a small change, without a word."""
+    sink = await filled(tmp_path)
+    caplog.set_level(logging.INFO)
+    for end, settings in ((300, {"without_vectors": [KEYED_NAME]}), (400, {}), (500, {})):
+        await land(sink, end, Update(5, None, None, row("5", str(end))))
+        all_rounds(applier(tmp_path, **settings))
+        told = [one.getMessage() for one in caplog.records if "first deletion vector" in one.getMessage()]
+        assert len(told) == (end > 300)
+        assert any(deleted for _, deleted in files(tmp_path).values()) == (end > 300)
+    assert "tables/public/t gets its first deletion vector: to_pandas" in told[0]
+    await sink.close()
 
 
 async def test_column_added_dropped_and_retyped_beside_vectors(tmp_path: Path) -> None:

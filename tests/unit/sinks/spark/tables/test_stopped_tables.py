@@ -69,7 +69,7 @@ async def test_table_whose_rows_others_changed_leaves_the_snapshot_alone(tmp_pat
     # a table that was restored by hand may have any rows: only a copy continues it
     DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
     sink = await begun(make(tmp_path), tables=())
-    await land(sink, 450, Insert(6, row("4", "d")))
+    await land(sink, 450, OTHER, Insert(6, row("4", "d")))
     stop_of(applier(tmp_path), "was changed by another writer, in version 2 ")
     await sink.remove_table(TABLE)
     await sink.add_tables([TABLE], TableEntry(TableState.INIT))
