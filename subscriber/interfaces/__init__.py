@@ -23,6 +23,7 @@ from subscriber.interfaces.abilities import (
     ResolvingSink,
     Row,
     RowSource,
+    SchemaGapSink,
     TwoPhaseSink,
     WatchedSink,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "Retry",
     "Row",
     "RowSource",
+    "SchemaGapSink",
     "Sink",
     "Spool",
     "StateStore",

@@ -11,6 +11,7 @@ from subscriber.interfaces.values import PublishedTable, RelationGate, TableEntr
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
+    from subscriber.errors import MissingColumns
     from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
     from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -32,6 +33,7 @@ __all__ = [
     "ResolvingSink",
     "Row",
     "RowSource",
+    "SchemaGapSink",
     "TwoPhaseSink",
     "WatchedSink",
 ]
@@ -125,6 +127,27 @@ class GroupingSink(Protocol):
 
     def open_group(self) -> TableGroup:
         """Create a group. Several groups may work at the same time."""
+        ...
+
+
+@runtime_checkable
+class SchemaGapSink(Protocol):
+    """An opened sink whose tables get new columns by themselves, with NULL in the rows that they have.
+
+    Before it takes a change of a table that has got or lost columns, it raises a :class:`subscriber.RelationError` with
+    ``missing_columns``.
+    """
+
+    async def take_columns(self, missing: MissingColumns, gap: str | None) -> TableEntry | None:
+        """Let a table continue with the columns that it has now. Durable on return.
+
+        Args:
+            missing: of the error.
+            gap: why rows that exist may have other values than NULL in the new columns. None: they have NULL.
+
+        Returns:
+            The table's entry, if it is copied again. None: it continues.
+        """
         ...
 
 

@@ -114,7 +114,6 @@ WRITTEN_BY = {
     "checkpoints": ("ALTER TABLE {} SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')",),
     "serializable": ("ALTER TABLE {} SET TBLPROPERTIES ('delta.isolationLevel' = 'Serializable')",),
     "constraint": ("ALTER TABLE {} ADD CONSTRAINT small CHECK (id < 300)",),
-    "not null": ("ALTER TABLE {} ALTER COLUMN note SET NOT NULL",),
     "column mapping": (MAPPED,),
     "rename": (
         MAPPED,
@@ -160,7 +159,6 @@ async def test_the_other_tables_go_on_whatever_is_done_to_one(tmp_path: Path, de
         assert stopped >= {
             "appendOnly",
             "constraint",
-            "not null",
             "replaced",
             "INSERT",
             "UPDATE",

@@ -35,8 +35,9 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.landing.manifest import BatchTransactions, first_manifest
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
-from subscriber.sinks.spark.landing.row_encoder import TableIds, TransactionEncoder
+from subscriber.sinks.spark.landing.row_encoder import TransactionEncoder
 from subscriber.sinks.spark.landing.writer import LandingWriter, count, encode
+from subscriber.sinks.spark.schema_gaps import SchemaGaps
 from subscriber.threads import run_in_thread
 from subscriber.transaction.model import PreparedTransaction
 
@@ -54,6 +55,7 @@ class LandingStream:
     Attributes:
         lander: as given.
         failure: the error after which every call is refused.
+        gaps: as given.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class LandingStream:
         lander: LandingWriter,
         location: Location,
         *,
-        table_ids: TableIds,
+        gaps: SchemaGaps,
         statistics: ApplyStatistics,
         on_durable: Callable[[Lsn], None],
     ) -> None:
@@ -70,7 +72,7 @@ class LandingStream:
         self.failure: SubscriberError | None = None
         self._lake = lake
         self._location = location
-        self._table_ids = table_ids
+        self.gaps = gaps
         self._statistics = statistics
         self._on_durable = on_durable
         self._files = PreparedTransactions(lake.storage)
@@ -263,7 +265,7 @@ class LandingStream:
                         batch,
                         described=self.lander.described,
                         gate=gate,
-                        table_ids=self._table_ids,
+                        table_ids=self.gaps.table_id,
                         skipped_tables=self._statistics.skipped_tables,
                     )
                     await encode(encoder, transaction)

@@ -10,6 +10,7 @@ from typing import Any
 
 from subscriber.config import Settings
 from subscriber.errors import (
+    MissingColumns,
     RelationError,
     TargetError,
 )
@@ -201,6 +202,14 @@ class OpenedSparkSink:
             return with_tables(state, ready)
 
         await self._change(change)
+
+    async def take_columns(self, missing: MissingColumns, gap: str | None) -> TableEntry | None:
+        """See :meth:`subscriber.interfaces.SchemaGapSink.take_columns`."""
+        opened = self._usable
+        await opened.land()
+        again, position = opened.gaps.copies_again(missing, gap), opened.lander.position
+        await self._change(lambda state: opened.gaps.changed(state, missing, gap, position, again=again))
+        return TableEntry(TableState.INIT) if again else None
 
     async def _streaming(self) -> LandingStream:
         """The open stream. Stores the histories that the URL asks for, and starts the applier of this process if it asks for one."""

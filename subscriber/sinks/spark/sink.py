@@ -35,6 +35,7 @@ from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.opened_spark_sink import LakeSessions, OpenedSparkSink
+from subscriber.sinks.spark.schema_gaps import SchemaGaps
 from subscriber.threads import run_in_thread
 
 __all__ = ["SparkSink"]
@@ -126,8 +127,9 @@ class SparkSink:
             lock.give_back()
             raise
         landed = max(zone.last, position.lsn if position is not None else INVALID_LSN)
-        lander = LandingWriter(zone, lake.table_id, sessions.statistics, landed)
-        stream = LandingStream(lake, lander, self._location, table_ids=lake.table_id, statistics=sessions.statistics, on_durable=on_durable)
+        gaps = SchemaGaps(lake, self._location.on_schema_gap)
+        lander = LandingWriter(zone, gaps.table_id, sessions.statistics, landed)
+        stream = LandingStream(lake, lander, self._location, gaps=gaps, statistics=sessions.statistics, on_durable=on_durable)
         try:
             state = await self._state(lake, stream, landed)
             begin = state.position.lsn if state.position is not None else INVALID_LSN

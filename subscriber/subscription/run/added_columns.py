@@ -31,7 +31,7 @@ from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.targets import is_postgres
 from subscriber.walreceiver.session import Session
 
-__all__ = ["add_columns", "adds_columns", "new_column_values"]
+__all__ = ["add_columns", "adds_columns", "new_column_values", "schema_gap"]
 
 _log = logging.getLogger(__name__)
 
@@ -170,6 +170,24 @@ def _require_known(spec: RunSpec, missing: MissingColumns, columns: Mapping[str,
                 + f"`subscriber alter {spec.name} --resync {missing.namespace}.{missing.name}` adds the column and compares all rows",
                 sqlstate="55000",
             )
+
+
+async def schema_gap(spec: RunSpec, missing: MissingColumns) -> str | None:
+    """Why rows that exist may have other values than NULL in new columns of a published table. None: they have NULL.
+
+    Raises:
+        PublisherError: the catalog cannot be read.
+    """
+    if not missing.columns:
+        return None
+    async with await spec.connect("schema") as session:
+        columns = await _columns(session, spec, missing)
+    for name, column in columns.items():
+        if column.missing is not None:
+            return f'earlier rows have the default of column "{name}", which is not sent'
+        if not column.is_known:
+            return f'what earlier rows have in column "{name}" is not sent: {column.doubt}'
+    return None
 
 
 async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> dict[str, NewColumn]:

@@ -23,11 +23,11 @@ from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, poli
 from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.errors import DataLossError, MissingColumns, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
-from subscriber.interfaces import FillingSink, FollowingSink, ParallelSink, Retry, TwoPhaseState
+from subscriber.interfaces import FillingSink, FollowingSink, ParallelSink, Retry, SchemaGapSink, TableName, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
-from subscriber.subscription.run.added_columns import add_columns, adds_columns, new_column_values
+from subscriber.subscription.run.added_columns import add_columns, adds_columns, new_column_values, schema_gap
 from subscriber.subscription.run.followed_columns import follow_columns, follows, learn_columns
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
@@ -354,6 +354,12 @@ class SlotFollower:
 
     async def add_columns(self, missing: MissingColumns) -> bool:
         """Add columns that a table of the target lacks. False: they are not to be added."""
+        opened = self._target.opened
+        if isinstance(opened, SchemaGapSink):
+            entry = await opened.take_columns(missing, await schema_gap(self._spec, missing))
+            if entry is not None:
+                self._state.states.set(TableName(missing.namespace, missing.name), entry)
+            return True
         if not adds_columns(self._spec):
             return False
         await add_columns(self._spec, missing, synchronized=True)

@@ -26,7 +26,6 @@ from typing import Any, Final, Self
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import Position, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.files.documents import json_text, parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import manifest_ends
@@ -69,6 +68,8 @@ class LakeTable:
         position: its own position while it is synchronized.
         until: of a removed table: what was landed for it up to here still belongs to it.
         begun: of a table that was removed, and added again to be copied: the generation of the last copy that began and did not finish.
+        columns: names and types (oids) of the columns of its copy, or that changes had since. Empty: unknown.
+        gap: why its rows lack values, until it is copied again.
     """
 
     id: int
@@ -78,6 +79,8 @@ class LakeTable:
     position: Position | None = None
     until: Lsn | None = None
     begun: int = 0
+    columns: tuple[tuple[str, int], ...] = ()
+    gap: str | None = None
 
     @property
     def is_synchronized(self) -> bool:
@@ -234,11 +237,6 @@ class Lake:
         """
         return _table_of(self.state, name)
 
-    def table_id(self, relation: Relation) -> int | None:
-        """The number of a relation's table. None: it is not of the subscription."""
-        table = self.state.tables.get(TableName(relation.namespace, relation.name))
-        return table.id if table is not None else None
-
     @property
     def applications(self) -> str:
         """The beginning of the names of this lake's Delta applications, which state LSNs in commits."""
@@ -385,6 +383,8 @@ def _table_text(name: TableName, table: LakeTable) -> str:
             "position": None if table.position is None else _position_json(table.position),
             "until": None if table.until is None else str(table.until),
             "begun": table.begun,
+            "columns": table.columns,
+            "gap": table.gap,
         }
     )
 
@@ -413,6 +413,8 @@ def _table(item: Mapping[str, Any]) -> LakeTable:
         position=None if item["position"] is None else _position(item["position"]),
         until=None if item["until"] is None else Lsn.parse(item["until"]),
         begun=item["begun"],
+        columns=tuple((name, oid) for name, oid in item.get("columns", ())),
+        gap=item.get("gap"),
     )
 
 

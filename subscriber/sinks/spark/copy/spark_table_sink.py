@@ -146,7 +146,8 @@ class SparkTableSink:
         copy = TableCopy(position.lsn, self._schema, files, self._started)
         await run_in_thread(lambda: write_copy(storage, directory, copy))
         crash_points.reached("landing.copy_stored")
-        await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
+        columns = self._schema.published_columns
+        await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position, columns=columns, gap=None)
 
     async def position(self) -> Position:
         lake = self._lake()

@@ -113,7 +113,10 @@ class SparkTableGroup:
             for name, each in copied.items():
                 if state.tables.get(name) != each.begun:
                     raise TargetError(f'table "{name}" is not in state INIT any more')
-            done = {name: replace(each.begun, entry=TableEntry(TableState.SYNCDONE, tables[name])) for name, each in copied.items()}
+            done = {
+                name: replace(each.begun, entry=TableEntry(TableState.SYNCDONE, tables[name]), columns=each.schema.published_columns)
+                for name, each in copied.items()
+            }
             return with_tables(state, done)
 
         async with self._catalog:

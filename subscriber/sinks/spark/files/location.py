@@ -15,6 +15,8 @@ Parameters follow a question mark:
 ``max_write_rate``            bytes per second that the applier writes at most, on average
 ``retain_hours``   24         how long removed files, versions and published snapshots can be read
 ``target_rows``    250000     rows that a file of a table should have
+``on_schema_gap``  copy       of a table whose earlier rows have values in a new column that are not sent: ``copy`` it again, ``park`` it,
+                              ``null``: leave NULL
 ``deletion_vectors`` on       ``off``: rewrite files even for few changes, for readers that are too old for deletion vectors
 ``deletion_vectors.S.T``      ``off``: the same for table S.T alone
 ``history.S.T``               keep a history of table S.T: ``scd2``
@@ -34,10 +36,11 @@ from subscriber.config.reading import WHOLE, choice
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
 
-__all__ = ["DEFAULT_FRESHNESS", "Location", "escape_glob", "inside", "table_directory"]
+__all__ = ["DEFAULT_FRESHNESS", "Location", "OnSchemaGap", "escape_glob", "inside", "table_directory"]
 
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "spark"]
+OnSchemaGap = Literal["copy", "park", "null"]
 _HISTORY: Final = "history."
 _VECTORS: Final = "deletion_vectors."
 DEFAULT_FRESHNESS: Final = 2.0
@@ -55,7 +58,7 @@ class Location:
     Attributes:
         path: an absolute path. None for an object store.
         uri: the URI for pyarrow. None for a directory.
-        confirm, batch_size, apply, target_rows, deletion_vectors, retain_hours: see the module. In seconds and bytes.
+        confirm, batch_size, apply, target_rows, deletion_vectors, on_schema_gap, retain_hours: see the module. In seconds and bytes.
         delay: ``batch_delay``. None: the default.
         freshness, max_write_rate: see the module. None: the default.
         history: tables with a history.
@@ -73,6 +76,7 @@ class Location:
     retain_hours: int = 24
     target_rows: int = 250_000
     deletion_vectors: bool = True
+    on_schema_gap: OnSchemaGap = "copy"
     history: tuple[TableName, ...] = ()
     without_vectors: tuple[TableName, ...] = ()
 
@@ -233,6 +237,7 @@ _PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "max_write_rate": _with_unit(lambda name, text: parse_bytes(name, text.removesuffix("/s")), "10MB/s"),
     "retain_hours": _above_zero(WHOLE.parse),
     "target_rows": _above_zero(WHOLE.parse),
+    "on_schema_gap": choice(*get_args(OnSchemaGap)).parse,
     "deletion_vectors": lambda name, text: choice("on", "off").parse(name, text) == "on",
 }
 """The parameters of the URL that are not of one table: each reads a value; its arguments are the name and the text."""

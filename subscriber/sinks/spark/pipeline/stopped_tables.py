@@ -75,6 +75,8 @@ class StopChecks:
         for name, table in tables.items():
             with stopping(name, found), checking_files(self.tables.storage, self.tables.of(name, table)):
                 stop = stop_of(snapshot, name, table)
+                if table.gap is not None:
+                    raise TableStopped(table.gap, hint=COPY_AGAIN)
                 if stop is not None:
                     if not stop.kept:
                         raise TableStopped(stop.error)

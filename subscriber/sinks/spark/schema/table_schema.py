@@ -100,6 +100,11 @@ class TableSchema:
         return cls(table.name, table.replica_identity, _described(columns))
 
     @property
+    def published_columns(self) -> tuple[tuple[str, int], ...]:
+        """Names and types (oids) of the columns on the publisher."""
+        return tuple((column.name, column.declared[0]) for column in self.columns if column.declared is not None)
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """Fields of the replica identity. All fields if it is FULL. Empty if there is none."""
         return tuple(column.field for column in self.columns if column.key)

@@ -162,6 +162,7 @@ async def test_first_vector_is_told_and_a_table_may_have_none(tmp_path: Path, ca
     """The bug was that pandas stopped reading after a small change, without a word."""
     sink = await filled(tmp_path)
     caplog.set_level(logging.INFO)
+    told: list[str] = []
     for end, settings in ((300, {"without_vectors": [KEYED_NAME]}), (400, {}), (500, {})):
         await land(sink, end, Update(5, None, None, row("5", str(end))))
         all_rounds(applier(tmp_path, **settings))
