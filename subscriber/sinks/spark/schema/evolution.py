@@ -1,6 +1,6 @@
 """How a table's columns in the lake follow the publisher's.
 
-* A new column is added. Older rows have NULL in it, even if it has a default, because the publisher does not send them again.
+* A new column is added. Older rows have NULL in it. If that may be wrong, the table is copied again first (``schema_gaps.py``).
 * A dropped column remains, and becomes NULL in all rows, which takes one rewrite of the table's files. If a column of that name is added
   later, it is the same column in the lake.
 * If a type changes, the lake's type becomes the narrowest one that holds both, or text. Then all files are rewritten once.
