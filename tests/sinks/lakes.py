@@ -52,7 +52,7 @@ class LakeTarget:
         self._applier = Applier(self._storage, engine(self._storage), ApplierSettings(target_rows=400, log_files=5))
 
     def new_sink(self) -> Sink:
-        return SparkSink(f"spark://{self._path}?batch_delay=0", options=SubscriptionOptions(), settings=Settings())
+        return SparkSink(f"spark://{self._path}?batch_delay=0&on_schema_gap=null", options=SubscriptionOptions(), settings=Settings())
 
     async def create_table(self, table: Table) -> None:
         """A lake makes its tables itself."""

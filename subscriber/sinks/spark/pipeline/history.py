@@ -205,9 +205,9 @@ class HistoryTables:
             raise stop.error
 
     def _require_usable(self, lake: Lake, delta: LakeDelta) -> None:
-        require_no_foreign_log_changes(delta, lake.applications, "history table")
         if not set(HISTORY_COLUMNS.names) <= set(delta.schema.names):
             raise TableStopped(f"history table {delta.uri} has no versions of rows", hint=BEGIN_AGAIN["history table"])
+        require_no_foreign_log_changes(delta, lake.applications, "history table")
         if (reason := delta.unwritable(columns=True)) is not None:
             raise TableStopped(f"history table {delta.uri} has what cannot be written: {reason}", hint=BEGIN_AGAIN["history table"])
 

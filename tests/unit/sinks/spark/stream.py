@@ -47,6 +47,8 @@ def batch(*transactions: Transaction) -> Batch:
 
 
 def make(path: Path, parameters: str = "?batch_delay=1h") -> SparkSink:
+    # there is no publisher to ask about new columns
+    parameters += f"{'&' if parameters else '?'}on_schema_gap=null" if "on_schema_gap" not in parameters else ""
     return SparkSink(f"spark://{path}{parameters}", options=SubscriptionOptions(), settings=Settings())
 
 

@@ -29,7 +29,7 @@ from subscriber.sinks.spark.files.location import Location
         ("spark:///lake?deletion_vectors=no", 'unrecognized deletion_vectors value: "no"'),
         ("spark:///lake?target_rows=many", 'invalid value for parameter "target_rows"'),
         ("spark:///lake?batch_delay=soon", "invalid value"),
-        ("spark:///lake?history.accounts=scd2", "a history needs a table"),
+        ("spark:///lake?history.accounts=scd2", "parameter .history.. of a Spark target needs a table"),
         ("spark:///lake?history.public.accounts=scd3", 'unrecognized history value of table "public.accounts"'),
         ("spark:///lake?history.a.b=soft_delete", r"history\.a\.b=soft_delete was removed"),
     ],
