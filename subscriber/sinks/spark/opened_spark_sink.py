@@ -205,9 +205,14 @@ class OpenedSparkSink:
 
     async def take_columns(self, missing: MissingColumns, gap: str | None) -> TableEntry | None:
         """See :meth:`subscriber.interfaces.SchemaGapSink.take_columns`."""
-        opened = self._usable
-        await opened.land()
-        again, position = opened.gaps.copies_again(missing, gap), opened.lander.position
+        opened = self._stream
+        if opened.failure is None:
+            await opened.land()
+            position = opened.lander.position
+        else:
+            # a long transaction, of which a part was written. It comes again
+            position = await run_in_thread(self.lake.landed) or INVALID_LSN
+        again = opened.gaps.copies_again(missing, gap)
         await self._change(lambda state: opened.gaps.changed(state, missing, gap, position, again=again))
         return TableEntry(TableState.INIT) if again else None
 
