@@ -211,7 +211,7 @@ class OpenedSparkSink:
             position = opened.lander.position
         else:
             # a long transaction, of which a part was written. It comes again
-            position = await run_in_thread(self.lake.landed) or INVALID_LSN
+            position = await run_in_thread(lambda: self.lake.landed() or INVALID_LSN)
         again = opened.gaps.copies_again(missing, gap)
         await self._change(lambda state: opened.gaps.changed(state, missing, gap, position, again=again))
         return TableEntry(TableState.INIT) if again else None
