@@ -154,7 +154,6 @@ async def test_the_other_tables_go_on_whatever_is_done_to_one(tmp_path: Path, de
         assert snapshot.lsn == snapshot.tables[TABLE].applied == end
         stopped = {kind for kind, table in zip(WRITTEN_BY, others, strict=True) if table in snapshot.stopped}
         needs_delta = {"type widening", "in-commit timestamps", "row tracking", "clustering", "rename"} if name == "local" else {"rename"}
-        print(name, end, sorted(stopped), [stop.error for stop in snapshot.stopped.values()])
         assert stopped >= {
             "appendOnly",
             "constraint",
