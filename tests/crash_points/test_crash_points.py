@@ -26,18 +26,19 @@ _EACH_CHANGE: Final[Sequence[tuple[str, Sequence[str], Failure]]] = [
     ("lake", (*_CORE, *_LAKE), Failure.EXIT),
     ("memory", _CORE, Failure.ERROR),
     ("memory", _RELAY, Failure.ERROR),
-    ("postgres", _RELAY, Failure.EXIT),
     ("sqlite", _RELAY, Failure.EXIT),
-    ("postgres", (*_CORE, *_POSTGRES), Failure.CUT),
+    ("memory", _CORE, Failure.CUT),
+    ("postgres", _POSTGRES, Failure.CUT),
     ("sqlite", (*_CORE, *_SQL), Failure.DISK_FULL),
 ]
 """The sinks, with the first parts of the names of their points: each with EXIT, if it has a process, and each other failure with one."""
 _ENDURANCE: Final[Sequence[tuple[str, Sequence[str], Failure]]] = [
-    ("memory", _CORE, Failure.CUT),
     ("sqlite", (*_CORE, *_SQL), Failure.ERROR),
     ("sqlite", (*_CORE, *_SQL), Failure.CUT),
     ("mariadb", tuple(point for point in _CORE if not point.startswith(_OF_MARIADB)), Failure.EXIT),
     ("mariadb", (*_CORE, *_SQL), Failure.CUT),
+    ("postgres", _RELAY, Failure.EXIT),
+    ("postgres", _CORE, Failure.CUT),
     ("postgres", (*_CORE, *_POSTGRES), Failure.ERROR),
     ("postgres_full", (*_CORE, *_POSTGRES), Failure.DISK_FULL),
     ("lake", (*_CORE, *_LAKE), Failure.ERROR),

@@ -24,7 +24,10 @@ STREAM = (
 
 
 @pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
-@pytest.mark.parametrize(("streaming", "binary"), [("off", False), pytest.param("on", True, marks=pytest.mark.matrix), ("parallel", False)])
+@pytest.mark.parametrize(
+    ("streaming", "binary"),
+    [pytest.param("off", False, marks=pytest.mark.endurance), pytest.param("on", True, marks=pytest.mark.matrix), ("parallel", False)],
+)
 async def test_as_native(nodes_native16: Nodes, streaming: str, binary: bool) -> None:
     await follow_transactions(nodes_native16, [STREAM], {"id > 0": 601, "n IS NOT NULL": 151}, streaming=streaming, binary=binary)
 

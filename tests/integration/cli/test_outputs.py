@@ -34,6 +34,17 @@ FULL = Streams("1>/dev/full", writable=False, heard=True)
 CLOSED = Streams("0<&- 1>&- 2>&-", writable=False, heard=False)
 DEAF = Streams("2>/dev/full", writable=True, heard=False)
 EACH = pytest.mark.parametrize("streams", [FULL, CLOSED, DEAF], ids=["full", "closed", "stderr full"])
+# verbs without servers have each of them on each change
+WITH_SERVERS = pytest.mark.parametrize(
+    "streams",
+    [
+        Streams("1>/dev/full 2>/dev/full", writable=False, heard=False),
+        CLOSED,
+        pytest.param(FULL, marks=pytest.mark.endurance),
+        pytest.param(DEAF, marks=pytest.mark.endurance),
+    ],
+    ids=["both full", "closed", "full", "stderr full"],
+)
 
 
 def run(streams: Streams, *arguments: str) -> Ended:
@@ -61,7 +72,7 @@ def works(streams: Streams, *arguments: str, prints: bool) -> Ended:
     return done
 
 
-@EACH
+@WITH_SERVERS
 def test_verbs_of_a_subscription(streams: Streams, publisher18_db: Database, target_db: Database) -> None:
     for database in (publisher18_db, target_db):
         database.execute('CREATE TABLE "tä" (id int PRIMARY KEY)')
@@ -89,7 +100,7 @@ def test_verbs_of_a_subscription(streams: Streams, publisher18_db: Database, tar
     assert (slots(publisher18_db), target_db.value("SELECT count(*) FROM subscriber.pg_subscription")) == ([], 0)
 
 
-@EACH
+@WITH_SERVERS
 def test_verbs_that_follow(streams: Streams, publisher18_db: Database, tmp_path: Path) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR ALL TABLES")
     source = [f"--connection={publisher18_db.dsn}", "--publication=p"]

@@ -21,7 +21,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from subscriber.testing.load.mixed_load import MixedLoad
+from subscriber.testing.load.mixed_load import Kind, MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
 from tests.crash.process import QUICK as QUICK_SETTINGS
 from tests.crash.test_lake import LEFT, RIGHT, Program, Transfers, check_logs, check_snapshot, is_beyond, publishes, there, tidy
@@ -55,7 +55,7 @@ async def test_every_kind_of_transaction_comes_through(publisher18_db: Database,
     for _ in range(2):
         found = subscription(publisher18_db, lake, "?batch_delay=50ms")
         running = asyncio.create_task(found.run())
-        await load.run(transactions=30)
+        await load.run(transactions=len(Kind))
         await load.finish()
         await found.wait_for(publisher18_db.current_lsn(), 60)
         await applied(lake, ApplierSettings(target_rows=500))

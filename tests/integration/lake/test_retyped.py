@@ -52,6 +52,8 @@ VALUES = {
     "inet": ("10.0.0.1", "10.0.0.0/8"),
 }
 TYPES = tuple(VALUES)
+_PARTS = 4
+"""Each has its share of the pairs. One runs on each change."""
 
 
 def _declarations(publisher: Database) -> dict[str, tuple[int, int]]:
@@ -68,11 +70,13 @@ def _kept(before: tuple[int, int], after: tuple[int, int]) -> bool:
 
 
 @pytest.mark.timeout(300)
-async def test_rows_are_found_by_values_that_are_taken_for_unchanged(publisher18_db: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.endurance) for part in range(1, _PARTS))])
+async def test_rows_are_found_by_values_that_are_taken_for_unchanged(publisher18_db: Database, tmp_path: Path, part: int) -> None:
     publisher, lake = publisher18_db, tmp_path / "lake"
     declared = _declarations(publisher)
     pairs = [(one, other) for one in TYPES for other in TYPES if _kept(declared[one], declared[other])]
     assert len(pairs) > 100
+    pairs = pairs[part::_PARTS]
     with psycopg.connect(publisher.dsn, autocommit=True) as session:
         session.execute("SET TimeZone = 'Europe/Berlin'")
         altered: dict[str, tuple[str, str]] = {}

@@ -29,7 +29,7 @@ async def refused_while_claimed(target: str, name: str, run: list[str]) -> None:
     assert subscriber(*run, "--until-caught-up").status == 0
 
 
-@pytest.mark.parametrize("other_target", ["native", "sqlite", "mariadb"], indirect=True)
+@pytest.mark.parametrize("other_target", ["native", "sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
 async def test_run_of_a_claimed_subscription(other_replica: Replica) -> None:
     pair = other_replica
     await refused_while_claimed(pair.target.url, pair.name, pair.arguments())

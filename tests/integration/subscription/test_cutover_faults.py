@@ -103,7 +103,7 @@ async def test_another_process_continues_a_cutover_that_still_runs(publisher18_d
         assert publisher18_db.value(f"SELECT count(*) FROM subscriber.pg_subscription WHERE subname = '{name}_back'") == 1
 
 
-@pytest.mark.parametrize("step", ["close_destination", "way_back"])
+@pytest.mark.parametrize("step", [pytest.param("close_destination", marks=pytest.mark.endurance), "way_back"])
 async def test_process_that_continues_after_another_one_has_finished(step: str, publisher18_db: Database, target_db: Database) -> None:
     # the bugs were that it closed the database that writers use, and that it made the way back again, from a later LSN: what was written
     # before was not in the old database

@@ -61,7 +61,7 @@ class Application:
 
     def _write(self) -> None:
         with psycopg.connect(self._url, autocommit=True, prepare_threshold=None, application_name="app") as session:
-            while not self._stop.wait(0.005):
+            while not self._stop.wait(0.02):
                 try:
                     session.execute("INSERT INTO t (v) VALUES ('app')")
                     self.written += 1
@@ -71,7 +71,7 @@ class Application:
 
     async def writes(self) -> None:
         """Wait until all clients write."""
-        until = self.written + 10 * CLIENTS
+        until = self.written + 5 * CLIENTS
         async with asyncio.timeout(WAIT_SECONDS):
             while self.written < until:
                 assert self.refused == []
@@ -238,6 +238,7 @@ async def test_login_that_is_under_way(publisher18_db: Database, monkeypatch: py
         assert (config["server_login_retry"], paused(found)) == ("15", False)
 
 
+@pytest.mark.endurance
 async def test_transaction_that_does_not_end_and_kills(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     said: list[str] = []
     async with moving(publisher18_db, target_db) as name:

@@ -73,7 +73,10 @@ def has_icu(database: Database) -> bool:
     return True
 
 
-@pytest.fixture(params=[(15, 18), (18, 18), pytest.param((15, 15), marks=pytest.mark.endurance)], ids=lambda pair: f"{pair[0]}-{pair[1]}")
+@pytest.fixture(
+    params=[(15, 18), *(pytest.param((version, version), marks=pytest.mark.endurance) for version in (15, 18))],
+    ids=lambda pair: f"{pair[0]}-{pair[1]}",
+)
 def pair(request: pytest.FixtureRequest, servers: Servers) -> Iterator[tuple[Database, Database]]:
     """A publisher and a target."""
     with contextlib.ExitStack() as stack:

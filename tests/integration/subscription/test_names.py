@@ -36,6 +36,7 @@ async def go(*arguments: str, status: int = 0) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 async def test_a_migration_with_odd_names(publisher18_db: Database, target_db: Database) -> None:
     s, t, v, m, c, k, i, g, f, q, ty, d = (named(each) for each in ("s", "t", "v", "m", "c", "k", "i", "g", "f", "q", "y", "d"))
     publisher18_db.execute(f"""

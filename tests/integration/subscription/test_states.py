@@ -66,7 +66,7 @@ def unreachable(publisher: Database) -> Any:
             other.execute(f"ALTER DATABASE {publisher.name} ALLOW_CONNECTIONS true")
 
 
-@pytest.fixture(params=["postgres", "sqlite", "lake"])
+@pytest.fixture(params=["postgres", pytest.param("sqlite", marks=pytest.mark.endurance), "lake"])
 def target(request: pytest.FixtureRequest, target_db: Database, tmp_path: Path) -> str:
     """Its URL. The table is there or is made."""
     if request.param == "postgres":
@@ -144,6 +144,7 @@ def check(target: str, *arguments: str) -> tuple[int, str]:
     return done.status, done.output
 
 
+@pytest.mark.parametrize("other_target", ["sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
 def test_check_for_monitoring(other_replica: Replica) -> None:
     pair, url = other_replica, other_replica.target.url
     pair.catches_up()

@@ -76,7 +76,7 @@ class StuckSqlAlchemy(Stuck, SqlAlchemySink):
         return opened
 
 
-@pytest.mark.parametrize("other_target", ["native", "sqlite", "mariadb"], indirect=True)
+@pytest.mark.parametrize("other_target", ["native", "sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
 async def test_attempt_without_progress_is_ended(other_replica: Replica, caplog: pytest.LogCaptureFixture) -> None:
     pair, target, publisher = other_replica, other_replica.target, other_replica.publisher
     native = target.kind == "native"

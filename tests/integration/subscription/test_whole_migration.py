@@ -42,7 +42,7 @@ class Application:
             for database in self._databases:
                 with contextlib.suppress(psycopg.Error), database.connect() as session:
                     # a session that may not write does not take a number either
-                    while not self._end.wait(0.02):
+                    while not self._end.wait(0.05):
                         self._numbers.append((name, session.execute("SELECT nextval(%s)", (name,)).fetchall()[0][0]))
 
     def goes_on(self) -> None:
@@ -50,7 +50,7 @@ class Application:
         before = Counter(name for name, _ in list(self._numbers))
         for _ in range(int(WAIT_SECONDS / 0.02)):
             now = Counter(name for name, _ in list(self._numbers))
-            if all(now[name] > before[name] + 20 for name in TAKEN):
+            if all(now[name] > before[name] + 10 for name in TAKEN):
                 return
             self._end.wait(0.02)
         raise AssertionError("it takes no more numbers")

@@ -40,9 +40,9 @@ async def test_every_kind_comes_even_in_a_short_load(publisher18_db: Database) -
 async def test_stays_free_of_deadlocks_and_finishes_what_is_prepared(publisher18_db: Database) -> None:
     await create_tables(publisher18_db.dsn, rows=ROWS)
     load = MixedLoad(publisher18_db.dsn, seed=2, huge_rows=2000, sessions=6)
-    report = await load.run(transactions=600)
+    report = await load.run(transactions=300)
     assert (report.retried, report.lost, report.reconnected) == (0, 0, 0)
-    assert report.transactions == 600
+    assert report.transactions == 300
     waiting = left_prepared(publisher18_db)
     assert report.prepared.total() == report.committed_prepared + report.rolled_back_prepared + waiting
     await load.finish()
@@ -117,13 +117,13 @@ async def test_continues_after_the_publisher_was_killed(make_server: Callable[..
         running = group.create_task(load.run(enough))
         for stop in (server.kill, server.stop):
             before = load.report.transactions
-            while load.report.transactions < before + 100:
+            while load.report.transactions < before + 50:
                 assert not running.done()
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(stop)
             await asyncio.to_thread(server.start)
         before = load.report.transactions
-        while load.report.transactions < before + 100:
+        while load.report.transactions < before + 50:
             assert not running.done()
             await asyncio.sleep(0.01)
         enough.set()
@@ -165,7 +165,7 @@ async def test_native_replication_of_the_load_gives_equal_rows(publisher16_db: D
     target_db.wait("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel", True)
     target_db.wait(f"SELECT subtwophasestate FROM pg_subscription WHERE subname = '{name}'", "e")
     load = MixedLoad(publisher16_db.dsn, seed=10, huge_rows=6000)
-    await load.run(transactions=400)
+    await load.run(transactions=200)
 
     def caught_up() -> None:
         lsn = publisher16_db.current_lsn()
