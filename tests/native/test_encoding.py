@@ -32,7 +32,10 @@ def nodes_in_encodings(servers: Servers, publisher18: ServerAddress) -> Iterator
         yield make
 
 
-@pytest.mark.parametrize(("publisher", "targets"), [("LATIN1", "UTF8"), ("UTF8", "LATIN1"), ("LATIN1", "LATIN1"), ("EUC_JP", "UTF8")])
+@pytest.mark.parametrize(
+    ("publisher", "targets"),
+    [("LATIN1", "UTF8"), ("UTF8", "LATIN1"), pytest.param("LATIN1", "LATIN1", marks=pytest.mark.endurance), ("EUC_JP", "UTF8")],
+)
 async def test_texts_and_names(nodes_in_encodings: MakeNodes, publisher: str, targets: str) -> None:
     word, other = ("日本", "名前") if publisher == "EUC_JP" else ("Grüße", "él")
     nodes = nodes_in_encodings(publisher, targets)

@@ -42,7 +42,7 @@ async def skip(publisher: Database, target: Database, name: str, conflicting: st
     return lsn
 
 
-@pytest.mark.parametrize("streaming", ["parallel", "on", "off"])
+@pytest.mark.parametrize("streaming", ["parallel", "on", pytest.param("off", marks=pytest.mark.endurance)])
 async def test_disabled_then_skipped(
     publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture, streaming: str
 ) -> None:

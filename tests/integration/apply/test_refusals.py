@@ -55,7 +55,7 @@ def goes_on_after(pair: Replica, refusals: int) -> None:
     pair.acknowledged()
 
 
-@pytest.mark.parametrize("other_target", ["native", "sqlite", "mariadb"], indirect=True)
+@pytest.mark.parametrize("other_target", ["native", "sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
 @TIMES
 def test_refusals_one_after_another(other_replica: Replica, refusals: int) -> None:
     goes_on_after(other_replica, refusals)

@@ -65,7 +65,11 @@ async def ready(found: Replica) -> None:
 
 @pytest.mark.parametrize(
     ("streaming", "memory"),
-    [("off", SMALL), pytest.param("on", SMALL, marks=STREAMS), pytest.param("parallel", 64 * 1024 * 1024, marks=STREAMS)],
+    [
+        pytest.param("off", SMALL, marks=pytest.mark.endurance),
+        pytest.param("on", SMALL, marks=STREAMS),
+        pytest.param("parallel", 64 * 1024 * 1024, marks=STREAMS),
+    ],
 )
 async def test_interleaved_with_rollbacks_at_several_depths(
     publisher_db: Database, target_db: Database, streaming: Any, memory: int, tmp_path: Path
@@ -219,7 +223,7 @@ async def test_toast_keys_and_truncate_inside_a_stream(publisher_db: Database, t
             assert publisher_db.value(stats) == 1
 
 
-@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+@pytest.mark.parametrize("streaming", ["off", pytest.param("on", marks=pytest.mark.endurance), "parallel"])
 async def test_abort_message_for_what_was_never_streamed(publisher18_db: Database, target_db: Database, streaming: Any) -> None:
     # the bug was PostgreSQL 18's: a large transaction, rolled back, with a subtransaction still in memory is answered with a
     # STREAM ABORT even where nothing was streamed; its own apply worker dies of it. 14 to 17 send empty chunks before

@@ -16,6 +16,7 @@ from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
 from subscriber.consumer.transactions import transactions
 from subscriber.transaction.changes import UNCHANGED
 from tests.support.database import Database
+from tests.support.examples import some_and_others
 from tests.support.received import SMALL, SOON, TIMEOUT, Simple, changes, confirmed, cut_connection, eventually, first
 
 
@@ -97,8 +98,11 @@ class TestChanges:
             ("insert", "t", {"id": b"\0\0\0\1", "note": None}),
         ]
 
-    @pytest.mark.parametrize("memory", [SMALL, 64 * 1024 * 1024])
-    @pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+    @some_and_others(
+        ["memory", "streaming"],
+        [(SMALL, "on"), (SMALL, "off"), (64 * 1024 * 1024, "parallel")],
+        [(64 * 1024 * 1024, "off"), (64 * 1024 * 1024, "on"), (SMALL, "parallel")],
+    )
     async def test_large_transaction_with_aborted_subtransactions(
         self, source: Database, memory: int, streaming: Any, tmp_path: Path
     ) -> None:

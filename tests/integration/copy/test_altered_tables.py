@@ -15,6 +15,7 @@ from subscriber.interfaces import PublishedTable
 from subscriber.subscription.run.copy_source import PublisherSource
 from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from tests.support.database import Database
+from tests.support.examples import some_and_others
 from tests.support.observation import eventually
 from tests.support.replica import QUICK, replica, subscription_of
 from tests.support.row_gates import closed_gates, make_row_gate, open_transaction, waiting_at_gate, waiting_for_lock_on
@@ -50,7 +51,7 @@ async def test_unpublished_in_the_middle_of_its_copy(publisher18_db: Database, t
     ("rewrite", "rows"),
     [
         ("VACUUM FULL big", 5000),
-        ("CLUSTER big USING big_id", 5000),
+        pytest.param("CLUSTER big USING big_id", 5000, marks=pytest.mark.endurance),
         ("ALTER TABLE big ALTER id TYPE bigint", 5000),
         ("BEGIN; TRUNCATE big; INSERT INTO big VALUES (1, 'new'), (2, 'new'); COMMIT", 2),
     ],
@@ -102,8 +103,7 @@ async def test_swapped_for_a_table_that_is_newer_than_the_snapshot(
     assert only_the_main_slot(publisher18_db)
 
 
-@pytest.mark.parametrize("back", [False, True])
-@pytest.mark.parametrize("partitioned", [False, True])
+@some_and_others(["partitioned", "back"], [(False, True), (True, False)], [(False, False), (True, True)])
 async def test_swapped_between_two_parts(
     publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, partitioned: bool, back: bool
 ) -> None:

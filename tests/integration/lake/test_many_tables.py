@@ -18,6 +18,7 @@ from subscriber.sinks.spark.copy.table_group import SparkTableGroup
 from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import Storage
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.examples import some_and_others
 from tests.support.lakes import applied, apply_all, assert_same
 from tests.support.replica import QUICK
 from tests.support.table_groups import hook_before_copy, record_snapshot_slots
@@ -83,9 +84,23 @@ async def test_a_table_that_changes_while_it_is_copied(publisher: Database, tmp_
     assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher, TABLES)
 
 
-@pytest.mark.parametrize(("stored", "read"), [(True, True), (True, False), (False, False)])
-@pytest.mark.parametrize("error", [TargetUnavailable, TargetError])
-@pytest.mark.parametrize("number", [10, 1])
+@some_and_others(
+    ["number", "error", "stored", "read"],
+    [
+        (10, TargetUnavailable, True, True),
+        (10, TargetUnavailable, True, False),
+        (10, TargetError, False, False),
+        (1, TargetError, True, True),
+    ],
+    [
+        *(
+            (10, error, *when)
+            for error, when in ((TargetUnavailable, (False, False)), (TargetError, (True, True)), (TargetError, (True, False)))
+        ),
+        *((1, error, *when) for error in (TargetUnavailable, TargetError) for when in ((True, False), (False, False))),
+        (1, TargetUnavailable, True, True),
+    ],
+)
 async def test_a_failed_write_of_the_catalog(
     publisher: Database,
     tmp_path: Path,

@@ -256,7 +256,11 @@ class TestPreparedTransaction:
         await recovered(publisher_db, target_db, two_phase=True)
 
 
-@pytest.mark.parametrize(("complete", "relayed"), [(True, False), (False, False), (True, True)], ids=["complete", "behind", "relay_log"])
+@pytest.mark.parametrize(
+    ("complete", "relayed"),
+    [(True, False), (False, False), pytest.param(True, True, marks=pytest.mark.endurance)],
+    ids=["complete", "behind", "relay_log"],
+)
 async def test_promoted_standby(make_server: MakeServer, target_db: Database, tmp_path: Path, complete: bool, relayed: bool) -> None:
     """With a failover slot: one that has everything is followed on its new timeline, one that lacks what the target has is refused.
 
