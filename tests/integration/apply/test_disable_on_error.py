@@ -78,7 +78,7 @@ async def enable(target: Database, schema: str) -> None:
         await subscription.enable()
 
 
-@pytest.mark.parametrize("side", [native, ours])
+@pytest.mark.parametrize("side", [pytest.param(native, marks=pytest.mark.endurance), ours])
 @pytest.mark.parametrize("breaks", [lost_connection, canceled_statement])
 async def test_errors(
     publisher18_db: Database,
@@ -99,7 +99,7 @@ async def test_errors(
         await asyncio.to_thread(target_db.wait, "SELECT count(*)::int FROM t WHERE id = 3", 1)
 
 
-@pytest.mark.parametrize("side", [native, ours])
+@pytest.mark.parametrize("side", [pytest.param(native, marks=pytest.mark.endurance), ours])
 async def test_missing_publication(
     publisher16_db: Database,
     target_db: Database,
