@@ -237,6 +237,7 @@ async def test_the_command_is_killed_at_every_step(side: str, old_db: Database, 
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 async def test_complete_is_killed_at_every_step(old_db: Database, new_db: Database, tmp_path: Path) -> None:
     for database in (old_db, new_db):
         database.execute(SETUP)

@@ -17,6 +17,7 @@ from subscriber.subscription.cutover.cutover import abort_cutover, cutover, roll
 from tests.integration.subscription.test_cutover import QUICKLY, again, moving, writes
 from tests.integration.subscription.test_cutover_faults import Killed
 from tests.support.database import Database
+from tests.support.examples import some_and_others
 from tests.support.managed import catch_up, launched
 
 ROW = "INSERT INTO t (v) VALUES ('w')"
@@ -43,12 +44,15 @@ async def killed(work: Callable[[], Awaitable[object]], point: int) -> Sequence[
 
 @pytest.mark.crash
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("direction", "first", "step"), [("forward", 1, 2), ("back", 3, 4), pytest.param("back", 1, 2, marks=pytest.mark.endurance)]
+@some_and_others(
+    ["direction", "first", "step", "each"],
+    [("forward", 1, 6, 3), ("back", 3, 8, 3)],
+    [("forward", 1, 2, 1), ("back", 1, 2, 1)],
 )
 async def test_every_point_of_a_move_and_of_its_undo(
-    direction: str, first: int, step: int, publisher18_db: Database, target_db: Database
+    direction: str, first: int, step: int, each: int, publisher18_db: Database, target_db: Database
 ) -> None:
+    """The move ends at points ``first``, ``first + step``, … The undo, and what is behind the point of no return, in steps of ``each``."""
     async with moving(publisher18_db, target_db) as name, launched(publisher18_db):
         source, destination = publisher18_db, target_db
 
@@ -80,7 +84,7 @@ async def test_every_point_of_a_move_and_of_its_undo(
             assert closed() >= (direction == "back")
             if point == 19:
                 # the way back is made: its undo ends at each of its own points, too
-                for left in itertools.count(1):
+                for left in itertools.count(1, each):
                     if not await killed(undo, left):
                         break
                     assert closed() >= (direction == "back")
@@ -95,7 +99,7 @@ async def test_every_point_of_a_move_and_of_its_undo(
         with contextlib.suppress(ConfigurationError):
             while await killed(move, point):
                 assert not writes(source, query=ROW)
-                point += 1
+                point += each
         assert point > 4
         again(publisher18_db, target_db)
         assert (writes(source, query=ROW), writes(destination, query=ROW)) == (False, True)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.crash.process import RunProcess
 from tests.support.database import Database
+from tests.support.examples import some_and_others
 from tests.support.program import slots
 
 TABLES = ("good", "taken", "checked")
@@ -65,7 +66,7 @@ def require_same(run: ParkingProcess, publisher: Database, target: Database) -> 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("point", ["park.stored", "park.left", "reconcile.planned", "copy.synchronized"])
+@some_and_others(["point"], [("park.stored",), ("park.left",)], [("reconcile.planned",), ("copy.synchronized",)])
 def test_killed_at_a_point(publisher18_db: Database, target_db: Database, tmp_path: Path, point: str) -> None:
     run = set_up(publisher18_db, target_db, tmp_path)
     try:

@@ -76,7 +76,7 @@ def test_ends_at_each_step(count: int, publisher18_db: Database, target_db: Data
                     # the rows that no one changes are there at any time
                     row = connection.execute(f"SELECT count(*) FROM {name} WHERE id BETWEEN 100 AND 200".encode()).fetchone()
                     empty.extend([name] if row != (101,) else [])
-                time.sleep(0.01)
+                time.sleep(0.05)
 
     threads = [threading.Thread(target=work) for work in (write, read)]
     for thread in threads:

@@ -55,6 +55,7 @@ def change_both_tables(publisher: Database) -> None:
     publisher.execute("INSERT INTO b VALUES (2, 'new'); UPDATE b SET v = 'changed' WHERE id = 1")
 
 
+@pytest.mark.endurance
 def test_killed_in_init_and_in_datasync(process: SubscriberProcess) -> None:
     """Table a is copied in parts, of which some are committed; b waits for its turn."""
     publisher, target = process.publisher, process.target
@@ -112,6 +113,7 @@ def test_killed_in_finishedcopy(process: SubscriberProcess) -> None:
     assert target.fetch(untouched) == copied
 
 
+@pytest.mark.endurance
 def test_killed_in_syncdone(process: SubscriberProcess) -> None:
     """The apply worker is behind: the synchronization applies exactly the changes before the handover, the apply worker those after it."""
     publisher, target = process.publisher, process.target

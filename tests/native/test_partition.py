@@ -60,7 +60,7 @@ def change(publisher: Database) -> None:
     )
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("target", ["hash", "range", pytest.param("plain", marks=pytest.mark.endurance)])
 async def test_published_as_the_root(nodes: Nodes, target: str) -> None:
     nodes.publisher.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
     nodes.publisher.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true)")
@@ -192,7 +192,7 @@ async def test_partitions_that_differ_from_their_root(nodes18: Nodes) -> None:
         await both.equal()
 
 
-@pytest.mark.parametrize("target", ["plain", "hash"])
+@pytest.mark.parametrize("target", ["plain", pytest.param("hash", marks=pytest.mark.endurance)])
 async def test_a_large_root_is_copied_by_partitions(publisher18_db: Database, target_db: Database, target: str) -> None:
     """Each partition is one part, the larger ones several; rows that move while they are copied are there once."""
     publisher18_db.execute(PUBLISHER + OTHER_ORDER + ATTACH)

@@ -49,6 +49,7 @@ def test_between_embedded_servers(scratch: Path) -> None:
     assert left_servers(scratch) == []
 
 
+@pytest.mark.endurance
 def test_into_a_target_of_ones_own_which_is_left_as_it_was(scratch: Path, target_db: Database) -> None:
     done = demo(scratch, "--target", target_db.dsn, *SMALL)
     assert (done.returncode, done.stderr) == (0, "")

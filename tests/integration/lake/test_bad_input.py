@@ -244,7 +244,7 @@ def _landed(lake: Path) -> list[Path]:
     return sorted((lake / "landing").glob("*.parquet"))
 
 
-@pytest.mark.parametrize("victim", ["missing", "cut off", "overwritten", "manifest", "gap"])
+@pytest.mark.parametrize("victim", ["missing", pytest.param("cut off", marks=pytest.mark.endurance), "overwritten", "manifest", "gap"])
 async def test_a_landing_zone_that_was_damaged(publisher: Database, tmp_path: Path, victim: str) -> None:
     lake = tmp_path / "lake"
     assert (await asyncio.to_thread(run, publisher, lake)).status == 0
