@@ -30,7 +30,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 
     # the client's compiler alone: jobs are short. Its code cache is too small for a thousand queries by default
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
     conf = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.databricks.delta.snapshotPartitions": "2"}
     try:
         try:

@@ -86,12 +86,7 @@ def program(directory: Path, arguments: Sequence[str], conf: Mapping[str, str], 
 
 
 def _environment(python: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": str(python),
-        "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
+    return {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": str(python), "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
 
 
 def applier(directory: Path, master: str, wheel: Path, python: Path, conf: Mapping[str, str], *more: str) -> Running:
