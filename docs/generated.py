@@ -16,8 +16,9 @@ import subscriber
 from subscriber.cli.http.applier_metrics import ApplierCollector
 from subscriber.cli.http.sampler import Sampler
 from subscriber.cli.http.subscription_metrics import SubscriptionCollector
-from subscriber.cli.main import _parser, _VerbParser
-from subscriber.config import Settings, SubscriptionOptions, declared, reference
+from subscriber.cli.parser import VerbParser, make_parser
+from subscriber.config import Option, Settings, SubscriptionOptions, declared, reference
+from subscriber.config.file import sections
 from tests.benchmark.postgres.report import Report
 
 __all__ = ["PARTS"]
@@ -28,7 +29,7 @@ _SHARED_BY: Final = 3
 
 def _verbs() -> dict[str, argparse.ArgumentParser]:
     found: dict[str, argparse.ArgumentParser] = {}
-    for name, parser in _below(_parser()).items():
+    for name, parser in _below(make_parser()).items():
         # a verb with actions is described by these: `schema copy`
         actions = _below(parser)
         found |= {f"{name} {action}": each for action, each in actions.items()} if actions else {name: parser}
@@ -36,7 +37,7 @@ def _verbs() -> dict[str, argparse.ArgumentParser]:
 
 
 def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    choices: dict[str, _VerbParser] = {}
+    choices: dict[str, VerbParser] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             choices |= action.choices
@@ -135,6 +136,15 @@ def settings() -> str:
     return "\n".join(["| setting | values | default | unit | | meaning |", "| --- | --- | --- | --- | --- | --- |", *lines])
 
 
+def section(name: str) -> str:
+    """The keys of one table of the configuration file."""
+    known: dict[str, Option] = getattr(sections, name)
+    rows = [
+        f"| `{key}` | {', '.join(each.type.words) or each.type.name} | {each.shown_default} | {each.help} |" for key, each in known.items()
+    ]
+    return "\n".join(["| key | values | default | meaning |", "| --- | --- | --- | --- |", *rows])
+
+
 def benchmarks() -> str:
     """The figures that `make bench SINK=postgres DOCS=1` wrote."""
     return Report.load(Path(__file__).parent / "reference" / "benchmarks.json").markdown()
@@ -149,4 +159,5 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "metrics": metrics,
     "parameters": parameters,
     "settings": settings,
+    "section": section,
 }

@@ -82,13 +82,14 @@ class RepeatedErrors:
         self._log = log
         self._known: dict[str, _Repeated] = {}
 
-    def tell(self, level: int, error: str, line: str) -> None:
+    def tell(self, level: int, error: str, line: str, extra: Mapping[str, Any] | None = None) -> None:
         """Log an error.
 
         Args:
             level: of the line.
             error: identifies it. Numbers and LSNs in it do not count, those in quoted names do.
             line: the line.
+            extra: fields of the record (:mod:`subscriber.log_fields`).
         """
         now = time.monotonic()
         self._known = {key: each for key, each in self._known.items() if now - each.last < _FORGET_SECONDS}
@@ -97,10 +98,10 @@ class RepeatedErrors:
         found.count += 1
         if found.count > _ALL_OF and now < found.due:
             found.left_out += 1
-            self._log.debug("%s", line)
+            self._log.debug("%s", line, extra=extra)
             return
         again = f" (and {found.left_out} times since the last such line)" if found.left_out else ""
-        self._log.log(level, "%s%s", line, again)
+        self._log.log(level, "%s%s", line, again, extra=extra)
         found.left_out = 0
         found.due = now + min(max(now - found.first, FIRST_SECONDS), _LONGEST)
 

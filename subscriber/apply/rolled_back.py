@@ -23,6 +23,7 @@ from collections.abc import Collection, Sequence
 from subscriber import crash_points
 from subscriber.errors import UndecidedTransaction
 from subscriber.interfaces import ReplicationStream, Spool
+from subscriber.log_fields import extra_fields
 from subscriber.protocol.messages import Tag
 from subscriber.transaction.model import StreamedPart, Transaction
 
@@ -62,6 +63,7 @@ async def leave_out_rolled_back(transaction: Transaction, stream: ReplicationStr
         transaction.xid,
         len(aborted),
         transaction.left_out,
+        extra=extra_fields(xid=transaction.xid),
     )
 
 

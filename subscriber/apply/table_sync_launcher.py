@@ -25,6 +25,7 @@ from subscriber.apply.table_synchronization import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import Retry, TableName
+from subscriber.log_fields import error_fields
 from subscriber.waits import RepeatedErrors
 
 __all__ = ["SyncLauncher", "SyncOwner"]
@@ -301,4 +302,6 @@ class SyncLauncher:
         if parks:
             self._parking.copy_failed(tables[0], error)
         text = f"{what}: {error.one_line()}"
-        self._errors.tell(reaction.level, text, f"synchronization of {what} failed, next attempt in {pause:.1f} s: {error.one_line()}")
+        line = f"synchronization of {what} failed, next attempt in {pause:.1f} s: {error.one_line()}"
+        attempt = self._states.retries[tables[0]].attempt
+        self._errors.tell(reaction.level, text, line, error_fields(error, attempt=attempt, table=None if grouped else tables[0]))

@@ -36,6 +36,7 @@ from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.errors import ApplyError, MissingColumns, NeverPrepared, RelationError, TargetError
 from subscriber.interfaces import Batch, DescribedSink, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
+from subscriber.log_fields import error_fields, extra_fields
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
@@ -301,7 +302,12 @@ class ApplyWorker:
             xid = prepared.transaction.xid
             if not self._two_phase_sink.prepares_in_target or not await self._owner.was_rolled_back(xid):
                 raise
-            _log.warning("prepared transaction %d is skipped: the publisher has rolled it back, and the target rejects it: %s", xid, error)
+            _log.warning(
+                "prepared transaction %d is skipped: the publisher has rolled it back, and the target rejects it: %s",
+                xid,
+                error,
+                extra=error_fields(error, xid=xid),
+            )
             # not as a prepared one: then its COMMIT PREPARED, which must not come, would not raise an error
             await self._sink.skip(prepared.transaction)
 
@@ -316,6 +322,7 @@ class ApplyWorker:
                 "COMMIT PREPARED of transaction %d is skipped: its PREPARE never came, because before 18 a publisher sends none of a"
                 " transaction without changes",
                 message.xid,
+                extra=extra_fields(xid=message.xid),
             )
             await self._sink.advance(message.end_lsn)
             self._tracker.flush(message.end_lsn)

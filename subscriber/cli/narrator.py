@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Final
 
+from subscriber.cli.service.systemd import describe_states, notifying
 from subscriber.cli.status_text import size
 from subscriber.interfaces import WorkerState
+from subscriber.log_fields import log_fields
 from subscriber.printable import counted
 from subscriber.subscription.run_status import Status
 from subscriber.subscription.subscription import Subscription
@@ -48,8 +50,17 @@ class Narrator:
         self._interval = interval
         self._known: dict[Subscription, _Known] = {}
 
-    async def run(self) -> None:
-        """Look repeatedly, until cancelled."""
+    async def during(self, work: Coroutine[None, None, None]) -> None:
+        """Look repeatedly while something works."""
+        looking = asyncio.create_task(self._run())
+        try:
+            async with notifying(lambda: describe_states(self._subscriptions(), patient=self._named)):
+                await work
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+    async def _run(self) -> None:
         while True:
             self.look()
             await asyncio.sleep(_POLL)
@@ -75,7 +86,8 @@ class Narrator:
                 self._tell(name, _catching_up(status))
 
     def _tell(self, name: str, text: str) -> None:
-        self._say(f'subscription "{name}": {text}' if self._named else text)
+        with log_fields(subscription=name):
+            self._say(f'subscription "{name}": {text}' if self._named else text)
 
 
 class _Known:

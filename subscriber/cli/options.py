@@ -25,10 +25,10 @@ __all__ = [
 
 
 def add_definition_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the arguments that define a subscription: publisher, target and settings. ``required``: whether the publisher's are."""
+    """Add the arguments that define a subscription: publisher, target and settings. ``required``: they have no other source."""
     add_publisher_arguments(parser, required=required)
     add_mapping_arguments(parser)
-    add_target_argument(parser)
+    add_target_argument(parser, required=required)
     add_settings_argument(parser, flags=True)
 
 
@@ -61,6 +61,7 @@ def parameters_of(args: argparse.Namespace) -> list[str]:
 def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add ``--connection``, ``--publication`` and ``-o``."""
     parser.add_argument(
+        "-P",
         "--connection",
         required=required,
         metavar="CONNINFO",
@@ -105,6 +106,7 @@ def add_sides_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="name of a subscription of the target, whose publisher is used")
     add_target_argument(parser)
     parser.add_argument(
+        "-P",
         "--connection",
         metavar="CONNINFO",
         help="connection string of the publisher, without NAME or for a subscription that its command line defines",
@@ -136,13 +138,13 @@ def add_sequences_argument(parser: argparse.ArgumentParser, done: str) -> None:
     )
 
 
-def add_target_argument(parser: argparse.ArgumentParser) -> None:
+def add_target_argument(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     parser.add_argument(
+        "-d",
         "--target",
-        required=True,
+        required=required,
         metavar="URL",
-        help="URL of the target, for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname,"
-        " spark:///directory; run also takes plugin:package.module:Class",
+        help="URL of the target: postgresql://user@host:5432/db, sqlite:///file.db, mariadb://user@host/db, spark:///directory",
     )
 
 

@@ -22,7 +22,9 @@ from typing import Final, TextIO
 from subscriber.errors import TargetError
 from subscriber.printable import printable
 
-__all__ = ["LogFormatter", "Output", "complain", "emit", "finish", "say", "settle_streams"]
+__all__ = ["Output", "complain", "emit", "finish", "say", "settle_streams"]
+
+_log = logging.getLogger("subscriber")
 
 _BLOCK: Final = 64 * 1024
 
@@ -93,22 +95,20 @@ def emit(text: str) -> None:
         sys.stdout.flush()
 
 
-def complain(text: str) -> None:
-    """Print a line on standard error. If that cannot be written, the line is lost."""
+def complain(text: str, level: int = logging.ERROR) -> None:
+    """Print a line on standard error, or write it to the log if that is not plain text there. A line that cannot be written is lost.
+
+    An error is printed even if the log is a file.
+    """
+    from subscriber.cli.service.logs import program_log  # noqa: PLC0415 -- most verbs have nothing to say
+
+    log = program_log()
+    if log is not None and not log.plain:
+        _log.log(level, "%s", text)
+        if not log.is_file or level < logging.ERROR:
+            return
     with contextlib.suppress(OSError):
         print(f"subscriber: {printable(text)}", file=sys.stderr, flush=True)
-
-
-class LogFormatter(logging.Formatter):
-    """Formats a message as one line, even if it contains control characters. A traceback keeps its lines."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """Escape the line."""
-        return printable(super().formatMessage(record))
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Escape the traceback too."""
-        return printable(super().format(record), keep="\n\t")
 
 
 class Output:

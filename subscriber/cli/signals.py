@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Final
 
-__all__ = ["Ending", "clean_end"]
+__all__ = ["Ending", "clean_end", "on_hangup"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -24,6 +24,21 @@ class Ending:
     def __init__(self) -> None:
         self.received = False
         self.status = 0
+
+
+@contextlib.contextmanager
+def on_hangup(reload: Callable[[], None]) -> Iterator[None]:
+    """Call ``reload`` at each SIGHUP, in place of what was called before. Nothing in a thread that is not the main one."""
+    loop = asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGHUP)
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+            loop.remove_signal_handler(signal.SIGHUP)
+            signal.signal(signal.SIGHUP, before)
 
 
 @contextlib.contextmanager

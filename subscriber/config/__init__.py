@@ -24,6 +24,7 @@ from subscriber.config.parameters import (
 )
 from subscriber.config.reading import BOOLEAN, parse_assignments, parse_bytes, parse_seconds
 from subscriber.config.settings import SETTINGS, InsertConflict, SchemaChange, SchemaChangeCallback, Settings
+from subscriber.config.suggestion import suggestion
 from subscriber.config.where import with_filters
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "parse_changes",
     "parse_seconds",
     "reference",
+    "suggestion",
     "with_filters",
     "with_rules",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from subscriber.config.reading import OptionType, parse_assignments
+from subscriber.config.suggestion import suggestion
 from subscriber.errors import ConfigurationError
 
 __all__ = ["Alterable", "Option", "ReferenceRow", "declared", "option", "parse_options", "reference"]
@@ -121,7 +122,7 @@ def parse_options(items: Iterable[str], known: Mapping[str, Option], what: str) 
         if name in values:
             raise ConfigurationError(f'conflicting or redundant options: "{name}" is given twice', hint="specify it once")
         if name not in known:
-            raise ConfigurationError(f'{what} "{name}"', hint=f"one of {', '.join(sorted(known))}")
+            raise ConfigurationError(f'{what} "{name}"', hint=suggestion(name, known))
         values[name] = known[name].type.parse(name, text)
     return values
 

@@ -11,9 +11,7 @@ catalog as soon as it can, and must then again be the only launcher.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -26,14 +24,13 @@ from subscriber.config import Settings
 from subscriber.errors import (
     ConfigurationError,
     SubscriberError,
-    SubscriptionChanged,
     SubscriptionInUse,
     TargetError,
 )
 from subscriber.interfaces import Retry, TableName, WorkerDetails, WorkerState
+from subscriber.subscription.kept import keep_running, wait
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import open_catalog
-from subscriber.waits import RepeatedErrors
 
 __all__ = ["Launcher"]
 
@@ -162,7 +159,7 @@ class Launcher:
                     # log each reason once: a different reason may need a different remedy
                     logged = error.one_line()
                     _log.warning("could not open the target's catalog: %s", logged)
-                await _wait(self._stop, backoff.pause(policy(error)))
+                await wait(self._stop, backoff.pause(policy(error)))
                 if self._stop.is_set():
                     return None
 
@@ -265,35 +262,18 @@ class Launcher:
         self._noted.set()
 
     async def _keep(self, worker: _Worker) -> None:
-        """Run one subscription until it is stopped."""
-        backoff, failures, errors = Backoff(self._settings), 0, RepeatedErrors(_log)
+        """Run one subscription until it is stopped. The launcher starts a new generation as soon as the subscription is free."""
         definition = worker.definition
-        clock = asyncio.get_running_loop()
-        while not worker.stopping.is_set():
-            began = clock.time()
-            try:
-                await worker.subscription.run()
-            except SubscriptionChanged as error:
-                # the launcher starts the new generation as soon as the subscription is free
-                _log.info('subscription "%s": %s', definition.name, error)
-                return
-            except SubscriberError as error:
-                if clock.time() - began > self._settings.wal_retrieve_retry_interval:
-                    backoff.reset()
-                    failures = 0
-                failures += 1
-                reaction = policy(error)
-                if worker.subscription.disabled_by is not None:
-                    self._note(definition, error)
-                    await self._disable(definition, error)
-                    return
-                pause = backoff.pause(reaction)
-                worker.retry = Retry(error.one_line(), failures, time.time() + pause)
-                worker.subscription.note_retry(worker.retry)
-                self._note(definition, error, worker)
-                text = error.one_line()
-                errors.tell(reaction.level, text, f'subscription "{definition.name}": {text}; next attempt in {pause:.1f} s')
-                await _wait(worker.stopping, pause)
+
+        def failed(error: SubscriberError, retry: Retry | None) -> None:
+            if retry is not None:
+                worker.retry = retry
+                worker.subscription.note_retry(retry)
+            self._note(definition, error, worker if retry is not None else None)
+
+        error = await keep_running(worker.subscription, self._settings, worker.stopping, failed)
+        if error is not None and worker.subscription.disabled_by is not None:
+            await self._disable(definition, error)
 
     async def _disable(self, definition: Definition, error: SubscriberError) -> None:
         _log.error('subscription "%s": %s', definition.name, error.one_line())
@@ -306,16 +286,10 @@ class Launcher:
                 finally:
                     await catalog.close()
             except TargetError as failure:
-                await _wait(self._stop, backoff.pause(policy(failure)))
+                await wait(self._stop, backoff.pause(policy(failure)))
             else:
                 _log.error('subscription "%s" has been disabled because of an error', definition.name)
                 return
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 def _essence(definition: Definition) -> tuple[object, ...]:

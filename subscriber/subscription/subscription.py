@@ -12,6 +12,7 @@ from subscriber.catalog import Definition
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import Retry, Sink
+from subscriber.log_fields import log_fields
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.run import Run
@@ -100,7 +101,8 @@ class Subscription:
         state = self._state
         state.begin()
         try:
-            await Run(self._spec, state, self._progress, until).run()
+            with log_fields(subscription=self.name):
+                await Run(self._spec, state, self._progress, until).run()
         except SubscriberError as error:
             state.last_error = error
             raise

@@ -9,7 +9,7 @@ import unicodedata
 
 import pytest
 
-from subscriber.cli.output import LogFormatter
+from subscriber.cli.service.logs import LogFormatter
 from subscriber.errors import TargetError
 from subscriber.printable import printable
 
@@ -57,11 +57,12 @@ def test_a_log_message_is_one_line() -> None:
     assert LogFormatter("%(levelname)s %(message)s").format(record) == "WARNING table a\\u001b[31m\\u000a2026 ERROR forged"
 
 
-def test_a_traceback_keeps_its_lines() -> None:
+def test_a_traceback_is_part_of_the_line() -> None:
     try:
         raise ValueError("\x1b[2J")
     except ValueError:
         record = logging.LogRecord("subscriber", logging.ERROR, "", 0, "it broke", (), sys.exc_info())
     text = LogFormatter("%(message)s").format(record)
-    assert text.startswith("it broke\nTraceback (most recent call last):\n")
+    assert text.startswith("it broke | Traceback (most recent call last): | ")
     assert text.endswith("ValueError: \\u001b[2J")
+    assert "\n" not in text

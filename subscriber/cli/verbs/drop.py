@@ -18,7 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_argument(parser)
     add_target_argument(parser)
     parser.add_argument(
-        "--connection", metavar="CONNINFO", help="connection string of the publisher, for a subscription that is run with --connection"
+        "-P",
+        "--connection",
+        metavar="CONNINFO",
+        help="connection string of the publisher, for a subscription that is run with --connection",
     )
     add_settings_argument(parser)
     parser.set_defaults(execute=_execute)

@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_argument(parser)
     add_target_argument(parser)
     parser.add_argument(
-        "--connection", metavar="CONNINFO", help="connection string of the publisher, for a subscription that is run with --connection"
+        "-P",
+        "--connection",
+        metavar="CONNINFO",
+        help="connection string of the publisher, for a subscription that is run with --connection",
     )
     parser.add_argument("--dry-run", action="store_true", help="show what happened and what would be compared, and change nothing")
     parser.add_argument(

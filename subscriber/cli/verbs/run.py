@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
-from collections.abc import Coroutine
 from functools import partial
 from urllib.parse import parse_qsl
 
@@ -17,6 +15,8 @@ from subscriber.cli.narrator import Narrator, caught_up, stopped
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_definition_arguments, add_name_option, lsn, parameters_of
 from subscriber.cli.progress import Bars, copy_progress
+from subscriber.cli.service.configuration_file import add_config_argument
+from subscriber.cli.service.configured_run import run_configured
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.config.reading import parse_assignments
@@ -36,9 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "With --connection and --publication: copies the published tables into the target and applies the changes. The"
         " first run creates the slot, the catalog and the position; later runs resume from the position. Without them: runs the"
         ' subscriptions that "subscriber create" defined in the target, and follows changes by "subscriber alter" and "subscriber drop".'
+        " With --config: runs the subscriptions of a configuration file, which SIGHUP reads again."
+        " With --target plugin:package.module:Class, an output plugin gets the changes."
         " SIGTERM and SIGINT end it cleanly: applied changes are durable and acknowledged, and the slots stay."
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="run only these of the target's subscriptions")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run only these subscriptions of the target or the configuration file")
+    add_config_argument(parser)
     add_definition_arguments(parser, required=False)
     add_name_option(parser)
     until = parser.add_mutually_exclusive_group()
@@ -55,10 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"a file with the token that actions of the page need, or the token in {TOKEN_VARIABLE} (default: no actions)",
     )
-    parser.set_defaults(execute=_execute, usage=parser.error)
+    parser.set_defaults(execute=_execute, usage=parser.error, is_service=True)
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    if args.configuration is None and args.target is None:
+        args.usage("one of --target and --config is required")
     if (args.connection is None) != (args.publication is None):
         args.usage(
             "--connection and --publication belong together: give both to run one subscription, or neither to run those in the"
@@ -66,10 +71,12 @@ async def _execute(args: argparse.Namespace) -> int:
         )
     if args.http_token_file is not None and args.http is None:
         args.usage("--http-token-file needs --http")
-    if is_plugin(args.target) and args.connection is not None:
+    if args.connection is not None and is_plugin(args.target):
         return await _feed_plugin(args)
     progress = copy_progress()
     try:
+        if args.configuration is not None:
+            return await run_configured(args, args.configuration, progress)
         return await (_launch(args, progress) if args.connection is None else _follow(args, progress))
     finally:
         if isinstance(progress, Bars):
@@ -87,7 +94,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
     actions = Actions(args.target, Settings.parse(args.settings), None if args.http is None else read_token(args.http_token_file))
     site = SubscriptionSite(lambda: launcher.subscriptions, actions, args.target)
     with served(args.http, site), clean_end(launcher.stop) as ending:
-        await _narrated(narrator, launcher.run())
+        await narrator.during(launcher.run())
     confirm(args, "stopped")
     return ending.status
 
@@ -116,7 +123,7 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
     )
     began = time.monotonic()
     with served(args.http, SubscriptionSite(lambda: {args.name: subscription})), clean_end(subscription.stop) as ending:
-        await _narrated(narrator, subscription.run(until))
+        await narrator.during(subscription.run(until))
     confirm(args, stopped(subscription.status) if ending.received else caught_up(subscription.status, time.monotonic() - began))
     return ending.status
 
@@ -150,12 +157,3 @@ async def _feed_plugin(args: argparse.Namespace) -> int:
                     await plugin.deliver(received)
         confirm(args, f"{'stopped' if ending.received else 'caught up'} at {stream.acknowledged}")
     return ending.status
-
-
-async def _narrated(narrator: Narrator, work: Coroutine[None, None, None]) -> None:
-    telling = asyncio.create_task(narrator.run())
-    try:
-        await work
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)

@@ -7,16 +7,16 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Sequence
 from typing import Final
 
 from subscriber.cli.monitoring import MaxLag, Severity, conclude, judge, line
 from subscriber.cli.options import add_target_argument
 from subscriber.cli.output import complain, emit, say
+from subscriber.cli.service.configuration_file import add_config_argument, target_urls
 from subscriber.cli.signals import clean_end
 from subscriber.cli.status_text import describe
-from subscriber.errors import SubscriberError
-from subscriber.subscription.management.status import subscription_status
+from subscriber.errors import SubscriberError, TargetError
+from subscriber.subscription.management.status import SubscriptionStatus, subscription_status
 from subscriber.subscription.management.status_json import status_as_json
 
 __all__ = ["add_arguments"]
@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = "Reads the target's catalog, and asks each publisher that it can connect to. Changes nothing."
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these subscriptions")
-    add_target_argument(parser)
+    add_config_argument(parser)
+    add_target_argument(parser, required=False)
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="print one JSON object, even if something fails")
     shape.add_argument("--watch", action="store_true", help="repeat until interrupted")
@@ -61,14 +62,43 @@ async def _execute(args: argparse.Namespace) -> int:
         return await _json(args)
     if args.watch:
         return await _watch(args)
-    say(describe(await subscription_status(args.target, args.names)))
-    return 0
+    found, errors = await _statuses(args)
+    if found or not errors:
+        say(describe(found))
+    for error in errors:
+        complain(error.one_line())
+    return 1 if errors else 0
+
+
+async def _statuses(args: argparse.Namespace) -> tuple[list[SubscriptionStatus], list[SubscriberError]]:
+    """The statuses in all targets, and why some cannot be read. With one target, its error is raised."""
+    urls = target_urls(args)
+    if len(urls) == 1 and args.configuration is None:
+        return await subscription_status(urls[0], args.names), []
+    found: list[SubscriptionStatus] = []
+    errors: list[SubscriberError] = []
+    for result in await asyncio.gather(*map(subscription_status, urls), return_exceptions=True):
+        if isinstance(result, SubscriberError):
+            errors.append(result)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            found += result
+    if args.names:
+        found = [status for status in found if status.observation.definition.name in args.names]
+        for name in sorted({*args.names} - {status.observation.definition.name for status in found}):
+            if not errors:
+                errors.append(TargetError(f'subscription "{name}" does not exist in the targets of the configuration file'))
+    return found, errors
 
 
 async def _check(args: argparse.Namespace) -> int:
     try:
         limit = MaxLag() if args.max_lag is None else MaxLag.parse(args.max_lag)
-        severity, text = judge(await subscription_status(args.target, args.names), limit)
+        found, errors = await _statuses(args)
+        if errors:
+            raise errors[0]
+        severity, text = judge(found, limit)
     except SubscriberError as error:
         severity, text = Severity.UNKNOWN, line(Severity.UNKNOWN, error.one_line())
     except Exception:  # noqa: BLE001 -- it ends the process all the same
@@ -80,14 +110,16 @@ async def _check(args: argparse.Namespace) -> int:
 
 async def _json(args: argparse.Namespace) -> int:
     try:
-        found = await subscription_status(args.target, args.names)
-    except SubscriberError as error:
-        # a program that parses the output gets the reason in JSON too
-        say(_dump({"error": {"message": str(error), "hint": error.hint, "sqlstate": error.sqlstate}, "subscriptions": []}))
-        complain(error.one_line())
-        return 1
-    say(_dump({"error": None, "subscriptions": [status_as_json(status) for status in found]}))
-    return 0
+        found, errors = await _statuses(args)
+    except SubscriberError as failed:
+        found, errors = [], [failed]
+    # a program that parses the output gets the reason in JSON too
+    error = errors[0] if errors else None
+    reason = None if error is None else {"message": str(error), "hint": error.hint, "sqlstate": error.sqlstate}
+    say(_dump({"error": reason, "subscriptions": [status_as_json(status) for status in found]}))
+    for each in errors:
+        complain(each.one_line())
+    return 1 if errors else 0
 
 
 def _dump(value: object) -> str:
@@ -98,7 +130,7 @@ async def _watch(args: argparse.Namespace) -> int:
     stop = asyncio.Event()
     with clean_end(stop.set) as ending:
         while not stop.is_set():
-            text = await _look(args.target, args.names)
+            text = await _look(args)
             if sys.stdout.isatty():
                 emit(_CLEAR)
             say(text)
@@ -108,9 +140,10 @@ async def _watch(args: argparse.Namespace) -> int:
     return ending.status
 
 
-async def _look(target: str, names: Sequence[str]) -> str:
+async def _look(args: argparse.Namespace) -> str:
     try:
-        return describe(await subscription_status(target, names))
+        found, errors = await _statuses(args)
     except SubscriberError as error:
-        # the target may become available again
-        return f"subscriber: {error.one_line()}"
+        found, errors = [], [error]
+    # a target may become available again
+    return "\n\n".join([*([describe(found)] if found or not errors else []), *(f"subscriber: {each.one_line()}" for each in errors)])

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_argument(parser)
     add_target_argument(parser)
     parser.add_argument(
+        "-P",
         "--connection",
         metavar="CONNINFO",
         help="connection string of the publisher, for a subscription that its command line defines",

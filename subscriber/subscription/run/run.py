@@ -19,6 +19,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.apply.tasks import task_group
 from subscriber.errors import RelationError, SubscriberError, raise_all
 from subscriber.interfaces import FinishingSink, ParkingSink, Retry, TwoPhaseState
+from subscriber.log_fields import error_fields
 from subscriber.subscription.run.continuous_verification import ContinuousVerification
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.new_tables import NewTables
@@ -117,7 +118,8 @@ class Run:
                 pause = backoff.pause(policy(error))
                 state.failed = Retry(error.one_line(), state.failed.attempt + 1 if state.failed else 1, time.time() + pause)
                 text = error.one_line()
-                errors.tell(logging.WARNING, text, f'subscription "{self._spec.name}": {text}; next attempt in {pause:.1f} s')
+                fields = error_fields(error, attempt=state.failed.attempt)
+                errors.tell(logging.WARNING, text, f'subscription "{self._spec.name}": {text}; next attempt in {pause:.1f} s', fields)
             await state.unless_stopped(asyncio.sleep(pause))
 
     async def _work(self, prepared: Prepared) -> None:

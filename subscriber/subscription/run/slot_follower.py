@@ -24,6 +24,7 @@ from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.errors import DataLossError, MissingColumns, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.interfaces import FillingSink, FollowingSink, ParallelSink, Retry, SchemaGapSink, TableName, TwoPhaseState
+from subscriber.log_fields import error_fields
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
@@ -123,7 +124,7 @@ class SlotFollower:
                 start = "" if isinstance(error, TargetError) or not self._is_settled else f", from {self._position.lsn}"
                 text = error.one_line()
                 line = f'subscription "{self._name}": {text}; next attempt in {pause:.1f} s{start}'
-                self._errors.tell(self._level(error), text, line)
+                self._errors.tell(self._level(error), text, line, error_fields(error, attempt=self._state.failed.attempt))
                 self._tell_of_wait(error)
                 await self._reports.report()
                 # an attempt that the watchdog ended did not settle: only the target knows its position

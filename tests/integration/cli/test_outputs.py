@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.cli.main import _VERBS
+from subscriber.cli.parser import VERBS
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import LOUD, Ended, environment, has_catalog, slots
 from tests.support.program import subscriber as with_pipes
@@ -143,4 +143,4 @@ def test_verbs_without_servers(streams: Streams) -> None:
 
 def test_no_verb_is_forgotten() -> None:
     driven = set(Path(__file__).read_text().split('"'))
-    assert set(_VERBS) <= driven
+    assert set(VERBS) <= driven

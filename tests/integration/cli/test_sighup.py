@@ -1,4 +1,4 @@
-"""SIGHUP has no meaning: programs that run on are not ended by it."""
+"""SIGHUP ends no program that runs on; without a configuration file and a log file it has no effect."""
 
 from __future__ import annotations
 

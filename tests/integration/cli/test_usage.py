@@ -44,9 +44,9 @@ def test_preloaded_program_is_the_program() -> None:
     [
         ((), "the following arguments are required: verb"),
         (("walk",), "invalid choice: 'walk'"),
-        (("run",), "the following arguments are required: --target"),
+        (("run",), "one of --target and --config is required"),
         (("run", "--connection=x", "--target=postgresql:///x"), "--connection and --publication belong together"),
-        (("check", "--connection=x", "--publication=p"), "the following arguments are required: --target"),
+        (("check", "--connection=x", "--publication=p"), "--connection, --publication and --target are required, or --config"),
         (("run", "--connection=x", "--publication=p", "--target=x", "--until-lsn=12"), 'invalid input syntax for type pg_lsn: "12"'),
         (("run", "--connection=x", "--publication=p", "--target=x", "--until-lsn=0/1", "--until-caught-up"), "not allowed with argument"),
         (("run", "--connection=x", "--publication=p", "--target=x", "--nonsense"), "unrecognized arguments: --nonsense"),

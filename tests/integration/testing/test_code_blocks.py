@@ -31,7 +31,8 @@ import pytest
 import yaml
 
 from subscriber import Subscription, Until
-from subscriber.cli.main import _parser, main
+from subscriber.cli.main import main
+from subscriber.cli.parser import make_parser
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.compliance import SCENARIOS
 from subscriber.testing.ports import free_port
@@ -102,7 +103,7 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
     words = [page_setup.filled(word) for word in words[1:]]
     if words == ["--help"]:
         return
-    parsed = _parser().parse_args(words)
+    parsed = make_parser().parse_args(words)
     verb = words[0]
     if verb == "spark-apply":
         # Spark is half a gigabyte: the same lake without it
@@ -234,7 +235,7 @@ def run_docker(words: list[str], page_setup: PageSetup) -> None:
     for name in re.findall(r"\b(?:publisher\d+|target|pg\d+)\b", " ".join(words)):
         assert name in compose
     if "run" in words and "pg-subscriber" in words:
-        _parser().parse_args(words[words.index("pg-subscriber") + 1 :])
+        make_parser().parse_args(words[words.index("pg-subscriber") + 1 :])
 
 
 def run_python(words: list[str], page_setup: PageSetup) -> None:
@@ -246,7 +247,7 @@ def run_python(words: list[str], page_setup: PageSetup) -> None:
 
 def run_spark_submit(words: list[str], page_setup: PageSetup) -> None:
     # tests/spark/test_cluster.py runs it
-    _parser().parse_args(words[words.index("apply.py") + 1 :])
+    make_parser().parse_args(words[words.index("apply.py") + 1 :])
 
 
 def run_directory(words: list[str], page_setup: PageSetup) -> None:
@@ -516,13 +517,13 @@ def test_tutorial(page: str, publisher18_db: Database, target_db: Database, tmp_
 def test_commands_in_text(block: Block) -> None:
     for words in block.commands() if "\nsubscriber " in f"\n{block.text}" else ():
         if words[0] == "subscriber":
-            _parser().parse_args(words[1:])
+            make_parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize("block", [block for block in blocks() if block.language == "ini"], ids=str)
 def test_unit_of_systemd(block: Block) -> None:
     (command,) = re.findall(r"^ExecStart=(.*)$", block.text.replace("\\\n", " "), re.MULTILINE)
-    _parser().parse_args(shlex.split(command)[1:])
+    make_parser().parse_args(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize("block", [block for block in blocks() if "kind: Deployment" in block.text], ids=str)
@@ -531,7 +532,7 @@ def test_manifest_of_kubernetes(block: Block) -> None:
     pod = deployment["spec"]["template"]["spec"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     (container,) = pod["containers"]
-    _parser().parse_args(container["args"])
+    make_parser().parse_args(container["args"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.cli.main import main
+from subscriber.cli.service.logs import NOTICE
 from tests.support.program import PROGRAM, environment
 
 
@@ -24,7 +25,7 @@ def test_drivers_do_not_show_their_parameters(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("flags", "level"), [([], logging.WARNING), (["-v"], logging.INFO), (["-vv"], logging.DEBUG)])
+@pytest.mark.parametrize(("flags", "level"), [([], NOTICE), (["-v"], logging.INFO), (["-vv"], logging.DEBUG)])
 def test_verbosity_sets_the_log_level(flags: list[str], level: int, tmp_path: Path) -> None:
     assert main([*flags, "status", f"--target=sqlite:///{tmp_path}/none.db"]) == 1
     assert logging.getLogger("subscriber.apply.worker").getEffectiveLevel() == level

@@ -1,0 +1,1 @@
+"""What is generated from the parser: completion of shells, and manual pages."""

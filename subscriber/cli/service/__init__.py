@@ -1,0 +1,1 @@
+"""What the program needs as a service: its configuration file, its log, and its words with systemd."""
