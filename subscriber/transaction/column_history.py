@@ -106,8 +106,9 @@ class KnownColumns:
         columns: in the order of their numbers.
         read: when the catalog was read last.
         live, gone: the numbers of the published columns, and of the dropped ones, that were found then.
-        kept: names of the target's other columns: they were dropped on the publisher, or the target had them when the columns were learned.
-        files: the files of the table when the catalog was read last.
+        files: the files of the table at a time when it had none of the columns that are still to be added.
+        target: number and name of the target's columns that belong to these, and of those that must not be taken for a new one: the target
+            has kept them, or had them when the columns were learned.
     """
 
     relation_id: int
@@ -117,8 +118,8 @@ class KnownColumns:
     read: Lsn
     live: tuple[int, ...]
     gone: tuple[int, ...]
-    kept: tuple[str, ...] = ()
     files: str = ""
+    target: tuple[tuple[int, str], ...] = ()
 
     def text(self) -> str:
         """The state as text, for :meth:`parse`."""
@@ -132,8 +133,8 @@ class KnownColumns:
                 "read": str(self.read),
                 "live": self.live,
                 "gone": self.gone,
-                "kept": self.kept,
                 "files": self.files,
+                "target": self.target,
             },
             ensure_ascii=True,
         )
@@ -157,8 +158,8 @@ class KnownColumns:
             Lsn.parse(found["read"]),
             tuple(found["live"]),
             tuple(found["gone"]),
-            tuple(found["kept"]),
             found["files"],
+            tuple((number, name) for number, name in found["target"]),
         )
 
 
@@ -191,7 +192,7 @@ def known_of(catalog: Attributes) -> KnownColumns:
     highest = max((each.number for each in catalog.all), default=0)
     gone = tuple(each.number for each in catalog.all if each.dropped)
     return KnownColumns(
-        catalog.relation_id, catalog.lsn, highest, columns, catalog.lsn, tuple(each.number for each in found), gone, (), catalog.files
+        catalog.relation_id, catalog.lsn, highest, columns, catalog.lsn, tuple(each.number for each in found), gone, catalog.files
     )
 
 
@@ -224,15 +225,16 @@ def changed_columns(known: KnownColumns, catalog: Attributes, described: Describ
     }
     added = tuple((each.number, each.name) for each in columns if each.number not in before)
     latest = known_of(catalog)
+    highest = max([known.highest, *numbers])
+    is_complete = all(each.dropped or each.number <= highest for each in catalog.all)
     state = replace(
         known,
-        highest=max([known.highest, *numbers]),
+        highest=highest,
         columns=tuple(columns),
         read=latest.read,
         live=latest.live,
         gone=latest.gone,
-        kept=tuple(dict.fromkeys((*known.kept, *dropped))),
-        files=latest.files,
+        files=latest.files if is_complete else known.files,
     )
     return ColumnChanges(state, dropped, renamed, retyped, added)
 

@@ -1,18 +1,18 @@
-"""Changes of a column's type that a target can make by itself: its rows get what the publisher's rows got."""
+"""Changes of a column's type: those that a target can make by itself, and those that leave the values as they are."""
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["is_exact"]
+__all__ = ["is_exact", "keeps_values"]
 
 _INTEGERS: Final = ("smallint", "integer", "bigint")
+_TEXTS: Final = frozenset({"text", "character varying"})
 _EXACT: Final = {
     **dict.fromkeys(_INTEGERS, frozenset({*_INTEGERS, "numeric"})),
     "numeric": frozenset({*_INTEGERS, "numeric"}),
     "real": frozenset({"double precision"}),
-    "text": frozenset({"text", "character varying"}),
-    "character varying": frozenset({"text", "character varying"}),
+    **dict.fromkeys(_TEXTS, _TEXTS),
     "date": frozenset({"timestamp without time zone"}),
     "json": frozenset({"jsonb"}),
 }
@@ -24,6 +24,15 @@ def is_exact(old: str, new: str) -> bool:
     """Whether ALTER TYPE without USING gives the same values on every server. Types as ``format_type`` writes them."""
     before, after = _base(old), _base(new)
     return after in _EXACT.get(before, ()) or (before == after and before in _SAME)
+
+
+def keeps_values(old: str, new: str) -> bool:
+    """Whether ALTER TYPE changes no value, so that a column of a third type still has what the publisher's has.
+
+    A change that does not fit raises an error on the publisher: of integers, and of the lengths of texts.
+    """
+    before, after = _base(old), _base(new)
+    return {before, after} <= _TEXTS or (before in _INTEGERS and new in (*_INTEGERS, "numeric"))
 
 
 def _base(name: str) -> str:

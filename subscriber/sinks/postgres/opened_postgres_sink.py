@@ -30,6 +30,7 @@ from subscriber.protocol.messages import CommitPrepared, Relation
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.catalog_sink import CatalogSink, Owner, nothing_applies
 from subscriber.sinks.postgres.apply.applier import Applier
+from subscriber.sinks.postgres.apply.column_changes import with_target
 from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
@@ -149,14 +150,9 @@ class OpenedPostgresSink(CatalogSink):
         self._applier.relations.follow(planner)
 
     async def store_columns(self, columns: Mapping[TableName, KnownColumns]) -> None:
-        """Store the known columns of tables. What else a table has was not the publisher's then, and is not taken for a later column."""
-        tables = await read_tables(self.reader, list(columns), as_owner=self._target.as_owner)
-        found = {}
-        for name, known in columns.items():
-            theirs = {each.name for each in known.columns}
-            here = tables[name].columns if name in tables else ()
-            found[name] = replace(known, kept=tuple(each.name for each in here if each.name not in theirs))
-        await super().store_columns(found)
+        """See :meth:`subscriber.interfaces.FollowingSink.store_columns`."""
+        tables = await read_tables(self.reader, columns, as_owner=self._target.as_owner)
+        await super().store_columns({name: with_target(columns[name], table, learned=True) for name, table in tables.items()})
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SessionRows]:

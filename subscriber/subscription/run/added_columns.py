@@ -31,7 +31,7 @@ from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.targets import is_postgres
 from subscriber.walreceiver.session import Session
 
-__all__ = ["add_columns", "adds_columns", "new_column_values", "schema_gap"]
+__all__ = ["LEFT_OUT", "add_columns", "adds_columns", "always_published", "new_column_values", "schema_gap"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,12 +44,7 @@ SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod),
             THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END,
        a.attmissingval::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid), a.attnum::text, a.attisdropped::text,
        (c.relkind = 'r' AND pg_catalog.pg_relation_filenode(c.oid) = c.oid)::text,
-       (a.attgenerated = '' AND NOT EXISTS (
-            SELECT FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
-             WHERE p.pubname IN ({publications})
-               AND (r.prrelid = c.oid OR r.prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))
-               AND (pg_catalog.to_jsonb(r) ->> 'prattrs' IS NOT NULL OR pg_catalog.age(r.xmin) < pg_catalog.age(a.xmin))
-       ){schemas})::text
+       ({published})::text
   FROM pg_catalog.pg_class AS c
   JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
   LEFT JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
@@ -58,9 +53,17 @@ SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod),
   LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = '' AND a.attidentity = ''
  WHERE c.oid = {relation_id:d}
 """
+_PUBLISHED: Final = """a.attgenerated = '' AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
+             WHERE p.pubname IN ({publications})
+               AND (r.prrelid = c.oid OR r.prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))
+               AND (pg_catalog.to_jsonb(r) ->> 'prattrs' IS NOT NULL OR pg_catalog.age(r.xmin) < pg_catalog.age(a.xmin)))"""
 _SCHEMAS: Final = """ AND NOT EXISTS (
             SELECT FROM pg_catalog.pg_publication_namespace AS s JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid
              WHERE p.pubname IN ({publications}) AND s.pnnspid = c.relnamespace AND pg_catalog.age(s.xmin) < pg_catalog.age(a.xmin))"""
+LEFT_OUT: Final = "it may have been left out of the publication"
+_COERCIBLE: Final = (frozenset({25, 1043}), frozenset({650, 869}), frozenset({1560, 1562}))
+"""``text`` and ``varchar``, ``cidr`` and ``inet``, ``bit`` and ``varbit``."""
 _FIRST_USER_OID: Final = 16384
 """Types from here on have another oid in each database."""
 
@@ -104,13 +107,19 @@ class NewColumn:
         """Why it is not known."""
         if self.renamed:
             return "it may be a column that was renamed, because the target has one of its type that the publisher lacks"
-        return "the publisher has rewritten the table" if self.published else "it may have been left out of the publication"
+        return "the publisher has rewritten the table" if self.published else LEFT_OUT
 
     def later(self, name: str) -> str | None:
         """What follows ALTER TABLE afterwards. None: nothing."""
         if self.default is not None:
             return f"ALTER COLUMN {name} SET DEFAULT {self.default}"
         return None if self.missing is None else f"ALTER COLUMN {name} DROP DEFAULT"
+
+
+def always_published(session: Session, spec: RunSpec) -> str:
+    """A condition in SQL over ``pg_class`` c and ``pg_attribute`` a: changes have the column since it exists."""
+    condition = _PUBLISHED + (_SCHEMAS if session.capabilities.column_lists else "")
+    return condition.format(publications=", ".join(map(quote_literal, spec.publications)))
 
 
 def adds_columns(spec: RunSpec) -> bool:
@@ -191,9 +200,7 @@ async def schema_gap(spec: RunSpec, missing: MissingColumns) -> str | None:
 
 
 async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> dict[str, NewColumn]:
-    publications = ", ".join(map(quote_literal, spec.publications))
-    schemas = _SCHEMAS.format(publications=publications) if session.capabilities.column_lists else ""
-    rows = await session.execute(_FACTS.format(relation_id=missing.relation_id, publications=publications, schemas=schemas))
+    rows = await session.execute(_FACTS.format(relation_id=missing.relation_id, published=always_published(session, spec)))
     live = {row[0]: row for row in rows if row[6] == "false"}
     last = max((int(row[5] or 0) for name, row in live.items() if name in dict(missing.present)), default=0)
     others = {type_oid for name, type_oid in missing.present if name not in live}
@@ -213,9 +220,14 @@ async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> 
             default=default,
             unwritten=unwritten == "true",
             published=published == "true" and int(number or 0) > last,
-            renamed=any(type_oid == other or min(type_oid, other) >= _FIRST_USER_OID for other in others),
+            renamed=any(_may_be(other, type_oid) for other in others),
         )
     return columns
+
+
+def _may_be(old: int, new: int) -> bool:
+    """Whether a column of a type may have another one now, and its table was not rewritten."""
+    return old == new or min(old, new) >= _FIRST_USER_OID or any({old, new} <= types for types in _COERCIBLE)
 
 
 def _statements(table: str, columns: Mapping[str, NewColumn]) -> Iterator[str]:

@@ -23,8 +23,9 @@ from subscriber.interfaces import AddColumn, ChangeType, ColumnPlan, FollowingSi
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.protocol.quoting import quote_literal
+from subscriber.subscription.run.added_columns import LEFT_OUT, always_published
 from subscriber.subscription.spec import RunSpec
-from subscriber.transaction.column_history import Attribute, Attributes, KnownColumns, Uncertain, changed_columns, known_of
+from subscriber.transaction.column_history import Attribute, Attributes, ColumnChanges, KnownColumns, Uncertain, changed_columns, known_of
 from subscriber.walreceiver.publication import published_names
 from subscriber.walreceiver.session import Session
 
@@ -32,8 +33,8 @@ __all__ = ["follow_columns", "follows", "learn_columns"]
 
 _log = logging.getLogger(__name__)
 
-# The LSN is read last, so that everything that the rows show was committed before it. A standby shows commits slightly before it reports
-# them as replayed.
+# Not pg_relation_filenode(): it may be later than the snapshot that the columns are read with. The LSN is read last, so that everything
+# that the rows show was committed before it. A standby shows commits slightly before it reports them as replayed.
 _ATTRIBUTES: Final = """
 WITH listed AS MATERIALIZED (
     SELECT gpt.relid, {attributes} AS numbers
@@ -46,10 +47,10 @@ SELECT a.attrelid, a.attnum, a.attname, pg_catalog.format_type(a.atttypid, a.att
                    FROM listed AS l WHERE l.relid = a.attrelid), a.attgenerated = ''),
        file.files
   FROM pg_catalog.pg_attribute AS a
-  JOIN (SELECT c.oid, COALESCE(pg_catalog.pg_relation_filenode(c.oid)::pg_catalog.text, (
-                   SELECT pg_catalog.md5(pg_catalog.string_agg(
-                              pg_catalog.pg_relation_filenode(t.relid)::pg_catalog.text, ' ' ORDER BY t.relid))
-                     FROM pg_catalog.pg_partition_tree(c.oid) AS t WHERE c.relkind = 'p' AND t.isleaf), '') AS files
+  JOIN (SELECT c.oid, CASE WHEN c.relkind <> 'p' THEN c.relfilenode::pg_catalog.text ELSE COALESCE((
+                   SELECT pg_catalog.md5(pg_catalog.string_agg(l.relfilenode::pg_catalog.text, ' ' ORDER BY t.relid))
+                     FROM pg_catalog.pg_partition_tree(c.oid) AS t JOIN pg_catalog.pg_class AS l ON l.oid = t.relid
+                    WHERE t.isleaf), '') END AS files
           FROM pg_catalog.pg_class AS c WHERE c.oid IN ({relations})) AS file ON file.oid = a.attrelid
  WHERE a.attrelid IN ({relations}) AND a.attnum > 0
  ORDER BY a.attrelid, a.attnum
@@ -63,7 +64,7 @@ _VALUES: Final = """
 SELECT a.attnum,
        CASE WHEN a.attcollation <> t.typcollation
             THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END,
-       leaf.missing, pg_catalog.pg_get_expr(d.adbin, d.adrelid), COALESCE(leaf.known, true)
+       leaf.missing, pg_catalog.pg_get_expr(d.adbin, d.adrelid), COALESCE(leaf.known, true), {published}
   FROM pg_catalog.pg_class AS c
   JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum IN ({numbers}) AND NOT a.attisdropped
   JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
@@ -108,8 +109,7 @@ async def follow_columns(spec: RunSpec, relation: Relation, final_lsn: Lsn, know
             changes = changed_columns(known, catalog, described, final_lsn)
         except Uncertain as error:
             raise _uncertain(spec, relation, str(error)) from None
-        rewritten = catalog.files != known.files
-        added = await _added(session, spec, relation, changes.added, dict(described), rewritten=rewritten) if changes.added else ()
+        added = await _added(session, spec, relation, known, changes) if changes.added else ()
     retyped = tuple(ChangeType(name, old, new) for name, (old, new) in (changes.retyped or {}).items())
     if changes:
         said = [f'column "{name}" was dropped' for name in changes.dropped]
@@ -165,20 +165,25 @@ async def _described(session: Session, relation: Relation) -> list[tuple[str, st
     return [(column.name, name or "") for column, (name,) in zip(relation.columns, rows, strict=True)]
 
 
-async def _added(
-    session: Session, spec: RunSpec, relation: Relation, added: Sequence[tuple[int, str]], types: Mapping[str, str], *, rewritten: bool
-) -> tuple[AddColumn, ...]:
-    numbers = ", ".join(str(number) for number, _ in added)
-    rows = await session.execute(_VALUES.format(numbers=numbers, relation_id=relation.relation_id))
+async def _added(session: Session, spec: RunSpec, relation: Relation, known: KnownColumns, changes: ColumnChanges) -> tuple[AddColumn, ...]:
+    numbers = ", ".join(str(number) for number, _ in changes.added)
+    query = _VALUES.format(numbers=numbers, relation_id=relation.relation_id, published=always_published(session, spec))
+    rows = await session.execute(query)
     facts = {int(row[0] or 0): row for row in rows}
+    # read after the values: a table that is rewritten in between loses them
+    catalog = (await _read(session, spec.publications, [relation.relation_id])).get(relation.relation_id)
+    rewritten = catalog is None or catalog.files != known.files
+    types = {each.name: each.type for each in changes.known.columns}
     columns = []
-    for number, name in added:
+    for number, name in changes.added:
         # of a column that was dropped since, nobody will see what the rows had
-        _, collation, missing, default, is_known = facts.get(number, (None, None, None, None, "t"))
-        unknown = None
-        if is_known != "t" and rewritten:
+        _, collation, missing, default, is_known, published = facts.get(number, (None, None, None, None, "t", "t"))
+        why = None
+        if published != "t":
+            why = f'what existing rows have in the new column "{name}" is not known: {LEFT_OUT}'
+        elif is_known != "t" and rewritten:
             why = f'the publisher has rewritten the table, so only its rows know what they have in the new column "{name}"'
-            unknown = _uncertain(spec, relation, why)
+        unknown = None if why is None else _uncertain(spec, relation, why)
         columns.append(AddColumn(name, types[name], collation, missing, default, unknown))
     return tuple(columns)
 

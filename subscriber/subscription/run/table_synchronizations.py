@@ -13,7 +13,7 @@ from subscriber.apply.table_groups import GroupSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
 from subscriber.errors import RelationError, SubscriberError, TargetUnavailable
-from subscriber.interfaces import GroupingSink, TableName
+from subscriber.interfaces import GroupingSink, TableName, TableState
 from subscriber.subscription.run.added_columns import add_columns, adds_columns
 from subscriber.subscription.run.copy_source import PublisherSource, copy_format
 from subscriber.subscription.run.run_state import RunState
@@ -98,7 +98,9 @@ class TableSynchronizations:
         except RelationError as error:
             if error.missing_columns is None or not adds_columns(self._spec):
                 raise
-            await add_columns(self._spec, error.missing_columns, synchronized=False)
+            name = TableName(error.missing_columns.namespace, error.missing_columns.name)
+            copied = self._state.states.state(name) is TableState.FINISHEDCOPY
+            await add_columns(self._spec, error.missing_columns, synchronized=copied)
             raise TargetUnavailable("columns were added in the target: the table is synchronized with them") from None
 
     def ended(self, _: TableName, error: SubscriberError | None) -> None:

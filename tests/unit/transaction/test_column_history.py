@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.transaction.column_history import Attribute, Attributes, KnownColumns, Uncertain, changed_columns, known_of
-from subscriber.transaction.type_changes import is_exact
+from subscriber.transaction.type_changes import is_exact, keeps_values
 
 TABLE = 16400
 
@@ -129,7 +129,18 @@ def test_what_was_read_before_a_transaction_is_certain() -> None:
     known = replace(known, read=publisher.read().lsn, live=(1, 3, 4), gone=(2,))
     described, lsn, _ = publisher.write()
     changes = changed_columns(known, publisher.read(), described, lsn)
-    assert (changes.dropped, changes.added, changes.known.kept) == (("a",), ((3, "a"), (4, "z")), ("a",))
+    assert (changes.dropped, changes.added) == (("a",), ((3, "a"), (4, "z")))
+
+
+def test_files_are_those_before_the_columns_that_come_later() -> None:
+    publisher, known = made("id", "a")
+    described, lsn, _ = publisher.write()
+    publisher.alter("add b")
+    publisher.files = "2"
+    changes = changed_columns(known, publisher.read(), described, lsn)
+    assert changes.known.files == "1"
+    described, lsn, _ = publisher.write()
+    assert changed_columns(changes.known, publisher.read(), described, lsn).known.files == "2"
 
 
 def test_catalogs_that_do_not_fit() -> None:
@@ -153,7 +164,7 @@ def test_text_of_a_state() -> None:
     publisher.alter("drop id", "add b")
     described, lsn, _ = publisher.write()
     changed = changed_columns(known, publisher.read(), described, lsn).known
-    for each in (known, replace(changed, kept=("id",), files="7")):
+    for each in (known, replace(changed, target=((2, "x"),), files="7")):
         assert KnownColumns.parse(each.text()) == each
 
 
@@ -205,18 +216,21 @@ def test_what_is_certain_is_true(steps: list[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
+    ("old", "new", "exact", "kept"),
     [
-        ("integer", "bigint", True),
-        ("bigint", "numeric(20,2)", True),
-        ("character varying(3)", "character varying(30)", True),
-        ("character varying(3)", "text", True),
-        ("timestamp(3) without time zone", "timestamp without time zone", True),
-        ("timestamp without time zone", "timestamp with time zone", False),
-        ("integer", "text", False),
-        ("public.mood", "public.mood", False),
-        ("integer[]", "bigint[]", False),
+        ("integer", "bigint", True, True),
+        ("bigint", "numeric", True, True),
+        ("bigint", "numeric(20,2)", True, False),
+        ("numeric", "integer", True, False),
+        ("numeric(9,4)", "numeric(9,2)", True, False),
+        ("character varying(3)", "character varying(30)", True, True),
+        ("character varying(3)", "text", True, True),
+        ("timestamp without time zone", "timestamp(3) without time zone", True, False),
+        ("timestamp without time zone", "timestamp with time zone", False, False),
+        ("integer", "text", False, False),
+        ("public.mood", "public.mood", False, False),
+        ("integer[]", "bigint[]", False, False),
     ],
 )
-def test_exact_types(old: str, new: str, expected: bool) -> None:
-    assert is_exact(old, new) is expected
+def test_types(old: str, new: str, exact: bool, kept: bool) -> None:
+    assert (is_exact(old, new), keeps_values(old, new)) == (exact, kept)

@@ -8,14 +8,14 @@ The catalogs of the target are read in the same session, because no other one se
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from psycopg.adapt import PyFormat, Transformer
 
 from subscriber.catalog.model import PG_SUBSCRIPTION_REL, known_values
 from subscriber.errors import RelationError
-from subscriber.interfaces import AddColumn, ColumnPlan, ColumnPlanner, TableName
+from subscriber.interfaces import AddColumn, ChangeType, ColumnPlan, ColumnPlanner, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.protocol.quoting import quote_identifier, quote_literal
@@ -27,9 +27,9 @@ from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import STREAM_HINT, TargetColumn, TargetTable, qualified_name
 from subscriber.sinks.postgres.tables.table_reader import read_table
 from subscriber.transaction.column_history import KnownColumns
-from subscriber.transaction.type_changes import is_exact
+from subscriber.transaction.type_changes import is_exact, keeps_values
 
-__all__ = ["ColumnChange", "alteration", "column_changes", "plan_columns", "read_again", "remember_columns"]
+__all__ = ["ColumnChange", "alteration", "column_changes", "plan_columns", "queries_of", "read_again", "remember_columns", "with_target"]
 
 _OID: Final = 26
 _TEXT: Final = 25
@@ -121,7 +121,7 @@ async def alteration(table: TargetTable, changes: Sequence[ColumnChange], pipeli
     (row,) = await _Queries(pipeline, None).fetch(_ROOT, table.tree)
     root = TableName(row["namespace"], row["name"])
     texts = [each.sql(root) for each in changes]
-    hint = "execute in the target as the owner of the table: " + "; ".join(texts)
+    hint = "let the target accept this, or execute it there as the owner of the table: " + "; ".join(texts)
     locks = [
         control(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"),
         Statement(f"LOCK TABLE {qualified_name(root)} IN ACCESS EXCLUSIVE MODE".encode(), table=table.name, hint=hint),
@@ -140,26 +140,43 @@ async def read_again(table: TargetTable, pipeline: Pipeline, relations: Relation
     return await read_table(_Queries(pipeline, relations.owner), table.name, as_owner=relations.as_owner)
 
 
-def remember_columns(subscription: int, relid: int, plan: ColumnPlan) -> tuple[Statement, None, list[bytes | None]]:
+def with_target(known: KnownColumns, table: TargetTable, *, learned: bool = False) -> KnownColumns:
+    """The known columns with those of the target. ``learned``: for the first time.
+
+    A number is never used twice. So it tells which column of the target belongs to one of the publisher after somebody has renamed both.
+    """
+    names, numbers = {each.name for each in known.columns}, dict(known.target)
+    found = ((each.number, each.name) for each in table.columns if learned or each.name in names or each.number in numbers)
+    return replace(known, target=tuple(found))
+
+
+def remember_columns(subscription: int, table: TargetTable, known: KnownColumns) -> tuple[Statement, None, list[bytes | None]]:
     """The arguments of :meth:`Pipeline.send` that store the known columns."""
-    assert plan.known is not None
-    return _REMEMBER, None, [plan.known.text().encode(), b"%d" % subscription, b"%d" % relid]
+    return _REMEMBER, None, [with_target(known, table).text().encode(), b"%d" % subscription, b"%d" % table.oid]
 
 
-def column_changes(table: TargetTable, plan: ColumnPlan) -> Iterator[ColumnChange]:
-    """The changes that the table lacks: somebody may have made some of them already.
+def column_changes(table: TargetTable, plan: ColumnPlan, known: KnownColumns) -> Iterator[ColumnChange]:
+    """The changes that the table lacks: somebody may have made some of them already, or another partition's rows.
+
+    Args:
+        table: of the target.
+        plan: what changed on the publisher.
+        known: the known columns, after these changes.
 
     Raises:
         RelationError: another column has the name that one is to get, or a type cannot be changed without loss of exactness.
     """
     here = {column.name: column for column in table.columns}
+    numbers = {column.number: column for column in table.columns}
+    then = {name: numbers[number] for number, name in known.target if number in numbers}
+    older = {column.number for column in then.values()}
 
     for name in plan.dropped:
-        if name in here and here[name].not_null:
-            yield ColumnChange(f"ALTER COLUMN {quote_identifier(name)} DROP NOT NULL")
-    renamed = {old: new for old, new in (plan.renamed or {}).items() if old in here and (new not in here or new in (plan.renamed or {}))}
-    for old, new in (plan.renamed or {}).items():
-        if old in here and old not in renamed:
+        if name in then and then[name].not_null and not then[name].identity:
+            yield ColumnChange(f"ALTER COLUMN {quote_identifier(then[name].name)} DROP NOT NULL")
+    renamed = {old: new for old, new in (plan.renamed or {}).items() if old in then and then[old].name == old}
+    for new in renamed.values():
+        if new in here and new not in renamed:
             raise _blocked(table, new)
     taken = {old: f"subscriber_renamed_{number}" for number, old in enumerate(renamed) if old in renamed.values()}
     for old, aside in taken.items():
@@ -167,11 +184,22 @@ def column_changes(table: TargetTable, plan: ColumnPlan) -> Iterator[ColumnChang
     for old, new in renamed.items():
         yield ColumnChange(f"RENAME COLUMN {quote_identifier(taken.get(old, old))} TO {quote_identifier(new)}")
     now = {renamed.get(name, name): column for name, column in here.items()}
+    before = {new: old for old, new in (plan.renamed or {}).items()}
+    added_names = {added.name for added in plan.added}
+    for name in (each.name for each in known.columns if each.name not in added_names):
+        belongs, found = then.get(before.get(name, name)), now.get(name)
+        if belongs is not None and found is not None and belongs is not found and found.number in older:
+            raise _swapped(table, name, belongs.name)
     for change in plan.retyped:
         column = now.get(change.name)
-        if column is not None and column.type_name == change.old:
-            yield ColumnChange(_new_type(table, column, change.name, change.old, change.new))
-    kept = plan.known.kept if plan.known is not None else ()
+        if column is None or column.type_name == change.new:
+            continue
+        if column.type_name == change.old:
+            if not is_exact(change.old, change.new):
+                raise _inexact(table, column, change)
+            yield ColumnChange(_new_type(change))
+        elif not keeps_values(change.old, change.new):
+            raise _inexact(table, column, change)
     for added in plan.added:
         if added.name not in now:
             if added.unknown is not None:
@@ -179,7 +207,7 @@ def column_changes(table: TargetTable, plan: ColumnPlan) -> Iterator[ColumnChang
             yield from map(ColumnChange, _definition(added))
             if added.default is not None:
                 yield ColumnChange(f"ALTER COLUMN {quote_identifier(added.name)} SET DEFAULT {added.default}", quietly=True)
-        elif added.name in kept:
+        elif now[added.name].number in older:
             raise _blocked(table, added.name)
 
 
@@ -193,21 +221,32 @@ def _definition(added: AddColumn) -> Iterator[str]:
         yield f"ALTER COLUMN {quote_identifier(added.name)} DROP DEFAULT"
 
 
-def _new_type(table: TargetTable, column: TargetColumn, name: str, old: str, new: str) -> str:
-    action = f"ALTER COLUMN {quote_identifier(name)} TYPE {new}"
-    if not is_exact(old, new):
-        raise RelationError(
-            f'column "{name}" of table "{table.name}" has type {new} on the publisher and {column.type_name} in the target, and a cast may'
-            " give other values than those of the publisher",
-            hint=f"execute: ALTER TABLE {qualified_name(table.name)} {action} USING …; then compare the rows with --resync {table.name}",
-            sqlstate="55000",
-        )
-    return action
+def _new_type(change: ChangeType) -> str:
+    return f"ALTER COLUMN {quote_identifier(change.name)} TYPE {change.new}"
+
+
+def _inexact(table: TargetTable, column: TargetColumn, change: ChangeType) -> RelationError:
+    return RelationError(
+        f'column "{change.name}" of table "{table.name}" has type {change.new} on the publisher and {column.type_name} in the target, and a'
+        " cast may give other values than those of the publisher",
+        hint=f"execute: ALTER TABLE {qualified_name(table.name)} {_new_type(change)} USING …; then compare the rows with"
+        f" --resync {table.name}",
+        sqlstate="55000",
+    )
+
+
+def _swapped(table: TargetTable, name: str, other: str) -> RelationError:
+    return RelationError(
+        f'column "{name}" of table "{table.name}" has been renamed to "{other}" in the target, where another column has its name now',
+        hint=f"rename both back; or compare all rows with `subscriber alter NAME --resync {table.name}`",
+        sqlstate="55000",
+    )
 
 
 def _blocked(table: TargetTable, name: str) -> RelationError:
     return RelationError(
         f'table "{table.name}" of the target has another column "{name}", whose name a column of the publisher has now',
-        hint=f"rename it, or execute: ALTER TABLE {qualified_name(table.name)} DROP COLUMN {quote_identifier(name)}",
+        hint=f"rename it, or execute: ALTER TABLE {qualified_name(table.name)} DROP COLUMN {quote_identifier(name)};"
+        f" or take it for the publisher's with `subscriber alter NAME --resync {table.name}`",
         sqlstate="42701",
     )

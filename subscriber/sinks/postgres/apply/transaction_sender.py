@@ -259,7 +259,7 @@ class TransactionSender:
         if plan.known is None:
             return
         self._sets.flush()
-        if changes := list(column_changes(table, plan)):
+        if changes := list(column_changes(table, plan, plan.known)):
             self._settings.change(table)
             locks, statements = await alteration(table, changes, self._pipeline)
             for statement in locks:
@@ -275,8 +275,8 @@ class TransactionSender:
                 self._pipeline.send(statement, replace(context, ending="RELATION"))
         self._settings.reset()
         assert self._relations.subscription is not None
-        self._pipeline.send(*remember_columns(self._relations.subscription, table.oid, plan))
         table = await read_again(table, self._pipeline, self._relations) if changes else table
+        self._pipeline.send(*remember_columns(self._relations.subscription, table, plan.known))
         await self._relations.map_to(relation, table, queries_of(self._pipeline, self._relations))
 
     async def _truncate(self, message: Truncate, context: ChangeContext) -> None:

@@ -65,6 +65,8 @@ class TargetColumn:
         deterministic: values are equal only if their bytes are, as far as the collation decides it.
         modifier: ``pg_attribute.atttypmod``.
         not_null: the column rejects NULL.
+        identity: the target has a value for rows that are inserted without one.
+        number: ``pg_attribute.attnum``.
     """
 
     name: str
@@ -79,6 +81,8 @@ class TargetColumn:
     deterministic: bool = False
     modifier: int = -1
     not_null: bool = True
+    identity: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

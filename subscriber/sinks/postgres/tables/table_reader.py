@@ -146,7 +146,7 @@ SELECT g.attrelid::int8 AS relid, g.attname::text AS name, g.atttypid::int8 AS t
            AS array,
        CASE WHEN t.typarray <> 0 THEN t.typdelim::text ELSE ',' END AS delimiter, x.cast,
        NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = g.attcollation AND NOT l.collisdeterministic) AS deterministic,
-       g.atttypmod AS modifier, g.attnotnull AS not_null
+       g.atttypmod AS modifier, g.attnotnull AS not_null, g.attidentity <> '' AS identity, g.attnum AS number
 FROM given g
 JOIN pg_catalog.pg_type t ON t.oid = g.atttypid
 LEFT JOIN compared o ON o.root = g.atttypid
