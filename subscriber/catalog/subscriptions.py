@@ -315,12 +315,12 @@ async def ensure_subscription(store: Store, name: str, options: SubscriptionOpti
 
 def _require_mapping(name: str, stored: Row, shown: Row) -> None:
     """Check that the names of tables and columns are those of the earlier runs, whose rows the target has."""
-    mapped = [STORED[option].column for option in ("map", "columns", "rename")]
+    fixed = ["map", "columns", "rename"]
     # without other names, a table that is left out keeps its rows, and is copied again later
-    mapped += [STORED["exclude_table"].column] if stored[mapped[0]] else []
-    if any(stored[column] != shown[column] for column in mapped):
+    fixed += ["exclude_table"] if stored[STORED["map"].column] else []
+    if changed := [option for option in fixed if stored[STORED[option].column] != shown[STORED[option].column]]:
         raise ConfigurationError(
-            f'subscription "{name}" was started with other values of map, columns or rename, and the target has its rows under those names',
+            f'subscription "{name}" was started with other values of {", ".join(changed)}, and the target has its rows under those names',
             hint=f"use the same ones, or start over: subscriber drop {name}, and run it with copy_data = reconcile",
         )
 

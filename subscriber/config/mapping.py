@@ -7,7 +7,7 @@ Names on the left are the publisher's. A table has the name that ``map.SCHEMA.TA
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -145,6 +145,18 @@ class TableMapping:
         """The target's name of a table or sequence of the publisher."""
         return self.tables.get(name) or (self.schemas.get(name[0], name[0]), name[1])
 
+    def target_alone(self, name: Name) -> Name:
+        """The target's name of a published table.
+
+        Raises:
+            ConfigurationError: ``map`` gives it to another table. That one's rows may be there, even if it is not published now.
+        """
+        target = self.target(name)
+        other = next((source for source, taken in self.tables.items() if taken == target), name)
+        if other != name:
+            raise two_onto_one(other, name, target)
+        return target
+
     def sources(self, name: Name) -> list[Name]:
         """The names that a table of the target may have on the publisher."""
         candidates = [source for source, target in self.tables.items() if target == name]
@@ -159,6 +171,28 @@ class TableMapping:
         """Those of a table's columns that are kept."""
         wanted = self.columns.get(name)
         return [column for column in columns if wanted is None or column in wanted]
+
+    def lacking(self, name: Name, columns: Collection[str]) -> list[str]:
+        """What names a column that a table does not have, as ``OPTION.SCHEMA.TABLE: the table has no published column NAME``."""
+        named = [("columns", column) for column in self.columns.get(name, ())]
+        named += [("rename", column) for column in self.renamed.get(name, {})]
+        return [
+            f"{option}.{written_name(name)}: the table has no published column {written(column)}"
+            for option, column in named
+            if column not in columns
+        ]
+
+    def require_columns(self, name: Name, columns: Collection[str]) -> None:
+        """Check that a table has the columns that the mapping names. One that was renamed there would be left out, and its values lost.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        if lacking := self.lacking(name, columns):
+            raise ConfigurationError(
+                lacking[0],
+                hint="if it was renamed or dropped, drop the subscription, and create it with other options and copy_data = reconcile",
+            )
 
     def column(self, name: Name, column: str) -> str:
         """The target's name of a column."""
@@ -210,8 +244,9 @@ def table_mapping(tables: str, columns: str, renamed: str, excluded: str) -> Tab
 
 def two_onto_one(one: Name, other: Name, target: Name) -> ConfigurationError:
     """The error of two tables with one name in the target."""
+    first, second = map(written_name, sorted((one, other)))
     return ConfigurationError(
-        f"tables {written_name(one)} and {written_name(other)} of the publisher would both be table {written_name(target)} of the target",
+        f"tables {first} and {second} of the publisher would both be table {written_name(target)} of the target",
         hint="map one of them to another name, or leave it out: --map SCHEMA.TABLE=OTHER.NAME, --exclude-table SCHEMA.TABLE",
     )
 

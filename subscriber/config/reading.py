@@ -32,6 +32,8 @@ __all__ = [
 _TIME_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS: Final = {"B": 1, "kB": 1024, "MB": 1024**2, "GB": 1024**3, "TB": 1024**4}
 _INT_MAX: Final = 2**31 - 1
+_ASSIGNMENT: Final = re.compile(r"""((?:[^="]|"[^"]*")+)(=)(.*)""", re.DOTALL)
+"""A name may be that of a table, with any characters in double quotes."""
 _NUMBER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -160,7 +162,8 @@ def parse_assignments(items: Iterable[str], *, case_matters: bool = False) -> di
     """
     found: dict[str, str] = {}
     for item in items:
-        name, equals, value = item.partition("=")
+        match = _ASSIGNMENT.fullmatch(item)
+        name, equals, value = match.groups() if match is not None else item.partition("=")
         name = name.strip()
         if not case_matters:
             # a key after the name of an option is the user's own

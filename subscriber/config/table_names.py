@@ -78,11 +78,14 @@ class TableOption:
         """
         if not isinstance(changes, Mapping):
             raise ConfigurationError(f"{self.name} is not a mapping", hint=f"as in {self.example}")
-        values = self.values(stored)
+        changed: dict[str, str] = {}
         for table, value in changes.items():
             if "\0" in value:
                 raise ConfigurationError(f'{self.name} of table "{table}" has a null character', hint=f"as in {self.example}")
-            values[self.key(table)] = self.value(value) if value.strip() else ""
+            if (key := self.key(table)) in changed:
+                raise ConfigurationError(f'conflicting or redundant options: "{self.name}.{key}" is given twice', hint="specify it once")
+            changed[key] = self.value(value) if value.strip() else ""
+        values = {**self.values(stored), **changed}
         kept = {table: values[table] for table in sorted(values) if values[table]}
         text = json.dumps(kept, ensure_ascii=False) if kept else ""
         if len(text) > self.most:

@@ -53,13 +53,18 @@ class MappedFrames(RelationFrames[_Table]):
         self._excluded: set[int] = set()
 
     def bind(self, relation: Relation) -> _Table | None:
-        """Find out what the target lacks of a table."""
+        """Find out what the target lacks of a table.
+
+        Raises:
+            ConfigurationError: the table does not have a column that the mapping names.
+        """
         name = relation.namespace, relation.name
         self._excluded.discard(relation.relation_id)
         if self._mapping.excludes(name):
             self._excluded.add(relation.relation_id)
             return _Table(name)
         columns = [column.name for column in relation.columns]
+        self._mapping.require_columns(name, columns)
         kept = self._mapping.kept(name, columns)
         if len(kept) == len(columns):
             return None
@@ -75,7 +80,7 @@ class MappedFrames(RelationFrames[_Table]):
         if bound is not None and not bound.kept:
             return None
         mapping, name = self._mapping, (relation.namespace, relation.name)
-        target = mapping.target(name)
+        target = mapping.target_alone(name)
         if self._names.setdefault(target, name) != name:
             raise two_onto_one(self._names[target], name, target)
         if target == name and not mapping.changes_columns(name):

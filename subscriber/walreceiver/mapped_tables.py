@@ -21,7 +21,7 @@ def mapped_names(names: Iterable[TableName], mapping: TableMapping) -> dict[Tabl
     for name in names:
         if mapping.excludes(name.pair):
             continue
-        target = TableName(*mapping.target(name.pair))
+        target = TableName(*mapping.target_alone(name.pair))
         if target in found:
             raise two_onto_one(found[target].pair, name.pair, target.pair)
         found[target] = name
@@ -32,7 +32,7 @@ def mapped_tables(tables: Iterable[PublishedTable], mapping: TableMapping) -> li
     """Return the tables with the names that they have in the target, without those that are left out, sorted by name.
 
     Raises:
-        ConfigurationError: two tables have one name in the target.
+        ConfigurationError: two tables have one name in the target, or a table does not have a column that the mapping names.
     """
     named = {table.name: table for table in tables}
     return sorted((_mapped(named[name], mapping) for name in mapped_names(named, mapping).values()), key=lambda table: table.name)
@@ -44,6 +44,7 @@ def _mapped(table: PublishedTable, mapping: TableMapping) -> PublishedTable:
     mapped = table if name == table.name else replace(table, name=name, own_name=table.name)
     if not mapping.changes_columns(own):
         return mapped
+    mapping.require_columns(own, table.columns)
     kept = mapping.kept(own, table.columns)
     places = [table.columns.index(column) for column in kept]
 

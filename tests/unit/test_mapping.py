@@ -44,6 +44,7 @@ def test_grammar() -> None:
     found = options(
         "map.Public.*=app.*",
         'map.public."Tä.b"=x."Y"',
+        'map."a=""b".*="c=d".*',
         'columns.public.t=( a,"B c" )',
         'rename.public.t= A : X ,"B c":d',
         'exclude_table=public.log*, "A,b".c, [0-9]*',
@@ -54,6 +55,7 @@ def test_grammar() -> None:
     mapping = found.mapping
     assert mapping.target(("public", "t")) == ("app", "t")
     assert mapping.target(("public", "Tä.b")) == ("x", "Y")
+    assert mapping.target(('a="b', "t")) == ("c=d", "t")
     assert mapping.target(("other", "t")) == ("other", "t")
     assert mapping.sources(("app", "t")) == [("public", "t"), ("app", "t")]
     assert mapping.sources(("x", "Y")) == [("public", "Tä.b"), ("x", "Y")]
@@ -73,6 +75,7 @@ def test_grammar() -> None:
         (["map.public.t=y"], '"y" is not of the form schema.table'),
         (["map.public.*=app.t"], "map.public.*=app.t: one is a table and the other one a schema"),
         (["map.a.t=x.t", "map.b.t=x.t"], "tables a.t and b.t of the publisher would both be table x.t of the target"),
+        (["map.public.t=a.b", "map.Public.T=c.d"], 'conflicting or redundant options: "map.public.t" is given twice'),
         (["columns.public.t=(a"], '"(a" is not a list of columns'),
         (["columns.public.t=a, a"], 'column "a" is named twice'),
         (["rename.public.t=a"], '"a" does not rename columns'),
@@ -131,26 +134,26 @@ def test_stream() -> None:
         Truncate(cascade, (7,)),
     ]
     # in a streamed transaction, another description, which its rollback takes back
-    narrow = replace(TABLE, columns=COLUMNS[:2], xid=5)
+    wide, five = replace(TABLE, columns=(*COLUMNS, Column("e", 25, -1, False)), xid=5), (b"1", b"2", None, b"4", b"5")
     assert sent(
         mapped,
         StreamStart(4, True),
-        narrow,
-        Insert(7, row(b"1", b"2"), 5),
+        wide,
+        Insert(7, row(*five), 5),
         Insert(8, whole, 5),
         Truncate(TruncateOption(0), (8, 7), 5),
         StreamStop(),
     ) == [
         StreamStart(4, True),
-        replace(relation, columns=COLUMNS[:1], xid=5),
-        Insert(7, row(b"1"), 5),
+        replace(relation, xid=5),
+        Insert(7, row(b"1", None, b"4"), 5),
         Truncate(TruncateOption(0), (7,), 5),
         StreamStop(),
     ]
     assert sent(mapped, StreamAbort(4, 5)) == [StreamAbort(4, 5)]
     assert sent(mapped, Insert(7, whole)) == [Insert(7, cut)]
-    assert sent(mapped, StreamStart(6, True), narrow, StreamStop(), StreamCommit(6, 0, Lsn(1), Lsn(2), 3))
-    assert sent(mapped, Insert(7, row(b"1", b"2"))) == [Insert(7, row(b"1"))]
+    assert sent(mapped, StreamStart(6, True), wide, StreamStop(), StreamCommit(6, 0, Lsn(1), Lsn(2), 3))
+    assert sent(mapped, Insert(7, row(*five))) == [Insert(7, row(b"1", None, b"4"))]
     with pytest.raises(ProtocolError, match="another number of columns than the relation has"):
         sent(mapped, Insert(7, whole))
     with pytest.raises(ProtocolError, match="no relation map entry for remote relation ID 77"):
@@ -180,3 +183,11 @@ def test_refused() -> None:
     mapped = MappedFrames(options("map.public.*=x.*").mapping, {("x", "t"): ("public", "t")})
     with pytest.raises(ConfigurationError, match=r"tables public.t and x.t of the publisher would both be table x.t of the target"):
         sent(mapped, OTHER)
+    # one that may come when the other one is not published any more
+    mapped = MappedFrames(options("map.public.t=x.t").mapping, {})
+    with pytest.raises(ConfigurationError, match=r"tables public.t and x.t of the publisher would both be table x.t of the target"):
+        sent(mapped, OTHER)
+    # a column that was renamed: without an error, its values would be lost
+    for text in ("columns.public.t=a, before", "rename.public.t=before:x"):
+        with pytest.raises(ConfigurationError, match=rf"{text[:6]}.*\.public\.t: the table has no published column before"):
+            sent(MappedFrames(options(text).mapping, {}), TABLE)

@@ -12,6 +12,7 @@ from typing import Final
 
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.config.table_names import written_name
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import PublishedTable, TableState
 from subscriber.interfaces.sequences import SequenceState
@@ -29,6 +30,7 @@ from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import decoding_problems
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.unfenced import background_workers, writing_subscriptions
+from subscriber.walreceiver.mapped_tables import mapped_tables
 from subscriber.walreceiver.new_publication import published_oids
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session
@@ -95,15 +97,19 @@ async def find_cutover_problems(
     def error(message: str, hint: str) -> None:
         errors.append(ConfigurationError(message, hint=hint))
 
-    name = found.definition.name
+    name, mapping = found.definition.name, found.definition.options.mapping
     async with await Session.connect(source.conninfo, application_name=f"{name} cutover") as session:
-        tables = await published_tables(session, found.definition.publications, mapping=found.definition.options.mapping)
+        everything = await published_tables(session, found.definition.publications)
         prepared = await session.execute(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
         )
         workers = await background_workers(session)
         left_out = await unpublished_tables(session.execute, published_oids(found.definition.publications))
+    tables = mapped_tables(everything, mapping)
+    excluded = sorted(str(table.name) for table in everything if mapping.excludes(table.name.pair))
     notes += [f"rows of tables that are not published are not moved: {shortened(left_out)}"] if left_out else []
+    notes += [f"rows of tables that exclude_table leaves out are not moved: {shortened(excluded)}"] if excluded else []
+    notes += [f"columns of table {written_name(table)} that columns leaves out are not moved" for table in mapping.columns]
     notes += [
         f'background worker "{worker}" is connected to {source.title} and is not ended: make sure that it writes nothing'
         for worker in workers
@@ -131,7 +137,6 @@ async def find_cutover_problems(
     elif destination.fence is not None:
         for message, hint in await _compared(source, destination, tables, back=back is not None):
             error(message, hint)
-    mapping = found.definition.options.mapping
     if back is not None and mapping.renames:
         error("tables have other names or columns in the new database: there is no way back with these", "use --no-way-back")
     elif back is not None:

@@ -355,9 +355,9 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
 
     def _require_one_name(self) -> None:
         """Check that ``exclude_table`` can change: a table that returns must not get rows that another one had under its name."""
-        if self.definition.options.mapping.renames:
+        if self.definition.options.map:
             raise ConfigurationError(
-                "exclude_table cannot be altered for a subscription whose tables have other names or columns",
+                "exclude_table cannot be altered for a subscription whose tables have other names",
                 hint="drop the subscription, and create it again with copy_data = reconcile",
             )
         self._require_refreshable("ALTER SUBSCRIPTION ... SET (exclude_table)", "... SET (exclude_table)", copy_data=True)

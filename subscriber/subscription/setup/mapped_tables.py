@@ -44,21 +44,16 @@ def _not_published(what: str) -> Finding:
 
 
 def _columns(mapping: TableMapping, name: Name, table: PublishedTable) -> list[Finding]:
-    findings = []
-    wanted = [("columns", column) for column in mapping.columns.get(name, ())]
-    wanted += [("rename", column) for column in mapping.renamed.get(name, {})]
-    for option, column in wanted:
-        if column not in table.columns:
-            message = f"{option}.{written_name(name)}: the table has no published column {written(column)}"
-            findings.append(Finding("error", message, "correct the name of the column", table.name))
+    lacking = mapping.lacking(name, table.columns)
+    findings = [Finding("error", message, "correct the name of the column", table.name) for message in lacking]
     kept = mapping.kept(name, table.columns)
     names = [mapping.column(name, column) for column in kept]
     findings += [
         Finding("error", f"two columns of table {written_name(name)} would have the name {written(column)}", "rename both", table.name)
         for column in sorted({column for column in names if names.count(column) > 1})
     ]
-    lacking = [column for column in table.key_columns if column not in kept]
-    if lacking and table.changes:
-        error = key_left_out(name, lacking[0])
+    key = [column for column in table.key_columns if column not in kept]
+    if key and table.changes:
+        error = key_left_out(name, key[0])
         findings.append(Finding("error", str(error), error.hint or "", table.name))
     return findings

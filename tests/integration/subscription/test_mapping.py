@@ -117,7 +117,7 @@ async def test_everything_at_once(publisher_db: Database, target_db: Database, t
         assert await same() == 1
     (found,) = await subscription_status(url)
     assert [str(table.table) for table in found.observation.tables] == TABLES
-    with pytest.raises(ConfigurationError, match="was started with other values of map, columns or rename"):
+    with pytest.raises(ConfigurationError, match="was started with other values of rename, and"):
         await subscription_of(source, target_db, target_url=url, settings=settings, **{**options, "rename": {}}).run()
 
 
@@ -167,6 +167,11 @@ async def test_managed_with_resync_status_and_cutover(publisher18_db: Database, 
         assert "tables have other names or columns in the new database" in refused.errors
         done = await asyncio.to_thread(subscriber, *verb, "--no-way-back", loud=True)
         assert done.status == 0, done.errors
+        for note in (
+            "rows of tables that exclude_table leaves out are not moved: old.no",
+            "columns of table old.t that columns leaves out",
+        ):
+            assert note in done.errors
         target_db.reconnect()
         target_db.execute("INSERT INTO single.t (v) VALUES ('new'); INSERT INTO fresh.u DEFAULT VALUES")
         assert target_db.value("SELECT max(number) FROM single.t") == 60001
@@ -198,6 +203,10 @@ CASES = [
     (
         {"map": {"public.*": "s.*", "public.b": "s.a"}},
         "tables public.a and public.b of the publisher would both be table s.a of the target",
+    ),
+    (
+        {"map": {"public.absent": "public.b"}},
+        "tables public.absent and public.b of the publisher would both be table public.b of the target",
     ),
     ({"map": {"public.a": "nowhere.a"}}, 'logical replication target relation "nowhere.a" does not exist'),
     ({"columns": {"public.a": "v"}}, "column id of table public.a is left out, and belongs to the replica identity"),
@@ -239,3 +248,13 @@ async def test_bad_input(publisher18_db: Database, target_db: Database) -> None:
     publisher18_db.execute("CREATE SCHEMA x; CREATE TABLE x.b (id int PRIMARY KEY); INSERT INTO x.b VALUES (1)")
     with pytest.raises(ConfigurationError, match=r"tables public\.b and x\.b of the publisher would both be table x\.b"):
         await task
+    # renamed on the publisher: without an error, its values would be lost
+    options: dict[str, Any] = {"columns": {"public.a": "id, v"}, "exclude_table": "whole, b"}
+    running = subscription_of(publisher18_db, target_db, **options, name="third")
+    task = asyncio.create_task(running.run())
+    await running.wait_for(publisher18_db.current_lsn())
+    publisher18_db.execute("ALTER TABLE a RENAME v TO w; INSERT INTO a VALUES (1, 2)")
+    with pytest.raises(ConfigurationError, match=r"columns\.public\.a: the table has no published column v"):
+        await task
+    with pytest.raises(ConfigurationError, match=r"columns\.public\.a: the table has no published column v"):
+        await subscription_of(publisher18_db, target_db, **options, name="third").run()
