@@ -32,6 +32,7 @@ CREATE TABLE lonely (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
 CREATE TABLE numbered (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, a text UNIQUE, v text);
 """
 T = Remote("t", "*id", "v")
+T_FULL = Remote("t", "*id", "v", identity="f", relation_id=7)
 U = Remote("u", "*id", "a", "b", "v", relation_id=2)
 KEYLESS = Remote("keyless", "id", "v", identity="f", relation_id=3)
 PART = Remote("part", "*id", "v", relation_id=4)
@@ -101,6 +102,14 @@ SITUATIONS = {
         [T.insert(7, "x"), T.insert(7, "y")],
         [(1, "local", "own"), (2, "local", "own"), (7, "y", "own")],
         {"confl_insert_exists": 1},
+    ),
+    "insert_exists apply_remote twice": Situation(
+        APPLY,
+        T_FULL,
+        ROWS,
+        [T_FULL.insert(1, "x"), T_FULL.insert(1, "y")],
+        [(1, "y", "own"), (2, "local", "own")],
+        {"confl_insert_exists": 2},
     ),
     "insert_exists apply_remote of an identity column": Situation(
         APPLY,
@@ -324,6 +333,12 @@ async def test_rules_by_origin_and_time(tracked_db: Database, monkeypatch: pytes
         await apply(feed, new, T.relation, T.update(2, "again"), T.update(3, "again"))
         assert conflicts(feed.sink.statistics) == {"confl_update_origin_differs": 1}
     assert tracked_db.fetch("SELECT id, v FROM t ORDER BY id") == [(1, "again"), (2, "again"), (3, "later")]
+    # so it does for the log of conflicts without rules
+    tracked_db.execute("UPDATE subscriber.pg_subscription_rel SET srsyncxid = pg_current_xact_id()::text::int8")
+    async with opened(tracked_db, conflict_log="public.log") as feed:
+        feed.lsn = max(feed.lsn, int(feed.position()))
+        await apply(feed, new, T.relation, T.update(3, "again"))
+        assert conflicts(feed.sink.statistics) == {}
 
     tracked_db.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'local'), (2, 'local'), (3, 'local'), (4, 'local')")
     kinds = ("insert_exists", "update_exists", "update_origin_differs", "delete_origin_differs")
@@ -368,6 +383,21 @@ async def test_resolved_conflicts_are_logged_without_values(target_db: Database,
     assert "S3CRET" not in caplog.text
 
 
+async def test_overlapping_rows_are_no_keys(target_db: Database) -> None:
+    target_db.execute("""
+        CREATE TABLE booked (room int4range, at daterange, v text, PRIMARY KEY (room, at WITHOUT OVERLAPS));
+        INSERT INTO booked VALUES ('[1,5)', '[2020-01-01,2030-01-01)', 'local')
+    """)
+    booked = Remote("booked", "*room", "*at", "v")
+    years = "[2029-01-01,2031-01-01)"
+    async with reopened(target_db, insert_exists="apply_remote", update_missing="insert", update_exists="apply_remote") as feed:
+        await feed.apply(booked.relation, booked.insert("[1,2)", years, "x"), booked.update("[2,3)", years, "y"))
+        assert conflicts(feed.sink.statistics) == {"confl_update_missing": 1}
+        with pytest.raises(TargetError, match="violates exclusion constraint"):
+            await feed.apply(booked.insert("[1,5)", years, "z"))
+    assert target_db.fetch("SELECT v FROM booked ORDER BY v") == [("local",), ("x",), ("y",)]
+
+
 LOG = """
 SELECT schema_name, table_name, conflict, rule, applied, xid, lsn::text, key, local_row, remote_row FROM log
 WHERE conflict IS NOT NULL ORDER BY lsn, conflict, key
@@ -385,6 +415,8 @@ async def test_log_of_conflicts(any_target_db: Database, monkeypatch: pytest.Mon
         async with opened(any_target_db, conflict=rules, conflict_log="PUBLIC.log", conflict_log_rows=rows) as feed:
             feed.lsn = max(feed.lsn, int(feed.position()))
             any_target_db.execute(old)
+            # a table without a key could not be deleted from
+            any_target_db.execute("DROP PUBLICATION IF EXISTS logs; CREATE PUBLICATION logs FOR TABLE log")
             if how == "streamed":
                 assert await _early(feed, T, changes)
             else:

@@ -216,11 +216,14 @@ class _Parts:
             base: the statement for the same change without rules.
             made: the number of changes that were made.
             locked: the CTEs of locked rows. One that this statement's snapshot does not see is an error, as in
-                :func:`~subscriber.sinks.postgres.apply.change_sql.delete`.
+                :func:`~subscriber.sinks.postgres.apply.change_sql.delete`. So is one that a set has twice.
         """
         found = " + ".join(f"(SELECT pg_catalog.count(*) FROM {name} WHERE t IS NOT NULL)" for name in locked) or "0"
+        # two rows of a set that have one key are applied one by one: the last one wins
+        counted = "DISTINCT (s.t, s.c)" if base.together else "*"
         seen = " + ".join(
-            f"(SELECT pg_catalog.count(*) FROM {self.scanned} AS x, {name} AS s WHERE s.t = x.tableoid AND s.c = x.ctid)" for name in locked
+            f"(SELECT pg_catalog.count({counted}) FROM {self.scanned} AS x, {name} AS s WHERE s.t = x.tableoid AND s.c = x.ctid)"
+            for name in locked
         )
         result = f"SELECT '' AS kind, CASE WHEN {found} = {seen or '0'} THEN {made} ELSE 1 / (({found}) - ({found})) END AS made"
         result += ", '', 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL"

@@ -45,7 +45,7 @@ _TIME: Final = "'2000-01-01 00:00:00+00'::pg_catalog.timestamptz + $9::pg_catalo
 _HOUR: Final = 3600.0
 
 _FOUND: Final = """
-SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull AND NOT a.atthasdef,
+SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
        pg_catalog.has_table_privilege(c.oid, 'INSERT') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
        AND pg_catalog.has_table_privilege(c.oid, 'DELETE'), current_user::text
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -114,7 +114,11 @@ class ConflictLog:
     @property
     def _creates(self) -> str:
         columns = ", ".join(f"{name} {kind}" for name, kind in list(_COLUMNS.items())[1:])
-        return f"CREATE TABLE {qualified_name(self._table)} (logged_at {_COLUMNS['logged_at']} NOT NULL DEFAULT now(), {columns})"
+        # old rows can only be deleted from a table that is published if it has a key
+        return (
+            f"CREATE TABLE {qualified_name(self._table)} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
+            f" logged_at {_COLUMNS['logged_at']} NOT NULL DEFAULT now(), {columns})"
+        )
 
     async def refused(self, run: Run) -> ConfigurationError | None:
         """Return why the table cannot be used or created, or None.

@@ -197,7 +197,7 @@ class RelationMap(DescribedRelations):
             return mapping
         table, horizon = mapping.table, None
         rows = await reader.fetch(UNIQUE_INDEXES.format("$1"), qualified_name(table.name))
-        if rules.by_origin:
+        if rules.by_origin or log is not None:
             found = await reader.fetch(_HORIZON, self._subscription, table.oid)
             horizon = found[0]["xid"] if found else None
         indexes = unique_indexes([tuple(row.values()) for row in rows], table)

@@ -10,7 +10,7 @@ from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, Uniqu
 
 __all__ = ["UNIQUE_INDEXES", "unique_indexes"]
 
-# only immediate unique indexes, as in PostgreSQL; a key is a column or an expression, compared with the operator of the index
+# only immediate unique indexes, as in PostgreSQL, and none WITHOUT OVERLAPS, which compares no keys; a key is a column or an expression, compared with the operator of the index
 UNIQUE_INDEXES: Final = """
 SELECT ic.relname::text AS name, pg_catalog.pg_get_expr(i.indpred, i.indrelid) AS predicate,
        ARRAY(SELECT pg_catalog.pg_get_indexdef(i.indexrelid, k, false)
@@ -23,7 +23,7 @@ SELECT ic.relname::text AS name, pg_catalog.pg_get_expr(i.indpred, i.indrelid) A
              JOIN pg_catalog.pg_operator AS op ON op.oid = m.amopopr
              JOIN pg_catalog.pg_namespace AS n ON n.oid = op.oprnamespace ORDER BY k) AS operators
 FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS ic ON ic.oid = i.indexrelid
-WHERE i.indrelid = pg_catalog.to_regclass({}) AND i.indisunique AND i.indimmediate AND i.indisready
+WHERE i.indrelid = pg_catalog.to_regclass({}) AND i.indisunique AND NOT i.indisexclusion AND i.indimmediate AND i.indisready
 ORDER BY ic.oid
 """
 """The unique indexes of a table; the placeholder is that of its name."""
