@@ -120,6 +120,8 @@ def with_rules(text: str, changes: Mapping[str, str]) -> str:
     for key, rule in changes.items():
         kind, table = _key(key)
         name = kind if table is None else f"{kind}.{written_name(table)}"
+        if not isinstance(rule, str):
+            raise ConfigurationError(f"the rule for conflict {name} is not a text", hint=f"one of {', '.join(RULES[kind])}")
         word = rule.strip().lower()
         rules.pop(name, None)
         if word:

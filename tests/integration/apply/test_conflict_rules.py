@@ -415,7 +415,7 @@ async def test_log_of_conflicts(any_target_db: Database, monkeypatch: pytest.Mon
         async with opened(any_target_db, conflict=rules, conflict_log="PUBLIC.log", conflict_log_rows=rows) as feed:
             feed.lsn = max(feed.lsn, int(feed.position()))
             any_target_db.execute(old)
-            # a table without a key could not be deleted from
+            # without a replica identity, old rows could not be deleted
             any_target_db.execute("DROP PUBLICATION IF EXISTS logs; CREATE PUBLICATION logs FOR TABLE log")
             if how == "streamed":
                 assert await _early(feed, T, changes)

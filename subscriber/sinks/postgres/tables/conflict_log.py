@@ -45,7 +45,7 @@ _TIME: Final = "'2000-01-01 00:00:00+00'::pg_catalog.timestamptz + $9::pg_catalo
 _HOUR: Final = 3600.0
 
 _FOUND: Final = """
-SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
+SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull AND NOT a.atthasdef,
        pg_catalog.has_table_privilege(c.oid, 'INSERT') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
        AND pg_catalog.has_table_privilege(c.oid, 'DELETE'), current_user::text
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -112,12 +112,13 @@ class ConflictLog:
         self._remove = Statement(f"DELETE FROM {name} WHERE {old}".encode("utf-8", "surrogateescape"), (_TEXT, _TEXT))
 
     @property
-    def _creates(self) -> str:
-        columns = ", ".join(f"{name} {kind}" for name, kind in list(_COLUMNS.items())[1:])
-        # old rows can only be deleted from a table that is published if it has a key
+    def _creates(self) -> tuple[str, str]:
+        name = qualified_name(self._table)
+        columns = ", ".join(f"{column} {kind}" for column, kind in list(_COLUMNS.items())[1:])
         return (
-            f"CREATE TABLE {qualified_name(self._table)} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
-            f" logged_at {_COLUMNS['logged_at']} NOT NULL DEFAULT now(), {columns})"
+            f"CREATE TABLE {name} (logged_at {_COLUMNS['logged_at']} NOT NULL DEFAULT now(), {columns})",
+            # without it, old rows cannot be deleted if the table is published
+            f"ALTER TABLE {name} REPLICA IDENTITY FULL",
         )
 
     async def refused(self, run: Run) -> ConfigurationError | None:
@@ -158,7 +159,7 @@ class ConflictLog:
         if not found[0][0]:
             return ConfigurationError(
                 f'role "{found[0][1]}" may not create table "{self._table}" of the target, the log of conflicts',
-                hint=f"GRANT CREATE ON SCHEMA {schema} TO {quote_identifier(found[0][1])}, or {self._creates}",
+                hint=f"GRANT CREATE ON SCHEMA {schema} TO {quote_identifier(found[0][1])}, or {'; '.join(self._creates)}",
             )
         return None
 
@@ -175,7 +176,8 @@ class ConflictLog:
         schema, name = self._table.namespace, self._table.name
         if not await run(_FOUND.format(quote_literal(schema), quote_literal(name))):
             try:
-                await run(self._creates)
+                for statement in self._creates:
+                    await run(statement)
             except TargetError as error:
                 # another subscription creates it too
                 if error.sqlstate not in {"42P07", "23505"}:
