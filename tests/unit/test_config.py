@@ -106,6 +106,8 @@ def test_rules_for_conflicts() -> None:
         error = refused(text)
         assert str(error) == message
         assert str(error.hint).startswith(hint)
+    with pytest.raises(ConfigurationError, match="the rule for conflict insert_exists is not a text"):
+        SubscriptionOptions(conflict={"insert_exists": None})  # type: ignore[dict-item]
     assert "longer than 4000" in str(refused(*(f"conflict.insert_exists.s.{'t' * 40}{n}=error" for n in range(99))))
 
 
