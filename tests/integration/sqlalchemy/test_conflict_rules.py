@@ -99,6 +99,12 @@ async def test_rows_that_have_only_a_key(target: ComplianceTarget) -> None:
     await feed.apply(KEY.relation, KEY.insert(1), KEY.insert(2), KEY.update(3))
     await feed.expect(KEY, (1,), (2,), (3,))
     assert conflicts(feed.sink.statistics) == {"confl_insert_exists": 1, "confl_update_missing": 1}
+    # without a unique key in the target no row conflicts, change by change either
+    await feed.create(Table("loose", "id int4", "v", relation_id=3))
+    loose = Table("loose", "*id int4", "v", relation_id=3)
+    await feed.apply(loose.relation, loose.insert(1, "a"), loose.insert(1, "b"), KEY.insert(1))
+    await feed.expect(loose, (1, "a"), (1, "b"))
+    assert conflicts(feed.sink.statistics)["confl_insert_exists"] == 2
     await feed.close()
 
 

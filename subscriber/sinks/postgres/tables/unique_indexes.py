@@ -10,7 +10,8 @@ from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, Uniqu
 
 __all__ = ["UNIQUE_INDEXES", "unique_indexes"]
 
-# only immediate unique indexes, as in PostgreSQL, and none WITHOUT OVERLAPS, which compares no keys; a key is a column or an expression, compared with the operator of the index
+# Only immediate unique indexes, as in PostgreSQL, and none WITHOUT OVERLAPS: its rows conflict if they overlap. A key is a column or an
+# expression, compared with the operator of the index.
 UNIQUE_INDEXES: Final = """
 SELECT ic.relname::text AS name, pg_catalog.pg_get_expr(i.indpred, i.indrelid) AS predicate,
        ARRAY(SELECT pg_catalog.pg_get_indexdef(i.indexrelid, k, false)

@@ -7,6 +7,7 @@ back, its description is discarded, and the transaction will bring it again. If 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, inspect, text
@@ -99,6 +100,10 @@ class RelationMap(DescribedRelations):
         if self._settings.insert_conflict == "upsert":
             # if a different key is equal in the target, the INSERT changes the row of that key
             keyed = keyed and all(target.columns[number].exact for number in target.key or ())
+        rules = self._rules.of(name.namespace, name.name)
+        if not any(columns <= key for columns in unique):
+            # no row conflicts
+            rules = replace(rules, insert_exists="error")
         return RelationPlan(
             relation,
             target,
@@ -107,7 +112,7 @@ class RelationMap(DescribedRelations):
             keyed=keyed,
             ordered=ordered,
             problem=_problem(relation, target, unique),
-            rules=self._rules.of(name.namespace, name.name),
+            rules=rules,
         )
 
 
