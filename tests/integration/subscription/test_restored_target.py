@@ -76,6 +76,9 @@ def test_restored_by_pg_restore(replicated: tuple[Database, Database]) -> None:
         assert publisher.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
         assert new.fetch("SELECT id FROM b") == [(1,)]
         assert accept(publisher, new).status == 0
+        # to the rules of conflicts, the restored rows are the subscription's own
+        older = "SELECT count(*)::int FROM subscriber.pg_subscription_rel, a WHERE srsyncxid > a.xmin::text::int8"
+        assert new.value(older) == 2
         done = run(publisher, new)
         assert (done.status, done.errors) == (0, "")
         assert_same(publisher, new)

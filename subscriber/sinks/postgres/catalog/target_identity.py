@@ -66,6 +66,11 @@ SELECT srnspname::text, srrelname::text FROM gone
 
 _IS_OWN: Final = f"SELECT s.subtarget = ({TARGET}) FROM subscriber.pg_subscription AS s WHERE s.oid = $1::int8::oid"
 _ACCEPT: Final = f"UPDATE subscriber.pg_subscription SET subtarget = ({TARGET}) WHERE oid = $1::int8::oid"
+# to the rules of conflicts, the rows that the tables have now are the subscription's own: a restore gave them another origin
+_OWN_ROWS: Final = """
+UPDATE subscriber.pg_subscription_rel SET srsyncxid = pg_catalog.pg_current_xact_id()::text::int8
+WHERE srsubid = $1::int8::oid AND srsubstate::text IN ('s', 'r')
+"""
 _FORGET_PARTS: Final = "DELETE FROM subscriber.copy_part WHERE srsubid = $1::int8::oid"
 
 
@@ -132,6 +137,7 @@ async def accept(rows: Rows, execute: Execute, oid: int, *, reconciled: bool = F
         await rows.delete(table, {"srsubid": oid})
         if stored:
             await rows.insert(table, stored)
+    await execute(_OWN_ROWS, oid)
     await execute(_FORGET_PARTS, oid)
     await execute(_ACCEPT, oid)
 
