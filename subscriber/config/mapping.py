@@ -124,7 +124,7 @@ class TableMapping:
 
     tables: Mapping[Name, Name]
     schemas: Mapping[str, str]
-    excluded: Sequence[Sequence[re.Pattern[str]]]
+    excluded: Mapping[str, Sequence[re.Pattern[str]]]
     columns: Mapping[Name, Sequence[str]]
     renamed: Mapping[Name, Mapping[str, str]]
 
@@ -139,7 +139,12 @@ class TableMapping:
 
     def excludes(self, name: Name) -> bool:
         """Whether a table of the publisher is left out."""
-        return any(all(map(re.Pattern.fullmatch, parts, name[-len(parts) :])) for parts in self.excluded)
+        return any(self.matches(pattern, name) for pattern in self.excluded)
+
+    def matches(self, pattern: str, name: Name) -> bool:
+        """Whether a table of the publisher matches a pattern of :attr:`excluded`."""
+        parts = self.excluded[pattern]
+        return all(map(re.Pattern.fullmatch, parts, name[-len(parts) :]))
 
     def target(self, name: Name) -> Name:
         """The target's name of a table or sequence of the publisher."""
@@ -223,7 +228,7 @@ def table_mapping(tables: str, columns: str, renamed: str, excluded: str) -> Tab
     mapping = TableMapping(
         tables=single,
         schemas=schemas,
-        excluded=tuple(map(compiled_pattern, patterns_of(excluded))) if excluded else (),
+        excluded={pattern: compiled_pattern(pattern) for pattern in patterns_of(excluded)} if excluded else {},
         columns={read_name(name, _COLUMNS_EXAMPLE): _names(value) for name, value in COLUMNS.values(columns).items()},
         renamed={read_name(name, _RENAME_EXAMPLE): _pairs(value) for name, value in RENAME.values(renamed).items()},
     )

@@ -31,6 +31,8 @@ def find_mapping_problems(mapping: TableMapping, tables: Sequence[PublishedTable
     named = [("map", name) for name in mapping.tables]
     named += [("columns", name) for name in mapping.columns] + [("rename", name) for name in mapping.renamed]
     findings = [_not_published(f"{option}.{written_name(name)}") for option, name in named if name not in published]
+    unused = [pattern for pattern in mapping.excluded if not any(mapping.matches(pattern, name) for name in published)]
+    findings += [_not_published(f"exclude_table {pattern}") for pattern in unused]
     schemas = {schema for schema, _ in published}
     findings += [_not_published(f"map.{written(schema)}.*") for schema in mapping.schemas if schema not in schemas]
     for name, table in published.items():
@@ -40,7 +42,8 @@ def find_mapping_problems(mapping: TableMapping, tables: Sequence[PublishedTable
 
 
 def _not_published(what: str) -> Finding:
-    return Finding("warning", f"{what}: no such table is published", "correct the name, or add the table to the publication")
+    hint = "correct the name, or add the table to the publication; without publish_via_partition_root, partitions have their own names"
+    return Finding("warning", f"{what}: no such table is published", hint)
 
 
 def _columns(mapping: TableMapping, name: Name, table: PublishedTable) -> list[Finding]:

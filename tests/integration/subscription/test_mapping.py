@@ -217,6 +217,7 @@ CASES = [
     ({"rename": {"public.a": "v:x"}}, 'logical replication target relation "public.a" is missing replicated column: "x"'),
     ({"map": {"public.absent": "public.c"}}, "map.public.absent: no such table is published"),
     ({"map": {"absent.*": "c.*"}}, "map.absent.*: no such table is published"),
+    ({"exclude_table": "a, absent*"}, "exclude_table absent*: no such table is published"),
 ]
 
 
