@@ -5,19 +5,9 @@ Two tasks run beside the caller, who takes events with :meth:`Receiver.wait`, :m
 * *receive* drains the stream, feeds reassembly and queues events. It stops reading while the queued events, and those being applied,
   hold half of ``logical_decoding_work_mem``. It spills the largest open transaction when the open ones hold the other half. So memory is
   bounded, and a slow sink slows down the socket.
-* *feedback* sends standby status updates: when the status changed, when the server asked for one, and otherwise at
-  ``wal_receiver_status_interval``. It never waits for the sink, so a slow apply does not cause a ``wal_sender_timeout``. While nothing is
-  read (the queue is full), a request of the server is not seen either. Then updates are sent four times a second, often enough for a
-  ``wal_sender_timeout`` of one second.
+* *feedback* sends standby status updates (:mod:`subscriber.apply.feedback`). It never waits for the sink.
 
-An LSN moves the position in the target and the slot. A wrong one would lose changes below it. So if an LSN is far beyond the known end of
-the publisher's WAL, the publisher is asked for that end first. If the publisher cannot be asked, because it has no free session or a
-password is no longer valid, the LSN is accepted only if it is not far beyond the received position.
-
-``wal_receiver_timeout`` works as in PostgreSQL: after half of it without a message, the server is asked for a reply; after all of it, the
-connection is closed. Time in which nothing was read does not count.
-
-Source: PostgreSQL manual, Streaming Replication Protocol; worker.c (LogicalRepApplyLoop, send_feedback).
+Source: PostgreSQL manual, Streaming Replication Protocol; worker.c (LogicalRepApplyLoop).
 """
 
 from __future__ import annotations
@@ -29,20 +19,19 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-from subscriber import crash_points
+from subscriber.apply.feedback import Feedback
+from subscriber.apply.plausible_end import PlausibleEnd
 from subscriber.apply.rolled_back import leave_out_rolled_back
 from subscriber.config import Settings
-from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable, UndecidedTransaction
+from subscriber.errors import UndecidedTransaction
 from subscriber.interfaces import EventStream, ReceivedEvents, ReplicationStream, Spool
 from subscriber.protocol.frames import (
     PrimaryKeepalive,
-    StandbyStatusUpdate,
     XLogData,
     decode_frame,
-    encode_frame,
     header,
 )
-from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn, kept_in_years
+from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared, StreamCommit
 from subscriber.transaction.blocks import BlockReassembly
 from subscriber.transaction.feedback import FlushTracker
@@ -55,15 +44,10 @@ __all__ = ["Receiver"]
 
 _log = logging.getLogger(__name__)
 
-_UNREAD_STATUS_INTERVAL = 0.25
 _READ_RECORDS = 1000
 _BEHIND_SECONDS = 1.0
 """How long reading waits for parallel apply of the open transaction, before records that it has not applied yet are spilled."""
 _ORDERS = (SpoolTruncate, SpoolDiscard)
-_WAL_END_SLACK = 64 * 1024**2
-"""Bytes that an LSN may be beyond the known end of the publisher's WAL, because it has written more since."""
-_UNASKED_SLACK = 16 * _WAL_END_SLACK
-"""Bytes that an LSN may be beyond the received position if the publisher cannot be asked: it may decode so much without sending data."""
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
 
@@ -99,8 +83,6 @@ class Receiver:
         popped: number of events taken.
         sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
         received_at: when that message arrived.
-        reported_at: when the last status was sent.
-        reported: the ``flush`` position in that status; None before the first.
     """
 
     def __init__(
@@ -116,7 +98,7 @@ class Receiver:
         self.tracker = tracker
         self._given_spool = spool
         self.settings = settings
-        self._plausible_end = INVALID_LSN
+        self._plausible_end = PlausibleEnd(stream, tracker)
         self._budget = max(settings.logical_decoding_work_mem // 2, 1)
         self._reassembly = BlockReassembly() if blocks else Reassembly()
         self._queue: deque[tuple[Event, int]] = deque()
@@ -124,11 +106,8 @@ class Receiver:
         self._room = asyncio.Event()
         self._room.set()
         self._activity = asyncio.Event()
-        self._feedback_wanted = asyncio.Event()
-        self._forced = False
+        self._feedback = Feedback(stream, tracker, settings)
         self._asked = False
-        self._reading = False
-        self._last_heard = 0.0
         self._task: asyncio.Task[None] | None = None
         self._spool_turn = asyncio.Lock()
         self._watcher: Callable[[], None] | None = None
@@ -138,8 +117,16 @@ class Receiver:
         self._left_out = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
-        self.reported_at: float | None = None
-        self.reported: Lsn | None = None
+
+    @property
+    def reported(self) -> Lsn | None:
+        """The ``flush`` position in the last status that was sent; None before the first."""
+        return self._feedback.reported
+
+    @property
+    def reported_at(self) -> float | None:
+        """When it was sent; seconds since 1970."""
+        return self._feedback.reported_at
 
     @property
     def _frames(self) -> ReplicationStream:
@@ -153,7 +140,7 @@ class Receiver:
 
     async def start(self) -> None:
         """Start reading and reporting."""
-        self._last_heard = asyncio.get_running_loop().time()
+        self._feedback.begin_reading()
         # what is received does not show that anything is applied
         self._task = asyncio.create_task(self._run(), name="receiver", context=unwatched())
         self._task.add_done_callback(lambda _: self._activity.set())
@@ -264,11 +251,11 @@ class Receiver:
 
     def report(self) -> None:
         """Send the status soon, if it changed."""
-        self._feedback_wanted.set()
+        self._feedback.wake()
 
     async def report_now(self) -> None:
         """Send the status now, even if it did not change."""
-        await self._send_status(reply_requested=False)
+        await self._feedback.send()
 
     # --- transactions before their end
 
@@ -308,7 +295,7 @@ class Receiver:
     # --- receive
 
     async def _run(self) -> None:
-        tasks = {asyncio.create_task(self._receive(), name="receive"), asyncio.create_task(self._feedback(), name="feedback")}
+        tasks = {asyncio.create_task(self._receive(), name="receive"), asyncio.create_task(self._feedback.run(), name="feedback")}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -319,19 +306,17 @@ class Receiver:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _receive(self) -> None:
-        loop = asyncio.get_running_loop()
-        stream = self._stream
+        stream, feedback = self._stream, self._feedback
         while True:
-            self._last_heard = loop.time()
-            self._reading = True
+            feedback.begin_reading()
             if isinstance(stream, EventStream):
                 given = await stream.events()
-                self._reading = False
+                feedback.reading = False
                 self._take_events(given)
                 del given
             else:
                 frames = list(await stream.receive())
-                self._reading = False
+                feedback.reading = False
                 await self._take_frames(frames)
                 frames.clear()
             self._activity.set()
@@ -376,27 +361,27 @@ class Receiver:
         self.tracker.receive(given.end)
         if given.moment is not None:
             self._note_moment(given.moment)
-        self._feedback_wanted.set()
+        self._feedback.wake()
 
     def _note_moment(self, sent: int) -> None:
         self.sent_at, self.received_at = kept_in_years(sent) / 1_000_000 + _EPOCH_SECONDS, time.time()
 
     async def _take_frames(self, frames: list[bytes]) -> None:
-        reassembly = self._reassembly
+        reassembly, plausible = self._reassembly, self._plausible_end
         place, count = 0, len(frames)
         frame: XLogData | PrimaryKeepalive | None = None
         while place < count:
             whole, place = reassembly.feed_frames(frames, place)
             for transaction, lsn in whole:
                 end_lsn = transaction.end_lsn
-                if end_lsn > self._plausible_end:
-                    await self._check_wal_end(end_lsn)
+                if end_lsn > plausible.lsn:
+                    await plausible.check(end_lsn)
                 self.tracker.pend(end_lsn, in_order=True)
                 held = RECORD_OVERHEAD + transaction.size + RECORD_OVERHEAD * len(transaction.records)
                 self._held += held
                 self._queue.append((transaction, held))
-                if lsn > self._plausible_end:
-                    await self._check_wal_end(lsn)
+                if lsn > plausible.lsn:
+                    await plausible.check(lsn)
                 self.tracker.receive(lsn)
             if place == count:
                 # rows end nothing, and count as received with the last frame
@@ -417,9 +402,8 @@ class Receiver:
             else:
                 await self._heard(frame.end_lsn)
                 if frame.reply_requested:
-                    self._forced = True
                     self._asked = True
-                self._feedback_wanted.set()
+                self._feedback.wake(reply=frame.reply_requested)
         if frame is not None:
             if isinstance(frame, XLogData):
                 await self._heard(max(frame.start_lsn, frame.end_lsn))
@@ -433,30 +417,14 @@ class Receiver:
                 await self._spool.discard(order.spool_id)
 
     async def _heard(self, lsn: Lsn) -> None:
-        if lsn > self._plausible_end:
-            await self._check_wal_end(lsn)
+        if lsn > self._plausible_end.lsn:
+            await self._plausible_end.check(lsn)
         self.tracker.receive(lsn)
 
     async def _pend(self, end_lsn: Lsn, *, in_order: bool) -> None:
-        if end_lsn > self._plausible_end:
-            await self._check_wal_end(end_lsn)
+        if end_lsn > self._plausible_end.lsn:
+            await self._plausible_end.check(end_lsn)
         self.tracker.pend(end_lsn, in_order=in_order)
-
-    async def _check_wal_end(self, lsn: Lsn) -> None:
-        try:
-            wal_end = await self._frames.wal_end(Lsn(max(lsn - _WAL_END_SLACK, 0)))
-        except PublisherError as refusal:
-            if lsn > self.tracker.received + _UNASKED_SLACK:
-                raise
-            # not far beyond: a working stream must not end because the publisher rejects new sessions
-            _log.info("could not ask the publisher for the end of its WAL: %s", refusal)
-            self._plausible_end = Lsn(lsn + _WAL_END_SLACK)
-            return
-        self._plausible_end = Lsn(wal_end + _WAL_END_SLACK)
-        if lsn > self._plausible_end:
-            error = ProtocolError(f"the publisher sent LSN {lsn}, but its WAL ends at {wal_end}")
-            error.hint = "the LSN is neither applied nor stored; find out what sent it: the publisher, or a proxy in front of it"
-            raise error
 
     async def _judge(self, transaction: Transaction) -> None:
         """Leave out what the publisher rolled back. If that is not certain, blocks that were given are taken back."""
@@ -498,51 +466,3 @@ class Receiver:
         transaction.spool = _Watched(transaction.spool or self._spool.reader(transaction.spool_id))
         # spilled records are read back one by one; the largest counts, so that little is received beside it
         return max(sum(map(len, records)), transaction.largest) + RECORD_OVERHEAD * len(records)
-
-    # --- feedback
-
-    async def _feedback(self) -> None:
-        loop = asyncio.get_running_loop()
-        interval = self.settings.wal_receiver_status_interval
-        timeout = self.settings.wal_receiver_timeout
-        sent: tuple[Lsn, Lsn, Lsn] | None = None
-        sent_at = loop.time()
-        asked = False
-        while True:
-            now = loop.time()
-            reading = self._reading
-            silence = now - self._last_heard if reading and timeout else 0.0
-            if timeout and silence >= timeout:
-                raise PublisherUnavailable(
-                    "terminating logical replication worker due to timeout",
-                    hint="the publisher was silent for wal_receiver_timeout; the connection is retried",
-                )
-            request = bool(timeout) and silence >= timeout / 2 and not asked
-            if silence < timeout / 2:
-                asked = False
-            status = self.tracker.status()
-            due = interval if reading else min(interval or _UNREAD_STATUS_INTERVAL, _UNREAD_STATUS_INTERVAL)
-            if self._forced or request or (interval and status != sent) or (due and now - sent_at >= due):
-                self._forced = False
-                asked = asked or request
-                await self._send_status(reply_requested=request)
-                sent, sent_at = status, now
-            wakes = [1.0]
-            if due:
-                wakes.append(sent_at + due - now)
-            if timeout:
-                wakes.append(timeout / 2 - silence if silence < timeout / 2 else timeout - silence)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(min(wakes), 0.001)):
-                    await self._feedback_wanted.wait()
-            self._feedback_wanted.clear()
-
-    async def _send_status(self, *, reply_requested: bool) -> None:
-        write, flush, apply = self.tracker.status()
-        moment = int((time.time() - _EPOCH_SECONDS) * 1_000_000)
-        crash_points.reached("acknowledge.sending")
-        await self._stream.send(
-            encode_frame(StandbyStatusUpdate(write=write, flush=flush, apply=apply, send_time=moment, reply_requested=reply_requested))
-        )
-        crash_points.reached("acknowledge.sent")
-        self.reported, self.reported_at = flush, time.time()
