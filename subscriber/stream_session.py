@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
+from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.apply.row_filters import filtered
-from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherError, SubscriberError
 from subscriber.interfaces import Position, ReplicationStream

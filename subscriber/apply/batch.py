@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import Batch, RelationGate

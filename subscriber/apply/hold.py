@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from subscriber.apply.apply_times import ApplyTimes
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared

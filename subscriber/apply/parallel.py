@@ -21,7 +21,7 @@ Why the result is the same
     * *Which records.* It follows the sequence of records in reassembly. An aborted subtransaction cuts that sequence at its first record.
       There the session has a savepoint, and rolls back to it. Records that it has not applied yet need no undo. It detects a cut before
       it reads any record that was received after it. If the publisher did not send an abort, that is known only at the end
-      (:mod:`subscriber.apply.rolled_back`): then the attempt is rolled back.
+      (:mod:`subscriber.apply.receiving.rolled_back`): then the attempt is rolled back.
     * *Which relations.* A streamed transaction describes its relations itself. Another one also uses those of earlier transactions. All of
       these are committed when the attempt begins, and no other event comes before its own end.
     * *Which tables.* The gate's answer may depend on the final LSN, which a stream does not tell. So attempts begin only while every table
@@ -58,8 +58,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Self
 
-from subscriber.apply.receiver import Receiver
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.receiving.receiver import Receiver
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import ParallelSink, ParallelTransaction
 from subscriber.protocol.lsn import INVALID_LSN, Lsn

@@ -30,10 +30,10 @@ from subscriber import crash_points
 from subscriber.apply.batch import collect
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
-from subscriber.apply.parking import Parking
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.apply.skip import Skipping
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.parking import Parking
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.errors import ApplyError, MissingColumns, NeverPrepared, RelationError, TargetError
 from subscriber.interfaces import Batch, DescribedSink, OpenedSink, PingedSink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState
 from subscriber.log_fields import error_fields, extra_fields

@@ -8,7 +8,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from subscriber.apply.spool import private_directory
+from subscriber.apply.receiving.spool import private_directory
 from subscriber.errors import SpoolError
 from subscriber.threads import run_in_thread
 

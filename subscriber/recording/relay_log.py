@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.apply.spool import private_directory
+from subscriber.apply.receiving.spool import private_directory
 from subscriber.errors import ConfigurationError, DataLossError, SpoolError, SubscriberError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import INVALID_LSN, Lsn

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from subscriber.apply.receiver import Receiver
-from subscriber.apply.spool_file import blocks
+from subscriber.apply.receiving.receiver import Receiver
+from subscriber.apply.receiving.spool_file import blocks
 from subscriber.errors import ProtocolError
 from subscriber.interfaces import ApplyStatistics
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from subscriber.apply.hold import AppliedTransactions, Hold
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
+from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.apply.skip import Skipping
-from subscriber.apply.spool import SpoolDirectory
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, DataLossError, MissingColumns, ProtocolError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from subscriber.apply.apply_times import ApplyTimes
-from subscriber.apply.table_synchronization import ReconciledRows
+from subscriber.apply.tables.table_synchronization import ReconciledRows
 from subscriber.catalog.verifications import TableVerification
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import ApplyStatistics, RelayLogDetails, Retry, TableEntry, TableName, WorkerState

@@ -54,7 +54,7 @@ Aborted subtransactions
     children first and the parent last. The one that starts first cuts most; the others find nothing more. ``A`` with ``subxid == xid``
     ends the whole transaction.
 
-    An abort may be missing (:mod:`subscriber.apply.rolled_back`). So a transaction names the subtransactions that are left in it.
+    An abort may be missing (:mod:`subscriber.apply.receiving.rolled_back`). So a transaction names the subtransactions that are left in it.
 
     Relation and Type are records like the others, and are removed with the subtransaction in which they were sent. That is correct,
     because at *every* ``A``, also of a subtransaction, the publisher forgets which relations it described in this stream. It describes

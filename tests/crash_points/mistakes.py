@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from subscriber import crash_points
-from subscriber.apply.spool import SpoolDirectory
-from subscriber.apply.spool_file import SpoolFile
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.receiving.spool import SpoolDirectory
+from subscriber.apply.receiving.spool_file import SpoolFile
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.interfaces import Batch
 from subscriber.protocol.lsn import Lsn

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import subscriber
-from subscriber.apply.spool_file import spool_failure
+from subscriber.apply.receiving.spool_file import spool_failure
 from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetUnavailable
 from subscriber.sinks.postgres.apply.change_sql import control, set_role
 from subscriber.sinks.postgres.apply.error_reports import apply_error

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Literal
 
 from subscriber import crash_points
-from subscriber.apply.parking import RESYNC_HINT
+from subscriber.apply.tables.parking import RESYNC_HINT
 from subscriber.catalog import Definition
 from subscriber.catalog.store import LAUNCHER_KEY, writer_key
 from subscriber.catalog.subscriptions import StoredCatalog

@@ -32,8 +32,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from subscriber.apply.parking import RESYNC_HINT
 from subscriber.apply.progress import CopyProgress, Quiet
+from subscriber.apply.tables.parking import RESYNC_HINT
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, ConfigurationError, RelationError, SubscriberError, TargetError, raise_all

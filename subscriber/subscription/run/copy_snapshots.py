@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import replace
 from functools import partial
 
-from subscriber.apply.table_synchronization import CopyPart, ReconciledRows
+from subscriber.apply.tables.table_synchronization import CopyPart, ReconciledRows
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.interfaces import (
     ComparedTables,
@@ -32,7 +32,7 @@ Describe = Callable[[Sequence[TableName]], Awaitable[Mapping[TableName, Publishe
 
 
 class PublishedSnapshot:
-    """A :class:`subscriber.apply.table_synchronization.SnapshotSource`.
+    """A :class:`subscriber.apply.tables.table_synchronization.SnapshotSource`.
 
     Args:
         snapshot: the exported snapshot.
@@ -68,7 +68,7 @@ class PublishedSnapshot:
         workers: int,
         mode: SyncMode,
     ) -> ReconciledRows | None:
-        """See :meth:`subscriber.apply.table_synchronization.SnapshotSource.reconcile`."""
+        """See :meth:`subscriber.apply.tables.table_synchronization.SnapshotSource.reconcile`."""
 
         def read(condition: Condition, count: Callable[[int], None]) -> CopyPart:
             part = table_copy.CopyPart(table.publisher_name, table.relation_id, only=table.kind == "r", condition=condition)
@@ -159,7 +159,7 @@ def outdated(name: TableName) -> CopyOutdated:
 
 
 class PublishedGroup:
-    """A :class:`subscriber.apply.table_groups.GroupSnapshot`. One session reads all tables.
+    """A :class:`subscriber.apply.tables.table_groups.GroupSnapshot`. One session reads all tables.
 
     Args:
         snapshot: the exported snapshot.
@@ -185,7 +185,9 @@ class PublishedGroup:
         return await self._describe(tables)
 
     async def rows(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncGenerator[bytes]:
-        """Read the table's published rows, with checks that they are valid. See :meth:`~subscriber.apply.table_groups.GroupSnapshot.rows`.
+        """Read the table's published rows, with checks that they are valid.
+
+        See :meth:`~subscriber.apply.tables.table_groups.GroupSnapshot.rows`.
 
         Raises:
             CopyOutdated: the table was renamed, replaced or rewritten in the meantime.
@@ -198,7 +200,7 @@ class PublishedGroup:
     async def reconcile(
         self, table: PublishedTable, group: ReconcilingTableGroup, copy_format: CopyFormat, advanced: Callable[[int], None]
     ) -> ReconciledRows:
-        """Compare the rows of the target with the snapshot. See :meth:`~subscriber.apply.table_groups.GroupSnapshot.reconcile`.
+        """Compare the rows of the target with the snapshot. See :meth:`~subscriber.apply.tables.table_groups.GroupSnapshot.reconcile`.
 
         Raises:
             CopyOutdated, PublisherError: as :meth:`rows`.

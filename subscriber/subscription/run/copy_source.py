@@ -28,7 +28,7 @@ def copy_format(capabilities: Capabilities, options: SubscriptionOptions) -> Cop
 
 
 class PublisherSource:
-    """A :class:`subscriber.apply.table_synchronization.CopySource` and a :class:`subscriber.apply.table_groups.GroupSource`.
+    """A :class:`subscriber.apply.tables.table_synchronization.CopySource` and a :class:`subscriber.apply.tables.table_groups.GroupSource`.
 
     Every call uses its own connections, and checks that they lead to the same publisher.
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from subscriber.apply.table_state import TO_BE_ADDED, TableStates
+from subscriber.apply.tables.table_state import TO_BE_ADDED, TableStates
 from subscriber.errors import PublisherError, RelationError
 from subscriber.interfaces import TableName
 from subscriber.subscription.spec import RunSpec

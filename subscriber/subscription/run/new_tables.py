@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from subscriber.apply.all_changes import require_all_changes
-from subscriber.apply.table_state import TO_BE_ADDED, Addition
+from subscriber.apply.tables.table_state import TO_BE_ADDED, Addition
 from subscriber.catalog.target_kind import SchemaKind
 from subscriber.errors import ConfigurationError, RelationError, SubscriberError
 from subscriber.interfaces import PublishedTable, TableName, TwoPhaseState

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Final
 
 from subscriber import crash_points
-from subscriber.apply.table_synchronization import CopyPart, ReconciledRows
+from subscriber.apply.tables.table_synchronization import CopyPart, ReconciledRows
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
     ComparedTables,

@@ -13,9 +13,9 @@ import logging
 import time
 from typing import Final
 
-from subscriber.apply.parking import RESYNC_HINT, Parking
 from subscriber.apply.retry import Backoff, is_coming_up, policy
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.parking import RESYNC_HINT, Parking
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.apply.tasks import task_group
 from subscriber.errors import RelationError, SubscriberError, raise_all
 from subscriber.interfaces import FinishingSink, ParkingSink, Retry, TwoPhaseState

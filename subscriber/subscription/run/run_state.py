@@ -8,8 +8,8 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from subscriber.apply.hold import AppliedTransactions, Hold
-from subscriber.apply.table_state import TableStates, Watchers
-from subscriber.apply.table_synchronization import ReconciledRows
+from subscriber.apply.tables.table_state import TableStates, Watchers
+from subscriber.apply.tables.table_synchronization import ReconciledRows
 from subscriber.catalog.verifications import TableVerification
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import Retry, TableName, TableState, WorkerState

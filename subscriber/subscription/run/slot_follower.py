@@ -18,9 +18,9 @@ from typing import Final
 
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
-from subscriber.apply.parking import Parking
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skip import Skipping
+from subscriber.apply.tables.parking import Parking
 from subscriber.apply.worker import ApplyWorker
 from subscriber.errors import DataLossError, MissingColumns, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.interfaces import FillingSink, FollowingSink, ParallelSink, Retry, SchemaGapSink, TableName, TwoPhaseState

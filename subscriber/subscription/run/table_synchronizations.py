@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Collection
 
-from subscriber.apply.parking import Parking
 from subscriber.apply.progress import CopyProgress
+from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.apply.retry import disables
-from subscriber.apply.spool import SpoolDirectory
-from subscriber.apply.table_groups import GroupSynchronization
-from subscriber.apply.table_sync_launcher import SyncLauncher
-from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
+from subscriber.apply.tables.parking import Parking
+from subscriber.apply.tables.table_groups import GroupSynchronization
+from subscriber.apply.tables.table_sync_launcher import SyncLauncher
+from subscriber.apply.tables.table_synchronization import SyncRun, TableSynchronization
 from subscriber.errors import RelationError, SubscriberError, TargetUnavailable
 from subscriber.interfaces import GroupingSink, TableName, TableState
 from subscriber.subscription.run.added_columns import add_columns, adds_columns
@@ -25,7 +25,7 @@ __all__ = ["TableSynchronizations"]
 
 
 class TableSynchronizations:
-    """A :class:`subscriber.apply.table_sync_launcher.SyncOwner`.
+    """A :class:`subscriber.apply.tables.table_sync_launcher.SyncOwner`.
 
     Args:
         target: open.

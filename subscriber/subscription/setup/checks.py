@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from subscriber.apply.all_changes import find_archives, find_own_rows
-from subscriber.apply.spool import SpoolDirectory
+from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, ConflictRules, CopyData, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, PublishedTable, Sink, TableName

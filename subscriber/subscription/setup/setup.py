@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from subscriber.apply.spool import SpoolDirectory
+from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.interfaces import (
     DescribedSink,

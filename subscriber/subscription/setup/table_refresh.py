@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from subscriber.apply.all_changes import require_all_changes
-from subscriber.apply.table_synchronization import sync_slot_prefix
+from subscriber.apply.tables.table_synchronization import sync_slot_prefix
 from subscriber.config import CopyData
 from subscriber.config.mapping import NO_MAPPING, TableMapping
 from subscriber.errors import ConfigurationError, SlotInUse, TargetError

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from subscriber.apply.parallel import ParallelApply
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
+from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.apply.skip import Skipping
-from subscriber.apply.spool import SpoolDirectory
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.interfaces import Batch, TableEntry, TableName, TableState, TwoPhaseState

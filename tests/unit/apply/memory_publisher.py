@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from dataclasses import dataclass
 from functools import partial
 
-from subscriber.apply.table_synchronization import CopyPart
+from subscriber.apply.tables.table_synchronization import CopyPart
 from subscriber.interfaces import CopyFormat, Position, PublishedTable, TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
@@ -151,7 +151,7 @@ class MemoryStream:
 
 
 class MemorySource:
-    """A :class:`subscriber.apply.table_synchronization.CopySource`.
+    """A :class:`subscriber.apply.tables.table_synchronization.CopySource`.
 
     Attributes:
         slots: those that exist, with their confirmed positions.
@@ -200,7 +200,7 @@ class MemorySource:
 
 
 class MemorySnapshot:
-    """A :class:`subscriber.apply.table_synchronization.SnapshotSource`."""
+    """A :class:`subscriber.apply.tables.table_synchronization.SnapshotSource`."""
 
     def __init__(self, history: History, consistent_point: Lsn, step: Step) -> None:
         self.consistent_point = consistent_point

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from subscriber.apply.spool import SpoolDirectory, SpooledPart
-from subscriber.apply.spool_file import SpoolFile
+from subscriber.apply.receiving.spool import SpoolDirectory, SpooledPart
+from subscriber.apply.receiving.spool_file import SpoolFile
 
 __all__ = ["MemoryPart", "MemorySpool"]
 

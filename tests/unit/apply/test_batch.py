@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from subscriber.apply.batch import collect
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable
 from subscriber.interfaces import Batch

@@ -17,11 +17,11 @@ from typing import Any, cast
 import pytest
 from hypothesis import strategies as st
 
-from subscriber.apply.parking import Parking
 from subscriber.apply.progress import Quiet
-from subscriber.apply.receiver import Receiver
-from subscriber.apply.table_sync_launcher import SyncLauncher
-from subscriber.apply.table_synchronization import SyncRun, TableSynchronization
+from subscriber.apply.receiving.receiver import Receiver
+from subscriber.apply.tables.parking import Parking
+from subscriber.apply.tables.table_sync_launcher import SyncLauncher
+from subscriber.apply.tables.table_synchronization import SyncRun, TableSynchronization
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable

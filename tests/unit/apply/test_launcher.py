@@ -11,11 +11,11 @@ from typing import cast
 
 import pytest
 
-from subscriber.apply.parking import Parking
-from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization
-from subscriber.apply.table_state import TableStates
-from subscriber.apply.table_sync_launcher import SyncLauncher
-from subscriber.apply.table_synchronization import TableSynchronization
+from subscriber.apply.tables.parking import Parking
+from subscriber.apply.tables.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization
+from subscriber.apply.tables.table_state import TableStates
+from subscriber.apply.tables.table_sync_launcher import SyncLauncher
+from subscriber.apply.tables.table_synchronization import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import (
     ApplyError,

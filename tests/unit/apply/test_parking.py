@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from subscriber.apply.parking import Parking
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.parking import Parking
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import OpenedSink, SyncMode, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn

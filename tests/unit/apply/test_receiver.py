@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.config import Settings
 from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable, SpoolError
 from subscriber.protocol.lsn import Lsn

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import strategies as st
 
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.config import Settings
 from subscriber.errors import ProtocolError
 from subscriber.protocol.encoder import encode

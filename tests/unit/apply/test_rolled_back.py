@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, UndecidedTransaction
 from subscriber.protocol.decoder import decode

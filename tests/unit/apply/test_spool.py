@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from subscriber.apply import spool_file
-from subscriber.apply.spool import SpoolDirectory
-from subscriber.apply.spool_file import BLOCK_SIZE, SpoolFile, blocks
+from subscriber.apply.receiving import spool_file
+from subscriber.apply.receiving.spool import SpoolDirectory
+from subscriber.apply.receiving.spool_file import BLOCK_SIZE, SpoolFile, blocks
 from subscriber.errors import SpoolError
 from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
 from subscriber.transaction.reassembly import SpoolDiscard, SpoolTruncate

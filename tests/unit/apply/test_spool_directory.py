@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.apply.spool import SpoolDirectory
+from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.errors import SpoolError
 from tests.unit.apply.test_spool import KEY, RECORDS, files, read
 
@@ -123,7 +123,7 @@ async def test_base_that_is_a_file(tmp_path: Path) -> None:
 
 _KILLED = """
 import asyncio, os, signal, sys
-from subscriber.apply.spool import SpoolDirectory
+from subscriber.apply.receiving.spool import SpoolDirectory
 
 async def main():
     spool = SpoolDirectory(sys.argv[1], sys.argv[2])

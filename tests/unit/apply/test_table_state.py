@@ -10,7 +10,7 @@ from itertools import cycle
 import pytest
 from hypothesis import strategies as st
 
-from subscriber.apply.table_state import TableStates, Watchers
+from subscriber.apply.tables.table_state import TableStates, Watchers
 from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation

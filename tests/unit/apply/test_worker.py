@@ -10,9 +10,9 @@ from typing import NoReturn
 import pytest
 
 from subscriber.apply.hold import AppliedTransactions, Hold
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.apply.skip import Skipping
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.apply.table_synchronization import ReconciledRows
+from subscriber.apply.tables.table_synchronization import ReconciledRows
 from subscriber.cli.narrator import caught_up
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn

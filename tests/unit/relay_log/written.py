@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from subscriber import Settings
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import ApplyStatistics
 from subscriber.protocol.encoder import encode

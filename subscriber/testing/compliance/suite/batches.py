@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from subscriber.apply.rolled_back import remove_changes
+from subscriber.apply.receiving.rolled_back import remove_changes
 from subscriber.protocol.messages import Message
 from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.feed import FIRST_SUBXID, Feed

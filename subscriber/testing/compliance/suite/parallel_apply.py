@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.apply.rolled_back import remove_changes
+from subscriber.apply.receiving.rolled_back import remove_changes
 from subscriber.interfaces import ParallelTransaction
 from subscriber.protocol.messages import Message, Relation
 from subscriber.testing.compliance.assertions import equal

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.interfaces import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Insert, RollbackPrepared

@@ -17,11 +17,11 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from subscriber.apply.parking import Parking
 from subscriber.apply.retry import Backoff, Policy, disables, policy
-from subscriber.apply.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization, most_bytes
-from subscriber.apply.table_state import TableStates
-from subscriber.apply.table_synchronization import TableSynchronization
+from subscriber.apply.tables.parking import Parking
+from subscriber.apply.tables.table_groups import GROUP_TABLES, TABLE_BYTES, GroupSynchronization, most_bytes
+from subscriber.apply.tables.table_state import TableStates
+from subscriber.apply.tables.table_synchronization import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import Retry, TableName

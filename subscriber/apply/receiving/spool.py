@@ -1,7 +1,7 @@
 """The spool for large transactions: files in a private directory, which are deleted with the process.
 
 Layout
-    ``<base>/<hash of key>/<n>.spool``, one file per transaction. :mod:`subscriber.apply.spool_file` defines its format.
+    ``<base>/<hash of key>/<n>.spool``, one file per transaction. :mod:`subscriber.apply.receiving.spool_file` defines its format.
 
 Privacy
     The content is rows. Directories are 0700, files 0600. A directory that another user owns or may write to is rejected. A killed
@@ -33,7 +33,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
-from subscriber.apply.spool_file import SpoolFile, blocks, spool_failure
+from subscriber.apply.receiving.spool_file import SpoolFile, blocks, spool_failure
 from subscriber.errors import SpoolError
 from subscriber.threads import run_in_thread
 

@@ -1,4 +1,4 @@
-"""The file of one spilled transaction. It blocks; :mod:`subscriber.apply.spool` calls it from threads.
+"""The file of one spilled transaction. It blocks; :mod:`subscriber.apply.receiving.spool` calls it from threads.
 
 A file is a sequence of blocks of about :data:`BLOCK_SIZE` bytes (more if a single record is larger). Each block has a header (number of
 records, length of the rest, CRC32), the length of every record, and the records. A block that differs in any way from what was written

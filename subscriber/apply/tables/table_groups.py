@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from subscriber import crash_points
 from subscriber.apply.all_changes import require_all_changes
-from subscriber.apply.table_synchronization import ReconciledRows, SyncRun
+from subscriber.apply.tables.table_synchronization import ReconciledRows, SyncRun
 from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.interfaces import CopyFormat, GroupingSink, PublishedTable, ReconcilingTableGroup, SyncMode, TableGroup, TableName
 from subscriber.protocol.lsn import Lsn

@@ -20,7 +20,7 @@ from typing import Final
 
 from subscriber import crash_points
 from subscriber.apply.retry import is_of_a_table
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.errors import RelationError, SubscriberError, TargetError
 from subscriber.interfaces import OpenedSink, ParkingSink, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn

@@ -5,7 +5,7 @@ Two tasks run beside the caller, who takes events with :meth:`Receiver.wait`, :m
 * *receive* drains the stream, feeds reassembly and queues events. It stops reading while the queued events, and those being applied,
   hold half of ``logical_decoding_work_mem``. It spills the largest open transaction when the open ones hold the other half. So memory is
   bounded, and a slow sink slows down the socket.
-* *feedback* sends standby status updates (:mod:`subscriber.apply.feedback`). It never waits for the sink.
+* *feedback* sends standby status updates (:mod:`subscriber.apply.receiving.feedback`). It never waits for the sink.
 
 Source: PostgreSQL manual, Streaming Replication Protocol; worker.c (LogicalRepApplyLoop).
 """
@@ -19,9 +19,9 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-from subscriber.apply.feedback import Feedback
-from subscriber.apply.plausible_end import PlausibleEnd
-from subscriber.apply.rolled_back import leave_out_rolled_back
+from subscriber.apply.receiving.feedback import Feedback
+from subscriber.apply.receiving.plausible_end import PlausibleEnd
+from subscriber.apply.receiving.rolled_back import leave_out_rolled_back
 from subscriber.config import Settings
 from subscriber.errors import UndecidedTransaction
 from subscriber.interfaces import EventStream, ReceivedEvents, ReplicationStream, Spool

@@ -36,10 +36,10 @@ from subscriber import crash_points
 from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.batch import collect
 from subscriber.apply.progress import CopyProgress
-from subscriber.apply.receiver import Receiver
+from subscriber.apply.receiving.receiver import Receiver
+from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.apply.retry import may_recur
-from subscriber.apply.spool import SpoolDirectory
-from subscriber.apply.table_state import TableStates
+from subscriber.apply.tables.table_state import TableStates
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable, RelationError, SubscriberError

@@ -1,0 +1,1 @@
+"""Receiving: the stream, feedback, and the spool."""

@@ -1,0 +1,1 @@
+"""Tables: their states, their synchronization, and parking."""
