@@ -183,7 +183,7 @@ async def test_altered_exclude_table(publisher18_db: Database, target_db: Databa
     for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE a (id int); CREATE TABLE b (id int)")
     publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES; INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)")
-    mine = (publisher18_db, target_db, await create(publisher18_db, target_db))
+    mine = (publisher18_db, target_db, await create(publisher18_db, target_db, options=SubscriptionOptions(columns={"public.a": "id"})))
     async with launched(target_db):
         for given, there in (("b", [1]), ("none", [1, 2, 3])):
             await asyncio.to_thread(catch_up, *mine)

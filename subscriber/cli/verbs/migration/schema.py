@@ -178,7 +178,12 @@ async def _diff(args: argparse.Namespace) -> int:
         say(json.dumps({"differences": [_as_json(each) for each in found]}, indent=2))
     elif args.ddl:
         for each in found:
-            say(printable("\n".join(each.ddl or (f"-- {each.message}: subscriber schema copy creates it",)), keep="\n\t"))
+            say(
+                printable(
+                    "\n".join(each.ddl or (f"-- {each.message}: subscriber schema copy creates it, unless it has another name (map)",)),
+                    keep="\n\t",
+                )
+            )
     else:
         for each in found:
             say(printable(each.message))
