@@ -58,7 +58,6 @@ _TRACKED: Final = (
     "o.timestamp::pg_catalog.text AS at, o.timestamp AS time, CASE WHEN o.roident <> 0 THEN coalesce((SELECT g.roname"
     " FROM pg_catalog.pg_replication_origin AS g WHERE g.roident = o.roident), '') END AS origin"
 )
-_NEW: Final = "(SELECT pg_catalog.to_jsonb(r.*)::text FROM r)"
 _GONE: Final = "(SELECT pg_catalog.count(*) AS z FROM removed) AS gone"
 _NO_ROWS: Final = "SELECT 1 AS n, 0 AS i, NULL::oid AS t, NULL::tid AS c, NULL::xid AS m, NULL::text AS row WHERE false"
 
@@ -239,6 +238,12 @@ class _Parts:
         )
 
 
+def _new(mapping: RelationMapping) -> str:
+    """The new row for the log, without the columns that only the target has."""
+    columns = ", ".join(f"r.{quote_identifier(column.name)}" for column in mapping.columns)
+    return f"(SELECT pg_catalog.to_jsonb(s.*)::text FROM (SELECT {columns} FROM r) AS s)"
+
+
 def _missing(kind: str, act: str, logged: str) -> str:
     return f"SELECT '{kind}_missing', 1, '{act}', 0, NULL, NULL, NULL, NULL, NULL, {logged} WHERE NOT EXISTS (SELECT FROM own)"
 
@@ -281,7 +286,7 @@ def insert_resolving(mapping: RelationMapping, base: Statement, *, tracked: bool
         "added", f"{_into(mapping, values)} SELECT {', '.join(values.values())} FROM {_GONE} WHERE NOT EXISTS ({kept}) AND gone.z >= 0"
     )
     key = [(mapping.columns[index].name, f"${index + 1}") for index, _ in mapping.key or ()]
-    parts.add_collided("insert", parts.logged(key, "d", _NEW))
+    parts.add_collided("insert", parts.logged(key, "d", _new(mapping)))
     return parts.statement(base, "(SELECT 1 - pg_catalog.count(*) FROM j WHERE act = 'k')", ["l"])
 
 
@@ -322,7 +327,7 @@ def update_resolving(
     rules, scanned = parts.rules, parts.scanned
     values = values_of(mapping, unchanged, replace=True)
     parts.unsent = tuple(index for index in range(len(mapping.columns)) if unchanged[index : index + 1] == b"u")
-    parts.add_own(search, "update", origin, _NEW)
+    parts.add_own(search, "update", origin, _new(mapping))
     by_rule = {rules.update_exists, rules.multiple_unique_conflicts} != {"error"}
     indexes = parts.resolving.indexes if by_rule else ()
     parts.add("r", written_row(mapping, values, search.predicate, missing=True))
@@ -358,9 +363,9 @@ def update_resolving(
     if inserts:
         where = "go.o = 'm' AND go.act <> 'k' AND gone.z >= 0"
         parts.add("added", f"{_into(mapping, values)} SELECT {', '.join(values.values())} FROM go, {_GONE} WHERE {where}")
-    parts.conflicts.append(_missing("update", "i" if inserts else "s", parts.logged(search.values, new=_NEW)))
+    parts.conflicts.append(_missing("update", "i" if inserts else "s", parts.logged(search.values, new=_new(mapping))))
     if indexes:
-        parts.add_collided("update", parts.logged(search.values, "d", _NEW), f"WHERE (SELECT o FROM go) IN {makes}")
+        parts.add_collided("update", parts.logged(search.values, "d", _new(mapping)), f"WHERE (SELECT o FROM go) IN {makes}")
     made = f"(SELECT pg_catalog.count(*) FROM go WHERE o IN {makes} AND act <> 'k')"
     return parts.statement(base, made, ["found", "l"] if indexes else ["found"])
 
