@@ -277,6 +277,8 @@ async def test_every_rule(any_target_db: Database, monkeypatch: pytest.MonkeyPat
                 with pytest.raises(TargetError) as caught:
                     await feed.apply(each.remote.relation, *each.changes)
                 assert "conflict=" in caught.value.__notes__[0], name
+                if name == "multiple error":
+                    assert "or give a rule (conflict.multiple_unique_conflicts)" in str(caught.value.hint)
                 assert caught.value.finish_lsn is not None
             else:
                 await feed.apply(each.remote.relation, *each.changes)

@@ -120,12 +120,13 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
     if diagnostics.sqlstate == UNIQUE_VIOLATION and statement.table is not None:
         found = collisions or []
         relation = diagnostics.relation or statement.table
-        error.add_note(f'conflict detected on relation "{relation}": conflict={unique_conflict(statement, found)}')
+        conflict = unique_conflict(statement, found)
+        error.add_note(f'conflict detected on relation "{relation}": conflict={conflict}')
         for collision in found:
             error.add_note(str(collision))
         if not found:
             error.add_note(f'Key already exists in unique index "{diagnostics.constraint}".')
-        error.hint = "change or delete the target's row, or drop its constraint; the transaction is retried"
+        error.hint = f"change or delete the target's row, drop its constraint, or give a rule (conflict.{conflict}); it is retried"
     blamed = statement.table or (diagnostics.relation if statement.ends else None) or _truncated(failure)
     error.of_table = None if blamed is None else (blamed.namespace, blamed.name)
     if isinstance(context, ChangeContext):
