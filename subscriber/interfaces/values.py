@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -378,6 +378,16 @@ class ApplyStatistics:
     skipped_tables: set[str] = field(default_factory=set)
     tables: dict[TableName, int] = field(default_factory=dict)
     """Inserts, updates and deletes by table, where the sink counts them: PostgreSQL and SQLAlchemy do."""
+
+    def add(self, more: ApplyStatistics) -> None:
+        """Add other counters to these."""
+        for each in fields(more):
+            added = getattr(more, each.name)
+            if isinstance(added, int):
+                setattr(self, each.name, getattr(self, each.name) + added)
+        self.skipped_tables |= more.skipped_tables
+        for name, changes in more.tables.items():
+            self.tables[name] = self.tables.get(name, 0) + changes
 
     @property
     def changes(self) -> int:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from subscriber.interfaces import ApplyStatistics, TableName
@@ -197,14 +197,7 @@ class Tally:
 
     def add(self, counted: Counted, prepared: int | None = None) -> None:
         """Add an attempt that was committed, or prepared as transaction ``prepared``: then its conflicts wait for :meth:`ended`."""
-        mine, more = self.statistics, counted.statistics
-        for field in fields(more):
-            added = getattr(more, field.name)
-            if isinstance(added, int):
-                setattr(mine, field.name, getattr(mine, field.name) + added)
-        mine.skipped_tables |= more.skipped_tables
-        for name, changes in more.tables.items():
-            mine.tables[name] = mine.tables.get(name, 0) + changes
+        self.statistics.add(counted.statistics)
         if prepared is None:
             self._add_conflicts(counted)
         elif counted.conflicts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
@@ -84,8 +84,7 @@ class OpenedAtomicSink:
             changes.extend(await read_batch(batch, relations, self._position(record).lsn, counted))
             position = self._move(record, batch.end_lsn)
         self._relations = relations
-        for name in (each.name for each in fields(ApplyStatistics)):
-            setattr(self.statistics, name, _sum(getattr(self.statistics, name), getattr(counted, name)))
+        self.statistics.add(counted)
         self._on_durable(position)
         for transaction in batch.transactions:
             await transaction.discard()
@@ -173,7 +172,3 @@ class OpenedAtomicSink:
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """Nothing to do: the target shows no activity."""
-
-
-def _sum(old: int | set[str], new: int | set[str]) -> int | set[str]:
-    return old | new if isinstance(old, set) and isinstance(new, set) else old + new  # type: ignore[operator]

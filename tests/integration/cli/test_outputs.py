@@ -130,6 +130,10 @@ def test_verbs_without_servers(streams: Streams) -> None:
     works(streams, "migrate", "--help", prints=True)
     works(streams, "sequences", "--help", prints=True)
     works(streams, "recover", "--help", prints=True)
+    works(streams, "doctor", "--help", prints=True)
+    works(streams, "man", prints=True)
+    works(streams, "completion", "bash", prints=True)
+    works(streams, "config", "schema", prints=True)
     assert run(streams, "status", "--target=sqlite:///no/such/fileä.db").status == 1
     # what a monitoring program would take for WARNING or CRITICAL
     assert run(streams, "status", "--check", "--target=sqlite:///no/such/fileä.db").status == 3

@@ -221,7 +221,7 @@ def test_check_after_an_upgrade_or_downgrade_is_unknown(publisher18_db: Database
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--check"], "the following arguments are required: --target"),
+        (["--check"], "one of --target and --config is required"),
         (["--che", "--target=x", "--json"], "argument --json: not allowed with argument --check"),
         (["--interval=no", "--target=x", "--check"], 'argument --interval: "no" is not a number of seconds from 0.1 to 86400'),
         (["--check", "--target=x", "--unknown=\x1b[2J"], r"unrecognized arguments: --unknown=\u001b[2J"),
