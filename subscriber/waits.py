@@ -1,4 +1,4 @@
-"""Log waits that last long, and errors that are repeated: first after some seconds, then less and less often.
+"""Log waits that last long: first after some seconds, then less and less often.
 
 For a PostgreSQL server this module also has the queries that find the holder of a lock, and the sentence about it. It never shows the query
 of another session, which may contain values.
@@ -11,21 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from subscriber.errors import SubscriberError, SubscriptionInUse
 
 __all__ = [
     "FIRST_SECONDS",
+    "MOST_SECONDS",
     "WAIT_COLUMNS",
     "AskedSession",
     "LastingWait",
-    "RepeatedErrors",
     "WaitLog",
     "Watch",
     "awaiting",
@@ -40,14 +37,10 @@ __all__ = [
 
 FIRST_SECONDS: Final = 3.0
 """A wait is logged after so many seconds, and again each time its duration has doubled since the last line, or has grown by
-``_LONGEST``."""
-_LONGEST: Final = 300.0
+:data:`MOST_SECONDS`."""
+MOST_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 5.0
 _POLL: Final = 0.1
-_ALL_OF: Final = 3
-"""So many times an error is logged each time."""
-_FORGET_SECONDS: Final = 60.0
-_NUMBER: Final = re.compile(r'("[^"]*")|\b[0-9A-F]*[0-9][0-9A-F./]*')
 
 
 class LastingWait:
@@ -68,53 +61,7 @@ class LastingWait:
     def tell(self, what: str, now: float) -> None:
         """Log it now."""
         self._log.warning("%s: %s; this has lasted for %.0f s", self._name, what, now - self._since)
-        self.due = now + min(max(now - self._since, FIRST_SECONDS), _LONGEST)
-
-
-class RepeatedErrors:
-    """Logs errors that are retried. One that is repeated is logged less and less often, with the number of times in between.
-
-    Args:
-        log: the logger. What is left out is logged there for debugging.
-    """
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
-        self._known: dict[str, _Repeated] = {}
-
-    def tell(self, level: int, error: str, line: str, extra: Mapping[str, Any] | None = None) -> None:
-        """Log an error.
-
-        Args:
-            level: of the line.
-            error: identifies it. Numbers and LSNs in it do not count, those in quoted names do.
-            line: the line.
-            extra: fields of the record (:mod:`subscriber.log_fields`).
-        """
-        now = time.monotonic()
-        self._known = {key: each for key, each in self._known.items() if now - each.last < _FORGET_SECONDS}
-        found = self._known.setdefault(_NUMBER.sub(lambda found: found[1] or "0", error), _Repeated(now, now))
-        found.last = now
-        found.count += 1
-        if found.count > _ALL_OF and now < found.due:
-            found.left_out += 1
-            self._log.debug("%s", line, extra=extra)
-            return
-        again = f" (and {found.left_out} times since the last such line)" if found.left_out else ""
-        self._log.log(level, "%s%s", line, again, extra=extra)
-        found.left_out = 0
-        found.due = now + min(max(now - found.first, FIRST_SECONDS), _LONGEST)
-
-
-@dataclass(slots=True)
-class _Repeated:
-    """An error that was logged, and when it came for the first and last time."""
-
-    first: float
-    last: float
-    due: float = 0.0
-    count: int = 0
-    left_out: int = 0
+        self.due = now + min(max(now - self._since, FIRST_SECONDS), MOST_SECONDS)
 
 
 async def take_lock(

@@ -42,10 +42,10 @@ from subscriber.interfaces import Position
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import LogicalMessage, Relation, StreamAbort, StreamCommit, StreamPrepare, StreamStart
 from subscriber.recording.file import Recorder
+from subscriber.repeated_errors import RepeatedErrors
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
 from subscriber.transaction.header import header
 from subscriber.transaction.model import Event, StreamedPart, Transaction
-from subscriber.waits import RepeatedErrors
 from subscriber.walreceiver.publisher_errors import is_undecodable
 
 __all__ = ["TransactionStream", "transactions"]

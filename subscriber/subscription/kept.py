@@ -13,8 +13,8 @@ from subscriber.config import Settings
 from subscriber.errors import SubscriberError, SubscriptionChanged
 from subscriber.interfaces import Retry
 from subscriber.log_fields import error_fields
+from subscriber.repeated_errors import RepeatedErrors
 from subscriber.subscription.subscription import Subscription
-from subscriber.waits import RepeatedErrors
 
 __all__ = ["keep_running", "wait"]
 

@@ -18,11 +18,11 @@ from subscriber.config import Settings
 from subscriber.config.file.configuration import Configuration, ConfiguredSubscription, ConfiguredTarget
 from subscriber.errors import SubscriberError, SubscriptionChanged
 from subscriber.log_fields import error_fields
+from subscriber.repeated_errors import RepeatedErrors
 from subscriber.subscription.configured import options_of, settings_of, subscription_of, url_of
 from subscriber.subscription.kept import keep_running, wait
 from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.subscription import Subscription
-from subscriber.waits import RepeatedErrors
 
 __all__ = ["Service"]
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from subscriber.waits import RepeatedErrors
+from subscriber.repeated_errors import RepeatedErrors
 
 LOG = logging.getLogger("subscriber.test")
 

@@ -26,7 +26,7 @@ from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import Retry, TableName
 from subscriber.log_fields import error_fields
-from subscriber.waits import RepeatedErrors
+from subscriber.repeated_errors import RepeatedErrors
 
 __all__ = ["SyncLauncher", "SyncOwner"]
 

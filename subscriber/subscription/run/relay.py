@@ -24,11 +24,11 @@ from subscriber.recording.file import RecordedSession
 from subscriber.recording.relay_log import RelayLog
 from subscriber.recording.relay_stream import RelayStream
 from subscriber.recording.relay_writer import RelayTracker, RelayWriter
+from subscriber.repeated_errors import RepeatedErrors
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.setup.relay_position import position_of
 from subscriber.subscription.spec import RunSpec
-from subscriber.waits import RepeatedErrors
 from subscriber.walreceiver.position_check import Diverged
 from subscriber.walreceiver.publisher_errors import is_undecodable
 

@@ -20,6 +20,7 @@ from subscriber.apply.tasks import task_group
 from subscriber.errors import RelationError, SubscriberError, raise_all
 from subscriber.interfaces import FinishingSink, ParkingSink, Retry, TwoPhaseState
 from subscriber.log_fields import error_fields
+from subscriber.repeated_errors import RepeatedErrors
 from subscriber.subscription.run.continuous_verification import ContinuousVerification
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.new_tables import NewTables
@@ -36,7 +37,7 @@ from subscriber.subscription.setup.setup import Prepared, Setup
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.transaction.feedback import FlushTracker
-from subscriber.waits import RepeatedErrors, unwatched
+from subscriber.waits import unwatched
 
 __all__ = ["Run"]
 

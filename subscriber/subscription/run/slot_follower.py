@@ -27,6 +27,7 @@ from subscriber.interfaces import FillingSink, FollowingSink, ParallelSink, Retr
 from subscriber.log_fields import error_fields
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.repeated_errors import RepeatedErrors
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.run.added_columns import add_columns, adds_columns, new_column_values, schema_gap
 from subscriber.subscription.run.followed_columns import follow_columns, follows, learn_columns
@@ -36,7 +37,7 @@ from subscriber.subscription.run.status_reports import StatusReports
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.target_session import TargetSession
-from subscriber.waits import LastingWait, RepeatedErrors, moved
+from subscriber.waits import LastingWait, moved
 from subscriber.walreceiver.publisher_errors import is_undecodable
 from subscriber.walreceiver.transaction_outcome import is_dropped, was_rolled_back
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Final
 
 from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.repeated_errors import RepeatedErrors
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.pace import Pace
-from subscriber.waits import RepeatedErrors
 
 __all__ = ["apply_forever"]
 
