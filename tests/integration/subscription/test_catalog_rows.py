@@ -132,7 +132,7 @@ async def test_tables_have_numbers_and_names(rows: Rows) -> None:
     assert isinstance(error, RelationError)
     assert (str(error), error.sqlstate) == ('relation "public.nowhere" does not exist', "42P01")
     row = {"srsubid": OID, "srrelid": relid, "srnspname": "public", "srrelname": "t", "srsubstate": "s", "srsublsn": Lsn(9), "srmode": "r"}
-    row |= {"srerror": "é", "srerrortime": 1_800_000_000.5}
+    row |= {"srerror": "é", "srerrortime": 1_800_000_000.5, "srcolumns": "é"}
     await rows.insert(PG_SUBSCRIPTION_REL, [row])
     for where in ({"srsubid": OID}, {"srnspname": "public", "srrelname": ["t", "u"]}, {"srsubstate": "s"}):
         assert [shown(each, PG_SUBSCRIPTION_REL) for each in await rows.select(PG_SUBSCRIPTION_REL, where, lock=True)] == [row]
