@@ -18,10 +18,10 @@ async def eventually(database: Database, query: str, expected: Any, timeout: flo
     await asyncio.to_thread(database.wait, query, expected, timeout)
 
 
-async def until(condition: Callable[[], bool], what: str, timeout: float = WAIT_SECONDS) -> None:
-    """Poll a condition of this process."""
+async def until(condition: Callable[[], bool], what: str, timeout: float = WAIT_SECONDS, *, in_thread: bool = False) -> None:
+    """Poll a condition of this process. In a thread, it may wait for a lock that a subscription of this loop holds."""
     deadline = time.monotonic() + timeout
-    while not condition():
+    while not (await asyncio.to_thread(condition) if in_thread else condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"after {timeout:g} s still not: {what}")
         await asyncio.sleep(0.02)

@@ -234,9 +234,9 @@ async def test_keys_that_the_target_may_store_as_other_texts(
     try:
         # SQLite has no columns of bytes only
         await until(lambda: other_target.kind == "sqlite" or "stores bytes" in caplog.text, "the error")
-        await until(other_target.has_catalog, "the catalog")
+        await until(other_target.has_catalog, "the catalog", in_thread=True)
         tables_of = {"ints": 10, "times": 10, "words": 2}
-        await until(lambda: all(other_target.states().get(name, "i") in "sr" for name in tables_of), "the tables")
+        await until(lambda: all(other_target.states().get(name, "i") in "sr" for name in tables_of), "the tables", in_thread=True)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
