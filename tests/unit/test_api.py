@@ -49,6 +49,7 @@ def test_nothing_else_looks_public() -> None:
         "protocol",
         "rowfilter",
         "recording",
+        "repeated_errors",
         "schema",
         "sinks",
         "spark",
