@@ -1,7 +1,8 @@
 """Fields of log records, which a program reads beside the message: ``--log-format json`` has them.
 
-The stable names are those of :data:`FIELDS`. ``subscription`` is set by whoever runs one (:func:`log_fields`), and holds for everything
-that it calls and starts. The others belong to one record, and are given to it: ``_log.warning(…, extra=error_fields(error))``.
+The stable names are those of :data:`FIELDS`. ``subscription`` is set by the task that runs the subscription (:func:`log_fields`), and holds
+for everything that it calls and starts. The others belong to one record, and are given to it:
+``_log.warning(…, extra=error_fields(error))``.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class ProgramLog(logging.StreamHandler[TextIO]):
 
     @property
     def is_file(self) -> bool:
-        """Whether it is written to a file, which nobody may look at now."""
+        """Whether the log is written to a file. Then the terminal does not show it."""
         return self._file is not None
 
     def configure(self, options: LogOptions) -> None:

@@ -176,7 +176,7 @@ async def _added(session: Session, spec: RunSpec, relation: Relation, known: Kno
     types = {each.name: each.type for each in changes.known.columns}
     columns = []
     for number, name in changes.added:
-        # of a column that was dropped since, nobody will see what the rows had
+        # the values of a column that was dropped since are not needed
         _, collation, missing, default, is_known, published = facts.get(number, (None, None, None, None, "t", "t"))
         why = None
         if published != "t":

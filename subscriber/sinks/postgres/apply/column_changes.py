@@ -143,7 +143,7 @@ async def read_again(table: TargetTable, pipeline: Pipeline, relations: Relation
 def with_target(known: KnownColumns, table: TargetTable, *, learned: bool = False) -> KnownColumns:
     """The known columns with those of the target. ``learned``: for the first time.
 
-    A number is never used twice. So it tells which column of the target belongs to one of the publisher after somebody has renamed both.
+    A number is never used twice. So it tells which column of the target belongs to a column of the publisher, even if both were renamed.
     """
     names, numbers = {each.name for each in known.columns}, dict(known.target)
     found = ((each.number, each.name) for each in table.columns if learned or each.name in names or each.number in numbers)
@@ -156,7 +156,7 @@ def remember_columns(subscription: int, table: TargetTable, known: KnownColumns)
 
 
 def column_changes(table: TargetTable, plan: ColumnPlan, known: KnownColumns) -> Iterator[ColumnChange]:
-    """The changes that the table lacks: somebody may have made some of them already, or another partition's rows.
+    """The changes that the table lacks. Some may have been made already: by hand, or for the rows of another partition.
 
     Args:
         table: of the target.

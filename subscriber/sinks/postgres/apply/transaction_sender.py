@@ -264,7 +264,7 @@ class TransactionSender:
             locks, statements = await alteration(table, changes, self._pipeline)
             for statement in locks:
                 self._pipeline.send(statement, None)
-            # from now on nobody else can alter the tables
+            # from now on no other session can alter the tables
             for fingerprint in [each for each in self.targets if self._trees[each] == table.tree]:
                 self._pipeline.send(UNCHANGED, None, parameters(fingerprint))
                 self.targets.discard(fingerprint)
