@@ -140,7 +140,8 @@ async def _answered(request: web.Request, handler: Callable[[web.Request], Await
     except web.HTTPException as error:
         response = web.Response(status=error.status, text=f"{error.reason}\n", headers=_allowed(error))
     except Exception as error:  # noqa: BLE001 -- whatever it is, replication continues
-        _log.error("could not answer %s: %s: %s", request.path, type(error).__name__, error)
+        # not its text, which may have values
+        _log.error("could not answer %s: %s", request.path, type(error).__name__)
         response = web.Response(status=500, text="internal error: see the log\n")
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
@@ -173,5 +174,5 @@ async def _logged(work: Callable[[], Awaitable[None]]) -> None:
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 -- whatever it is, replication continues
-                _log.error("the page shows old values: %s: %s", type(error).__name__, error)
+                _log.error("the page shows old values: %s", type(error).__name__)
         await asyncio.sleep(5.0)
