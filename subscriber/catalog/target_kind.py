@@ -2,7 +2,7 @@
 
 A package registers a class as an entry point of the group ``subscriber.targets``. Its name is the scheme in lower case, without a driver
 (``mysql`` for ``mysql+asyncmy://…``). It is called without arguments. What verbs besides ``run`` need are abilities: a kind has one by
-implementing its methods. PostgreSQL, SQLAlchemy's databases and lakes are registered in the same way.
+implementing its methods. PostgreSQL, SQLAlchemy's databases and lakes implement the same interface, and are not searched for.
 
 A kind imports a driver when a method needs it, so that ``subscriber --help`` and another kind do not.
 """
@@ -11,19 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from subscriber.catalog.definition import Definition
 from subscriber.catalog.interface import Catalog
 from subscriber.catalog.observation import Observation
-from subscriber.catalog.snapshot_requests import Requests
-from subscriber.catalog.verifications import Verifications
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.interfaces import ComparedTables, PublishedTable, Query, Sink, TableName
-from subscriber.interfaces.schema import SchemaProgress, Section
-from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
-from subscriber.interfaces.table_schema import DatabaseSchema, SchemaDifference
 from subscriber.protocol.lsn import Lsn
+
+if TYPE_CHECKING:
+    # of verbs that compare and migrate
+    from subscriber.catalog.snapshot_requests import Requests
+    from subscriber.catalog.verifications import Verifications
+    from subscriber.interfaces.schema import SchemaProgress, Section
+    from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
+    from subscriber.interfaces.table_schema import DatabaseSchema, SchemaDifference
 
 __all__ = ["CatalogKind", "ComparedKind", "ComparedTarget", "PublishingKind", "SchemaKind", "SequencesKind", "TargetKind"]
 

@@ -1,7 +1,8 @@
 """Find the kind of a target by its URL, and what verbs open there.
 
-The scheme of a URL is the name of an entry point of the group ``subscriber.targets`` (:mod:`subscriber.catalog.target_kind`). A text
-without a scheme is a conninfo of libpq, and a scheme that nothing registers is tried as one of SQLAlchemy's dialects.
+The scheme of a URL is one of ours (:data:`_OURS`), or the name of an entry point of the group ``subscriber.targets``
+(:mod:`subscriber.catalog.target_kind`). A text without a scheme is a conninfo of libpq, and a scheme that nothing registers is tried as one
+of SQLAlchemy's dialects.
 ``plugin:package.module:Class`` is an output plugin, which has no sink and no catalog.
 """
 
@@ -11,7 +12,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache
-from importlib.metadata import entry_points
+from importlib import import_module
 from typing import Final, TypeVar
 
 from subscriber.catalog import Catalog, Definition, Observation
@@ -38,7 +39,13 @@ __all__ = [
 GROUP: Final = "subscriber.targets"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9._-]*)(\+[A-Za-z0-9+._-]*)?://")
 _CONNINFO: Final = "postgresql"
-_OTHERS: Final = "sqlalchemy"
+_OURS: Final = {
+    "postgresql": "subscriber.sinks.postgres.kind:PostgresKind",
+    "postgres": "subscriber.sinks.postgres.kind:PostgresKind",
+    "spark": "subscriber.sinks.spark.kind:LakeKind",
+}
+"""They are not searched for among the packages that are installed, which takes longer than most commands."""
+_OTHERS: Final = "subscriber.sinks.sqlalchemy.kind:SqlAlchemyKind"
 
 _Ability = TypeVar("_Ability")
 
@@ -64,18 +71,22 @@ def target_kind(target: str) -> TargetKind:
 
 @cache
 def _kind(scheme: str) -> TargetKind:
-    known = entry_points(group=GROUP)
-    found = {point.value: point for point in known.select(name=scheme) or known.select(name=_OTHERS)}
-    if not found:
-        raise ConfigurationError("this installation registers no kinds of targets", hint="install pg-subscriber again with pip")
+    value = _OURS.get(scheme) or _registered(scheme) or _OTHERS
+    module, _, name = value.partition(":")
+    try:
+        kind: TargetKind = getattr(import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"targets {scheme}:// need {value}: {error}", hint="install that package again") from error
+    return kind
+
+
+def _registered(scheme: str) -> str | None:
+    from importlib.metadata import entry_points  # noqa: PLC0415 -- not for our own kinds
+
+    found = {point.value for point in entry_points(group=GROUP, name=scheme)}
     if len(found) > 1:
         raise ConfigurationError(f"targets {scheme}:// are registered by {' and by '.join(sorted(found))}", hint="uninstall one of them")
-    (point,) = found.values()
-    try:
-        kind: TargetKind = point.load()()
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"targets {scheme}:// need {point.value}: {error}", hint="install that package again") from error
-    return kind
+    return found.pop() if found else None
 
 
 def required_ability(target: str, ability: type[_Ability], lacks: str, hint: str) -> _Ability:

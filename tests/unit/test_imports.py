@@ -148,7 +148,7 @@ def test_help_imports_no_verb(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("target", "sink", "drivers"),
     [
-        ("host=/nowhere", "postgres", {"asyncpg", "psycopg"}),
+        ("host=/nowhere", "postgres", {"psycopg"}),
         ("sqlite:////nowhere/x", "sqlalchemy", {"sqlalchemy"}),
         ("spark:///nowhere", "spark", {"pyarrow"}),
     ],

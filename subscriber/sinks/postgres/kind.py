@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.snapshot_requests import Requests, StoredRequests
@@ -13,9 +13,11 @@ from subscriber.catalog.verifications import StoredVerifications, Verifications
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Query, Sink, TableName
-from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.required_packages import requiring
+
+if TYPE_CHECKING:
+    from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
 
 __all__ = ["PostgresKind"]
 

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Final
-
-import asyncpg
+from typing import TYPE_CHECKING, Final
 
 from subscriber.catalog import model
 from subscriber.catalog.model import Column, Kind, Table
@@ -20,8 +18,12 @@ from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.catalog.session_rows import COPY_PART
 from subscriber.sinks.postgres.catalog.target_identity import follow_tables
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.libpq_session import LibpqSession
 from subscriber.sinks.postgres.session.locks import lock_number, take
 from subscriber.sinks.postgres.session.postgres_errors import translated
+
+if TYPE_CHECKING:
+    import asyncpg
 
 __all__ = ["PostgresReporter", "PostgresStore"]
 
@@ -172,7 +174,7 @@ class PostgresStore:
         return time.time()
 
     async def close(self) -> None:
-        if isinstance(self.reader.connection, asyncpg.Connection):
+        if not isinstance(self.reader.connection, LibpqSession):
             self.reader.connection.remove_termination_listener(self._notified)
         await self.reader.close()
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import asyncpg
+import asyncpg.connect_utils
 
 from subscriber.errors import REQUIRE_AUTH_HINT, TargetError
 from subscriber.protocol.conninfo import SCRAM
@@ -26,6 +27,21 @@ _HEADER: Final = 5
 _MD5: Final = b"md5"
 _MD5_BYTES: Final = _HEADER + 36
 """``md5``, 32 digits and the zero byte."""
+
+
+class _TlsRequest(asyncpg.connect_utils.TLSUpgradeProto):
+    """asyncpg's wait for the answer to its request for TLS.
+
+    If an attempt to connect is cancelled just before that wait, no code retrieves the error, and asyncio prints it. This class does.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self.on_data.cancelled():
+            self.on_data.exception()
+
+
+asyncpg.connect_utils.TLSUpgradeProto = _TlsRequest  # type: ignore[misc]
 
 
 async def connect_asyncpg(arguments: dict[str, Any], require_auth: str) -> asyncpg.Connection[asyncpg.Record]:

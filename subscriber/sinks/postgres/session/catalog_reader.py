@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any, Final, Protocol, TypeAlias
-
-import asyncpg
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.postgres.session.libpq_session import LibpqSession
 from subscriber.sinks.postgres.session.postgres_errors import translated
+
+if TYPE_CHECKING:
+    import asyncpg
 
 __all__ = ["CatalogQueries", "CatalogReader", "CatalogSession", "Execute"]
 

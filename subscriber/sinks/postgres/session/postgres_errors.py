@@ -16,17 +16,21 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import asyncpg
 import psycopg
 from psycopg import pq
 
 from subscriber.errors import CANNOT_CONNECT_NOW, ApplyError, RelationError, TargetError, TargetUnavailable, connection_hint
 from subscriber.interfaces import TableName
+
+if TYPE_CHECKING:
+    # not loaded by what needs libpq only
+    import asyncpg
 
 __all__ = ["CATALOG_HINT", "Diagnostics", "condition_name", "is_lost", "parameter_number", "target_error", "translated"]
 
@@ -242,13 +246,14 @@ def translated() -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise target_error(Diagnostics.of_psycopg(error)) from None
-    except asyncpg.PostgresError as error:
-        raise target_error(Diagnostics.of_asyncpg(error)) from None
     except Exception as error:
+        driver = sys.modules.get("asyncpg")
+        if driver is not None and isinstance(error, driver.PostgresError):
+            raise target_error(Diagnostics.of_asyncpg(error)) from None
         if not is_lost(error):
             raise
         said = " ".join(str(error).split())
-        if type(error) is asyncpg.InterfaceError or not isinstance(error, asyncpg.InterfaceError | OSError):
+        if driver is not None and (type(error) is driver.InterfaceError or not isinstance(error, driver.InterfaceError | OSError)):
             # asyncpg's text describes its internal states ("cannot switch to state 12; another operation (2) is in progress")
             said = "the session was closed while it was in use"
         raise TargetUnavailable(f"connection to the target failed: {said}", hint=connection_hint(said, _PASSES)) from error
@@ -259,7 +264,12 @@ def is_lost(error: BaseException) -> bool:
 
     asyncpg checks little of its input: a damaged message may raise any exception from its buffers, for example IndexError.
     """
-    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
+    if isinstance(error, OSError):
+        return True
+    driver = sys.modules.get("asyncpg")
+    if driver is None:
+        return False
+    if isinstance(error, driver.InterfaceError | driver.InternalClientError):
         return True
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:

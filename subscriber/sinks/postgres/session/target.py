@@ -16,11 +16,9 @@ import os
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-import asyncpg
-import asyncpg.connect_utils
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -28,10 +26,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from subscriber.errors import CANNOT_CONNECT_NOW, REQUIRE_AUTH_HINT, ConfigurationError, TargetError, TargetUnavailable, connection_hint
 from subscriber.protocol.conninfo import StoredConninfo, secured
 from subscriber.protocol.session_settings import BACKEND_PID, Run, pin, settle, shared_session
-from subscriber.sinks.postgres.session.authentication import connect_asyncpg
 from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.settings import CHECK_CLIENT, no_replica
 from subscriber.waits import awaiting
+
+if TYPE_CHECKING:
+    import asyncpg
 
 __all__ = ["Target", "asyncpg_arguments"]
 
@@ -89,21 +89,6 @@ _TOO_MANY = re.compile(r"too many (?:clients|connections)|remaining connection s
 _OPTION_NAME = re.compile(
     r'invalid (?:connection option|URI query parameter): ?"?(?P<name>[A-Za-z_]{1,40})"?|invalid connection option "(?P<other>\w{1,40})"'
 )
-
-
-class _TlsRequest(asyncpg.connect_utils.TLSUpgradeProto):
-    """asyncpg's wait for the answer to its request for TLS.
-
-    If an attempt to connect is cancelled just before that wait, no code retrieves the error, and asyncio prints it. This class does.
-    """
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if not self.on_data.cancelled():
-            self.on_data.exception()
-
-
-asyncpg.connect_utils.TLSUpgradeProto = _TlsRequest  # type: ignore[misc]
 
 
 class Target:
@@ -248,6 +233,11 @@ class Target:
             TargetUnavailable, TargetError: as in :meth:`connect`.
             ConfigurationError: the connection string requires a protection that asyncpg does not have, or a file cannot be read.
         """
+        # loaded by what needs it: that takes as long as some commands
+        import asyncpg  # noqa: PLC0415
+
+        from subscriber.sinks.postgres.session.authentication import connect_asyncpg  # noqa: PLC0415 -- as above
+
         pgconn = like.pgconn
         parameters = {option.keyword.decode(): option.val.decode() for option in pgconn.info if option.val is not None}
         parameters |= {

@@ -10,14 +10,14 @@ from typing import Any
 import asyncpg
 import asyncpg.connect_utils
 
-from subscriber.sinks.postgres.session import target
+from subscriber.sinks.postgres.session import authentication
 
 STEPS = 40
 
 
 async def test_a_cancelled_attempt_to_connect_is_silent() -> None:
     """The bug was that asyncio printed "Future finished exception=ConnectionError('unexpected connection_lost() call')"."""
-    assert issubclass(asyncpg.connect_utils.TLSUpgradeProto, target._TlsRequest)
+    assert issubclass(asyncpg.connect_utils.TLSUpgradeProto, authentication._TlsRequest)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
