@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
@@ -122,7 +123,8 @@ def test_both_forms_read_the_same() -> None:
                 assert c.read_rows(records, range(place, len(records)), **arguments) == rows
                 read += len(rows)
         for place in range(len(records)):
-            assert c.places_by_relation(records, place, 1) == python.places_by_relation(records, place, 1)
+            end = len(records)
+            assert c.places_by_header(records, place, end, 1) == python.places_by_header(records, place, end, 1)
     assert read > _PAYLOADS // 20
 
 
@@ -234,6 +236,22 @@ def test_dates_and_times_are_converted() -> None:
             found = c.converted_array([written.encode()], oid)
             assert found is not None
             assert found[20:] == size.to_bytes(4) + number.to_bytes(size, signed=True)
+
+
+def test_numerics_are_converted() -> None:
+    _, c = _forms("subscriber.sinks.postgres.apply.arrays")
+    rng = random.Random(21)
+    for _ in range(2000):
+        whole, scale = rng.randrange(1, 40), rng.randrange(0, 40)
+        digits = "".join(rng.choices("0123456789" if rng.random() < 0.7 else "09", k=whole + scale))
+        text = f"{rng.choice(('', '-'))}{digits[:whole]}{'.' if scale else ''}{digits[whole:]}"
+        found = c.converted_array([text.encode()], 1700)
+        length, count, weight, sign, kept = struct.unpack_from(">IHhHH", found, 20)
+        groups = struct.unpack_from(f">{count}H", found, 32)
+        assert (length, len(found), kept) == (8 + 2 * count, 32 + 2 * count, scale)
+        value = sum(Fraction(group) * Fraction(10000) ** (weight - place) for place, group in enumerate(groups))
+        assert (-value if sign == 0x4000 else value) == Fraction(text)
+        assert max(groups) < 10000
 
 
 def _run(form: str, code: str) -> subprocess.CompletedProcess[str]:

@@ -4,9 +4,10 @@ A binary array is faster for both sides than a text. Besides values in binary fo
 texts: the binary format of ``text`` is the same, and values of the types in :data:`CONVERTED` are converted here. A conversion accepts only
 what the type's output function writes in the usual case. If there is any other value, the result is None, and the texts are sent.
 
-Integers, dates and times are converted by the compiled form only: in Python, the conversion takes longer than to send the text.
+Numbers, dates and times are converted by the compiled form only: in Python, the conversion takes longer than to send the text.
 
-Source: PostgreSQL manual, Arrays, Array Input and Output Syntax; ``array_recv`` in arrayfuncs.c; ``timestamptz_recv`` in timestamp.c.
+Source: PostgreSQL manual, Arrays, Array Input and Output Syntax; ``array_recv`` in arrayfuncs.c; ``timestamptz_recv`` in timestamp.c;
+``numeric_recv`` in numeric.c.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ __all__ = ["CONVERTED", "converted_array", "field_array", "text_array"]
 _BOOL: Final = 16
 _DATE: Final = 1082
 _TIMESTAMPTZ: Final = 1184
-CONVERTED: Final = {_BOOL: 1, 20: 8, 21: 2, 23: 4, _DATE: 4, 1114: 8, _TIMESTAMPTZ: 8}
-"""boolean, bigint, smallint, integer, date, timestamp, timestamp with time zone; the size of a value in binary format."""
+_NUMERIC: Final = 1700
+_SIZES: Final = {20: 8, 21: 2, 23: 4, _DATE: 4, 1114: 8, _TIMESTAMPTZ: 8}
+"""bigint, smallint, integer, date, timestamp, timestamp with time zone; the size of a value in binary format."""
+CONVERTED: Final = frozenset({_BOOL, _NUMERIC, *_SIZES})
+"""These types, boolean and numeric."""
 
 _HEADER: Final = Struct(">iiIii").pack
 _NULL: Final = b"\xff\xff\xff\xff"
@@ -68,11 +72,13 @@ def converted_array(values: Sequence[bytes | None], element_type: int) -> bytes 
         values: texts.
         element_type: one of :data:`CONVERTED`.
     """
-    body = _boolean_elements(values) if element_type == _BOOL else _number_elements(values, element_type)
-    if body is None:
-        return None
-    nulls = len(body) < len(values) * (4 + CONVERTED[element_type])
-    return _HEADER(1, nulls, element_type, len(values), 1) + body
+    if element_type == _BOOL:
+        body = _boolean_elements(values)
+    elif element_type == _NUMERIC:
+        body = _numeric_elements(values)
+    else:
+        body = _number_elements(values, element_type)
+    return None if body is None else _HEADER(1, None in values, element_type, len(values), 1) + body
 
 
 def _boolean_elements(values: Sequence[bytes | None]) -> bytes | None:
@@ -86,7 +92,7 @@ def _number_elements(values: Sequence[bytes | None], element_type: int) -> bytes
     """Convert integers of at most 18 digits, dates, and times. A date is a number of days since 2000, a time of microseconds."""
     if not cython.compiled:
         return None
-    width: cython.Py_ssize_t = CONVERTED[element_type]
+    width: cython.Py_ssize_t = _SIZES[element_type]
     date: cython.Py_ssize_t = element_type == _DATE
     time: cython.Py_ssize_t = not date and element_type in _TIMES
     zone: cython.Py_ssize_t = element_type == _TIMESTAMPTZ
@@ -208,4 +214,79 @@ def _number_elements(values: Sequence[bytes | None], element_type: int) -> bytes
         for place in range(1, width + 1):
             body[position - place] = number & 255
             number >>= 8
+    return bytes(body[:position])
+
+
+def _numeric_elements(values: Sequence[bytes | None]) -> bytes | None:
+    """Convert decimal fractions of at most 1000 characters: to digits of base 10000, with the number of decimal digits after the point."""
+    if not cython.compiled:
+        return None
+    value: bytes | None
+    text: cython.p_char
+    size: cython.Py_ssize_t = 0
+    position: cython.Py_ssize_t = 0
+    place: cython.Py_ssize_t
+    start: cython.Py_ssize_t
+    first: cython.Py_ssize_t
+    point: cython.Py_ssize_t
+    length: cython.Py_ssize_t
+    scale: cython.Py_ssize_t
+    left: cython.Py_ssize_t
+    number: cython.Py_ssize_t
+    digit: cython.Py_ssize_t
+    for value in values:
+        # the point can divide four digits, and so can the end
+        size += 4 if value is None else 16 + len(value) // 2
+    body: bytearray = bytearray(size)
+    for value in values:
+        if value is None:
+            for place in range(4):
+                body[position + place] = 255
+            position += 4
+            continue
+        text = value
+        length = len(value)
+        first = 1 if length and text[0] == 45 else 0
+        point = first
+        while point < length and text[point] != 46:
+            point += 1
+        if point == first or point + 1 == length or length > 1000:
+            return None
+        scale = length - point - 1 if point < length else 0
+        start = position
+        position += 12
+        # the first digit of base 10000 has the decimal digits that are left of a multiple of four
+        left = (point - first - 1) % 4 + 1
+        number = 0
+        for place in range(first, length):
+            if place == point:
+                continue
+            digit = text[place] - 48
+            if digit < 0 or digit > 9:
+                return None
+            number = number * 10 + digit
+            left -= 1
+            if left == 0:
+                body[position] = number >> 8
+                body[position + 1] = number & 255
+                position += 2
+                number = 0
+                left = 4
+        if left < 4:
+            for _ in range(left):
+                number *= 10
+            body[position] = number >> 8
+            body[position + 1] = number & 255
+            position += 2
+        number = position - start - 4
+        body[start + 2] = number >> 8
+        body[start + 3] = number & 255
+        number = (number - 8) // 2
+        body[start + 4] = number >> 8
+        body[start + 5] = number & 255
+        # the weight of the first digit, the sign, and the scale
+        body[start + 7] = (point - first - 1) // 4
+        body[start + 8] = 64 if first else 0
+        body[start + 10] = scale >> 8
+        body[start + 11] = scale & 255
     return bytes(body[:position])

@@ -79,7 +79,7 @@ async def test_a_text_that_is_no_plain_number_is_sent_as_it_is() -> None:
 async def test_types_whose_binary_format_is_no_text() -> None:
     target = table(columns=(ID, column("v", JSON, "json", array=199), column("n", 1700, "numeric", array=1231)), watched=False)
     (sent,) = await send(target, T.relation, *(T.insert(number, "{}", "1") for number in range(8)))
-    assert (sent.values[1], sent.formats) == (text_array([b"{}"] * 8, b","), [int(compiled), 0, 0])
+    assert (sent.values[1], sent.formats) == (text_array([b"{}"] * 8, b","), [int(compiled), 0, int(compiled)])
 
 
 @pytest.mark.skipif(not compiled, reason="integers are converted by the compiled core")
@@ -92,6 +92,21 @@ def test_integers_in_binary_format(oid: int, size: int) -> None:
     assert converted_array([*texts, None], oid) == field_array([*fields, None], oid)
     for other in (b"", b"-", b"+1", b" 1", b"1_0", b"0x1", b"1.0", b"--1", str(greatest + 1).encode(), str(-greatest - 2).encode()):
         assert converted_array([b"1", other], oid) is None
+
+
+@pytest.mark.skipif(not compiled, reason="numerics are converted by the compiled core")
+def test_numerics_in_binary_format() -> None:
+    fields = {
+        "0": "0000000a 0001 0000 0000 0000 0000",
+        "0.05": "0000000c 0002 0000 0000 0002 0000 01f4",
+        "-12345.67": "0000000e 0003 0001 4000 0002 0001 0929 1a2c",
+        "10000": "0000000c 0002 0001 0000 0000 0001 0000",
+        "9999.00000": "0000000e 0003 0000 0000 0005 270f 0000 0000",
+    }
+    texts: list[bytes | None] = [text.encode() for text in fields]
+    assert converted_array([*texts, None], 1700) == field_array([*map(bytes.fromhex, fields.values()), None], 1700)
+    for other in ("", "-", "NaN", "Infinity", "-Infinity", ".5", "5.", "1e3", "+1", " 1", "1 ", "1.2.3", "1_0", "0x1", "1" * 1001):
+        assert converted_array([b"1", other.encode()], 1700) is None
 
 
 @pytest.mark.skipif(not compiled, reason="dates and times are converted by the compiled core")
