@@ -24,7 +24,7 @@ from subscriber import _cython as cython
 from subscriber.protocol.malformed import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["BINARY_FIELD", "TEXT_FIELD", "keep_columns", "places_by_relation", "read_rows", "read_tuple", "relation_id"]
+__all__ = ["BINARY_FIELD", "TEXT_FIELD", "keep_columns", "places_by_header", "read_rows", "read_tuple", "relation_id"]
 
 TEXT_FIELD: Final = ord("T")
 BINARY_FIELD: Final = ord("B")
@@ -222,35 +222,36 @@ def keep_columns(payload: bytes, offset: int, kept: bytes) -> tuple[bytes, int]:
     return b"".join(parts), position
 
 
-def places_by_relation(records: Sequence[bytes], place: int, offset: int) -> tuple[dict[bytes, list[int]], int]:
-    """Group consecutive changes of rows by their relation.
+def places_by_header(records: Sequence[bytes], place: int, end: int, offset: int) -> tuple[dict[bytes, list[int]], int]:
+    """Group consecutive changes of rows by what they begin with: tag, relation, marker of the tuple, number of columns; without the xid.
 
     Args:
         records: messages.
         place: the first one.
+        end: the place after the last one.
         offset: the offset after tag and xid.
 
     Returns:
-        For each relation's id, as it is in the messages, the places of its changes; and the place of the first message that is no change
-        of a row, or is too short to be one.
+        For each such header the places of its changes; and the place of the first message that is no change of a row, or is too short to
+        be one.
     """
     groups: dict[bytes, list[int]] = {}
     index: cython.Py_ssize_t = place
-    count: cython.Py_ssize_t = len(records)
-    end: cython.Py_ssize_t = offset + 4
+    count: cython.Py_ssize_t = end
+    size: cython.Py_ssize_t = offset + 7
     tag: cython.Py_ssize_t
     record: bytes
     while index < count:
         record = records[index]
-        if len(record) < end:
+        if len(record) < size:
             break
         tag = record[0]
         if tag != _INSERT and tag != _UPDATE and tag != _DELETE:  # noqa: PLR1714 - faster
             break
-        relation = record[offset:end]
-        places = groups.get(relation)
+        header = record[:size] if offset == 1 else record[:1] + record[offset:size]
+        places = groups.get(header)
         if places is None:
-            places = groups[relation] = []
+            places = groups[header] = []
         places.append(index)
         index += 1
     return groups, index

@@ -13,7 +13,8 @@ counters, the errors. A lake keeps all changes, in order, and needs none of this
 1. *Between tables no order is kept.* Foreign keys are not checked for replicated changes. The tables of a partition tree count as one
    table, because they share rows.
 2. *Within a table, runs keep their order, and changes of one row keep theirs.* A change joins an earlier run of its form only if every run
-   after it has rows with other keys. So a form has a key (:attr:`Form.keys`) only if different keys are different rows, if nothing but the
+   after it has rows with other keys. Of some consecutive changes, all INSERTs may come first and all DELETEs last, if the changes of each
+   row are in that order already (:func:`keeps_order`). So a form has a key (:attr:`Form.keys`) only if different keys are different rows, if nothing but the
    key makes rows of the table unique, and if a change touches only the row with this key.
 3. *A change without a key keeps its place in its table.* It joins the latest run of the table, if that has its form. Such changes are an
    UPDATE of a key, and the changes of a table that has no key or a second unique index.
@@ -35,7 +36,7 @@ from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, 
 from subscriber.protocol.tuples import read_rows
 from subscriber.sinks.apply_counters import ChangeContext
 
-__all__ = ["CHANGES", "IGNORED", "Form", "LatestForms", "Part", "Row", "Run", "Runs", "is_plain", "old_and_new", "parts_of"]
+__all__ = ["CHANGES", "IGNORED", "Form", "LatestForms", "Part", "Row", "Run", "Runs", "is_plain", "keeps_order", "old_and_new", "parts_of"]
 
 CHANGES: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
 """Tags of the changes of rows."""
@@ -275,6 +276,24 @@ class Runs(Generic[F]):
         self.count -= sum(len(run.rows) for run in runs)
         self.size -= sum(run.size for run in runs)
         return runs
+
+
+def keeps_order(parts: Sequence[tuple[Form, Sequence[Row], Sequence[int]]]) -> bool:
+    """Whether the changes of each row keep their order if all changes of a part are made before those of the next one.
+
+    Args:
+        parts: changes of one table: their form, which has keys, their values, and their places in the original order, ascending.
+    """
+    latest: dict[object, int] = {}
+    for form, rows, places in parts:
+        if form.keys is None or form.key_space != parts[0][0].key_space:
+            return False
+        keys = list(form.keys(rows))
+        first = dict(zip(reversed(keys), reversed(places), strict=True))
+        if any(first[key] < latest[key] for key in latest.keys() & first.keys()):
+            return False
+        latest.update(zip(keys, places, strict=True))
+    return True
 
 
 def _joined(runs: Sequence[Run[F]], form: F, rows: Sequence[Row]) -> tuple[Run[F] | None, Collection[object] | None]:

@@ -17,7 +17,7 @@ from subscriber.protocol.messages import (
     TruncateOption,
     TupleData,
 )
-from subscriber.protocol.tuples import places_by_relation, read_rows, read_tuple, relation_id
+from subscriber.protocol.tuples import places_by_header, read_rows, read_tuple, relation_id
 from tests.unit.protocol.strategies import tuples, uint32
 
 HEADER = 6  # tag, relation id, 'N'
@@ -87,22 +87,24 @@ def test_rows_of_one_form_are_read_as_bytes() -> None:
     assert len(_rows(records[3:] + records, b"tb", size=len(records[3]) - 1)) == 1
 
 
-def test_changes_are_grouped_by_relation() -> None:
+def test_changes_are_grouped_by_header() -> None:
     row = TupleData(b"t", [b"x"])
     records = [
         encode(Insert(7, row)),
         encode(Delete(8, row, None)),
         encode(Insert(7, row)),
+        encode(Delete(7, row, None)),
         encode(Truncate(TruncateOption(0), (7,))),
         encode(Insert(7, row)),
     ]
-    seven, eight = bytes.fromhex("00000007"), bytes.fromhex("00000008")
-    assert places_by_relation(records, 0, 1) == ({seven: [0, 2], eight: [1]}, 3)
-    assert places_by_relation(records, 3, 1) == ({}, 3)
-    assert places_by_relation(records, 4, 1) == ({seven: [4]}, 5)
-    assert places_by_relation([encode(Insert(7, row, 9)), encode(Insert(7, row, 10))], 0, 5) == ({seven: [0, 1]}, 2)
-    for short in (b"", b"I", records[0][:4]):
-        assert places_by_relation([records[0], short, records[0]], 0, 1) == ({seven: [0]}, 1)
+    insert, eight, delete = (record[:8] for record in (records[0], records[1], records[3]))
+    assert places_by_header(records, 0, 6, 1) == ({insert: [0, 2], eight: [1], delete: [3]}, 4)
+    assert places_by_header(records, 0, 2, 1) == ({insert: [0], eight: [1]}, 2)
+    assert places_by_header(records, 4, 6, 1) == ({}, 4)
+    assert places_by_header(records, 5, 6, 1) == ({insert: [5]}, 6)
+    assert places_by_header([encode(Insert(7, row, 9)), encode(Insert(7, row, 10))], 0, 2, 5) == ({insert: [0, 1]}, 2)
+    for short in (b"", b"I", records[0][:7]):
+        assert places_by_header([records[0], short, records[0]], 0, 3, 1) == ({insert: [0]}, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Tag, TupleData, Update
 from subscriber.sinks.apply_counters import ChangeContext
-from subscriber.sinks.runs import Form, LatestForms, Row, Run, Runs, is_plain, old_and_new, parts_of
+from subscriber.sinks.runs import Form, LatestForms, Row, Run, Runs, is_plain, keeps_order, old_and_new, parts_of
 
 CONTEXT = ChangeContext("pg_1", 7, Lsn(1))
 
@@ -68,6 +68,21 @@ def test_without_keys_only_neighbours_are_together() -> None:
 def test_keys_of_other_kinds_are_not_compared() -> None:
     other = Form(tag=Tag.UPDATE, parts=(), table="t", keys=_keys, key_space="binary")
     assert [len(run.rows) for run in _taken((INSERT, 1), (other, 2), (INSERT, 3))] == [1, 1, 1]
+
+
+def test_forms_are_made_one_after_another_if_each_row_keeps_its_order() -> None:
+    def part(form: Form, **places: int) -> tuple[Form, list[Row], list[int]]:
+        return form, [(key[1:].encode(),) for key in places], list(places.values())
+
+    assert keeps_order([part(INSERT, k1=0, k2=3), part(UPDATE, k1=1, k7=2), part(DELETE, k2=4, k1=5, k8=6)])
+    assert not keeps_order([part(INSERT, k1=1), part(DELETE, k1=0)])
+    assert not keeps_order([part(INSERT, k1=0, k2=4), part(UPDATE, k3=1), part(DELETE, k2=3)])
+    twice: tuple[Form, list[Row], list[int]] = (UPDATE, [(b"1",), (b"1",)], [0, 2])
+    assert keeps_order([twice, part(DELETE, k1=3)])
+    assert not keeps_order([twice, part(DELETE, k1=1)])
+    assert not keeps_order([part(UPDATE, k1=5), twice])
+    assert not keeps_order([part(INSERT, k1=0), (_form(Tag.DELETE, keyed=False), [(b"2",)], [1])])
+    assert not keeps_order([part(INSERT, k1=0), (_form(Tag.DELETE, "binary"), [(b"2",)], [1])])
 
 
 def test_tables_do_not_wait_for_each_other() -> None:

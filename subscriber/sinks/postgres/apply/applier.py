@@ -65,18 +65,21 @@ _COMMIT: Final = control("COMMIT", ends=True)
 WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
 # Division by zero if our row is missing or has another position: COMMIT is already sent and must not be executed then.
-_MOVE: Final = Statement(
+_MOVED: Final = (
     b'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 '
-    b"WHERE srsubid = $2 AND srrelid = $3 AND remote_lsn = $4 RETURNING 1) SELECT 1 / pg_catalog.count(*) FROM moved",
-    (_PG_LSN, _OID, _OID, _PG_LSN),
-    reused=True,
+    b"WHERE srsubid = $2 AND srrelid = $3 AND remote_lsn = $4 RETURNING 1) SELECT 1 / pg_catalog.count(*)%s FROM moved"
 )
+_MOVE: Final = Statement(_MOVED % b"", (_PG_LSN, _OID, _OID, _PG_LSN), reused=True)
+_MOVE_WITH_ORIGIN: Final = Statement(
+    _MOVED % b", pg_catalog.pg_replication_origin_xact_setup($1, $5)", (_PG_LSN, _OID, _OID, _PG_LSN, _TIMESTAMPTZ), reused=True
+)
+# the time is in binary format
+_MOVE_FORMATS: Final = (0, 0, 0, 0, 1)
 _NOTE_PREPARED: Final = control(
     "INSERT INTO subscriber.prepared_transaction (srsubid, xid, gid, prepare_end_lsn) VALUES ($1, $2, $3, $4)",
     (_OID, _INT8, _TEXT, _PG_LSN),
 )
 
-# The time parameter is in binary format.
 _XACT_SETUP: Final = Statement(b"SELECT pg_catalog.pg_replication_origin_xact_setup($1, $2)", (_PG_LSN, _TIMESTAMPTZ), reused=True)
 _XACT_FORMATS: Final = (0, 1)
 
@@ -253,9 +256,11 @@ class Applier:
     def send_commit(self, pipeline: Pipeline, end: Transaction, session: ApplySession) -> None:
         """After all changes: move the position to the end of the last transaction, and commit. ``session``: owner of the pipeline."""
         context = ChangeContext(self.owner.origin, end.xid, end.final_lsn, "STREAM COMMIT" if end.prefixed else "COMMIT")
-        values = [str(end.end_lsn), str(self.owner.oid), str(self.owner.relid), str(self.position)]
-        pipeline.send(_MOVE, context, [value.encode() for value in values])
-        _set_up_origin(pipeline, context, end, session)
+        values = [value.encode() for value in (str(end.end_lsn), str(self.owner.oid), str(self.owner.relid), str(self.position))]
+        if session.origin is None:
+            pipeline.send(_MOVE, context, values)
+        else:
+            pipeline.send(_MOVE_WITH_ORIGIN, context, [*values, _commit_time(end)], _MOVE_FORMATS)
         pipeline.send(_COMMIT, context)
         if not session.commits_are_durable:
             pipeline.send(WAL, context)
@@ -266,7 +271,8 @@ class Applier:
         context = ChangeContext(self.owner.origin, transaction.xid, transaction.final_lsn, ending)
         values = [str(self.owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
         pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
-        _set_up_origin(pipeline, context, transaction, session)
+        if session.origin is not None:
+            pipeline.send(_XACT_SETUP, context, [str(transaction.end_lsn).encode(), _commit_time(transaction)], _XACT_FORMATS)
         # needs no quoting: the variable parts of the gid are two numbers
         pipeline.send(control(f"PREPARE TRANSACTION '{gid}'", ends=True), context)
 
@@ -377,7 +383,7 @@ class Applier:
         """The error of a rejected statement. TargetUnavailable: only the stored position tells what is committed."""
         if failure.statement is UNCHANGED and failure.diagnostics.sqlstate == "22012":
             return TargetsChanged()
-        if failure.statement is _MOVE and failure.diagnostics.sqlstate == "22012":
+        if failure.statement in (_MOVE, _MOVE_WITH_ORIGIN) and failure.diagnostics.sqlstate == "22012":
             return TargetUnavailable(
                 f"the target does not have position {self.position} of subscription {self.owner.oid} any more",
                 hint="temporary error; if it persists, another program changes schema subscriber of the target",
@@ -390,7 +396,5 @@ class Applier:
         return apply_error(failure)
 
 
-def _set_up_origin(pipeline: Pipeline, context: ChangeContext, transaction: Transaction, session: ApplySession) -> None:
-    if session.origin is not None:
-        values = [str(transaction.end_lsn).encode(), _MICROSECONDS.pack(kept_in_years(transaction.commit_time))]
-        pipeline.send(_XACT_SETUP, context, values, _XACT_FORMATS)
+def _commit_time(transaction: Transaction) -> bytes:
+    return _MICROSECONDS.pack(kept_in_years(transaction.commit_time))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from subscriber.errors import ProtocolError, RelationError, SubscriberError, TargetError
 from subscriber.interfaces import ColumnPlanner, RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, Update
-from subscriber.protocol.tuples import places_by_relation
+from subscriber.protocol.tuples import places_by_header
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
 from subscriber.sinks.postgres.apply.column_changes import (
@@ -30,11 +31,12 @@ from subscriber.sinks.postgres.tables.conflict_log import LoggedConflict
 from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
-from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row
+from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row, keeps_order
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionSender"]
 
+_TURNS: Final = (Tag.INSERT, Tag.UPDATE, Tag.DELETE)
 _MOST_LOGGED: Final = 10_000
 """The number of conflicts that wait for their log."""
 
@@ -125,31 +127,76 @@ class TransactionSender:
         """Send records. Consecutive changes are sent table by table if that is allowed. ``contexts``: the transaction of each record."""
         place, count = 0, len(records)
         while place < count:
-            groups, stop = places_by_relation(records, place, 5 if prefixed else 1)
+            groups, stop = places_by_header(records, place, min(place + 2 * MOST_ROWS, count), 5 if prefixed else 1)
             stop = max(stop, place + 1)
-            if len(groups) > 1 and await self._any_order(groups, records, contexts):
-                for places in groups.values():
-                    some = [records[each] for each in places]
-                    await self._send_in_order(some, [contexts[each] for each in places], 0, len(some), prefixed=prefixed)
+            relations: dict[bytes, list[Sequence[int]]] = {}
+            # INSERTs first, and DELETEs last
+            for header in sorted(groups, key=lambda header: _TURNS.index(header[0])) if len(groups) > 1 else ():
+                relations.setdefault(header[1:5], []).append(groups[header])
+            if relations and await self._any_order(relations, records, contexts):
+                for kinds in relations.values():
+                    await self._send_relation(records, contexts, kinds, prefixed=prefixed)
             else:
                 await self._send_in_order(records, contexts, place, stop, prefixed=prefixed)
             place = stop
 
-    async def _any_order(self, groups: Mapping[bytes, Sequence[int]], records: Sequence[bytes], contexts: Sequence[ChangeContext]) -> bool:
-        """Whether the changes of these relations may be sent relation by relation. ``groups``: the places of each one's."""
+    async def _send_relation(
+        self, records: Sequence[bytes], contexts: Sequence[ChangeContext], kinds: Sequence[Sequence[int]], *, prefixed: bool
+    ) -> None:
+        """Send changes of one relation, all of a form together if that is allowed. ``kinds``: the places of those that begin alike."""
+        parts = await self._read_forms(records, contexts, kinds, prefixed=prefixed) if len(kinds) > 1 else None
+        if parts is None or not keeps_order(parts):
+            places = sorted(chain.from_iterable(kinds)) if len(kinds) > 1 else kinds[0]
+            some = [records[each] for each in places]
+            await self._send_in_order(some, [contexts[each] for each in places], 0, len(some), prefixed=prefixed)
+            return
+        for form, rows, places in parts:
+            self._sets.add(form, rows, [contexts[each] for each in places], sum([len(records[each]) for each in places]))
+            if self._pipeline.full:
+                await self._pipeline.throttle()
+
+    async def _read_forms(
+        self, records: Sequence[bytes], contexts: Sequence[ChangeContext], kinds: Sequence[Sequence[int]], *, prefixed: bool
+    ) -> list[tuple[Form, Sequence[Row], Sequence[int]]] | None:
+        """Read changes form by form, each with its rows and their places. None: the changes of a form must keep their place."""
+        offset = 5 if prefixed else 1
+        found: list[tuple[Form, Sequence[Row], Sequence[int]]] = []
+        for places in kinds:
+            some = [records[each] for each in places]
+            place = 0
+            while place < len(some):
+                rest = range(place, len(some))
+                try:
+                    read = self._latest.read(some, rest, offset) or await self._decoded(
+                        some, rest, contexts[places[place]], prefixed=prefixed
+                    )
+                except (RelationError, ProtocolError):
+                    # it is reported in order, as in _any_order
+                    return None
+                if read is None or read[0].keys is None:
+                    return None
+                found.append((*read, places[place : place + len(read[1])]))
+                place += len(read[1])
+        return found
+
+    async def _any_order(
+        self, relations: Mapping[bytes, Sequence[Sequence[int]]], records: Sequence[bytes], contexts: Sequence[ChangeContext]
+    ) -> bool:
+        """Whether the changes of these relations may be sent relation by relation. ``relations``: the places of each one's."""
         if self._sets.keeps_order:
             return False
         trees: set[int] = set()
-        for relation_id, places in groups.items():
+        for relation_id, kinds in relations.items():
+            first = min(places[0] for places in kinds)
             try:
-                mapping = await self._resolve(int.from_bytes(relation_id), records[places[0]][0], contexts[places[0]])
+                mapping = await self._resolve(int.from_bytes(relation_id), records[first][0], contexts[first])
             except (RelationError, ProtocolError):
                 # it is reported in order: an error of an earlier change comes first
                 return False
             if mapping is None or mapping.table.watched:
                 return False
             trees.add(mapping.table.tree)
-        return len(trees) == len(groups)
+        return len(trees) == len(relations)
 
     async def _send_in_order(
         self, records: Sequence[bytes], contexts: Sequence[ChangeContext], place: int, count: int, *, prefixed: bool
