@@ -108,6 +108,8 @@ class Receiver:
         self._activity = asyncio.Event()
         self._feedback = Feedback(stream, tracker, settings)
         self._asked = False
+        self._news = False
+        self._lsn_awaited = 0
         self._task: asyncio.Task[None] | None = None
         self._spool_turn = asyncio.Lock()
         self._watcher: Callable[[], None] | None = None
@@ -169,7 +171,7 @@ class Receiver:
         self._activity.set()
 
     async def wait(self, timeout: float) -> None:
-        """Return when there is an event, when anything was received, when woken, or after ``timeout`` seconds.
+        """Return when there is an event, when a keepalive was received, when woken, or after ``timeout`` seconds.
 
         Raises:
             PublisherUnavailable, PublisherError, DataLossError, ProtocolError, SpoolError: reading failed, and all earlier events were
@@ -201,6 +203,7 @@ class Receiver:
         Raises:
             SubscriberError: see :meth:`wait`.
         """
+        self._lsn_awaited += 1
         try:
             async with asyncio.timeout(timeout):
                 while self.tracker.received < lsn:
@@ -211,6 +214,8 @@ class Receiver:
                     await self._activity.wait()
         except TimeoutError:
             return False
+        finally:
+            self._lsn_awaited -= 1
         return True
 
     def pop(self) -> tuple[Event, int]:
@@ -312,6 +317,7 @@ class Receiver:
             if isinstance(stream, EventStream):
                 given = await stream.events()
                 feedback.reading = False
+                self._news = True
                 self._take_events(given)
                 del given
             else:
@@ -319,7 +325,10 @@ class Receiver:
                 feedback.reading = False
                 await self._take_frames(frames)
                 frames.clear()
-            self._activity.set()
+            # the caller can do nothing with a part of a transaction
+            if self._news or self._queue or self._lsn_awaited:
+                self._news = False
+                self._activity.set()
             if self._watcher is not None:
                 self._watcher()
             while self._reassembly.memory > self._budget:
@@ -400,6 +409,7 @@ class Receiver:
                     # after the events, so that the end of an event is pending before it counts as received
                     await self._heard(max(frame.start_lsn, frame.end_lsn))
             else:
+                self._news = True
                 await self._heard(frame.end_lsn)
                 if frame.reply_requested:
                     self._asked = True
