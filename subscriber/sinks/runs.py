@@ -14,8 +14,8 @@ counters, the errors. A lake keeps all changes, in order, and needs none of this
    table, because they share rows.
 2. *Within a table, runs keep their order, and changes of one row keep theirs.* A change joins an earlier run of its form only if every run
    after it has rows with other keys. Of some consecutive changes, all INSERTs may come first and all DELETEs last, if the changes of each
-   row are in that order already (:func:`keeps_order`). So a form has a key (:attr:`Form.keys`) only if different keys are different rows, if nothing but the
-   key makes rows of the table unique, and if a change touches only the row with this key.
+   row are in that order already (:func:`keeps_order`). So a form has a key (:attr:`Form.keys`) only if different keys are different rows,
+   if nothing but the key makes rows of the table unique, and if a change touches only the row with this key.
 3. *A change without a key keeps its place in its table.* It joins the latest run of the table, if that has its form. Such changes are an
    UPDATE of a key, and the changes of a table that has no key or a second unique index.
 4. *Some changes keep their place among all changes.* The target makes everything before them first. Such are TRUNCATE, the changes of a
