@@ -20,7 +20,7 @@ __all__ = ["collect"]
 
 
 async def collect(
-    receiver: Receiver, settings: Settings, gate: RelationGate, alone: Callable[[Transaction], bool] = lambda _: False
+    receiver: Receiver, settings: Settings, gate: RelationGate, alone: Callable[[], Callable[[Transaction], bool] | None] = lambda: None
 ) -> tuple[Batch, int]:
     """Collect the batch that starts with the next event, which must be a Transaction.
 
@@ -28,29 +28,30 @@ async def collect(
         receiver: source of the events.
         settings: limits of a batch.
         gate: of the batch.
-        alone: whether a transaction must not follow others in a batch, because it may be applied in another way.
+        alone: gives a function that tells whether a transaction must not follow others in a batch, because it may be applied in another
+            way; None: there is none.
 
     Returns:
         The batch, and the memory it holds, for :meth:`Receiver.release`.
     """
-    transactions: list[Transaction] = []
-    rows = size = held = 0
+    event, held = receiver.pop()
+    assert isinstance(event, Transaction)
+    transactions = [event]
+    rows, size = settings.batch_rows - event.count, settings.batch_size - event.size
     deadline = asyncio.get_running_loop().time() + settings.batch_delay
-    while rows < settings.batch_rows and size < settings.batch_size:
-        event = receiver.peek()
-        if event is None:
-            remaining = deadline - asyncio.get_running_loop().time()
-            if remaining <= 0:
-                break
-            try:
-                await receiver.wait(remaining)
-            except SubscriberError:
-                break  # the next wait raises it again, after the earlier transactions are applied
+    while rows > 0 and size > 0:
+        more, memory = receiver.pop_batch(rows, size, alone())
+        if more:
+            transactions += more
+            held += memory
+            rows -= sum([transaction.count for transaction in more])
+            size -= sum([transaction.size for transaction in more])
             continue
-        if not isinstance(event, Transaction) or (transactions and alone(event)):
+        remaining = deadline - asyncio.get_running_loop().time()
+        if receiver.peek() is not None or remaining <= 0:
             break
-        held += receiver.pop()[1]
-        transactions.append(event)
-        rows += event.count
-        size += event.size
+        try:
+            await receiver.wait(remaining)
+        except SubscriberError:
+            break  # the next wait raises it again, after the earlier transactions are applied
     return Batch(tuple(transactions), gate), held

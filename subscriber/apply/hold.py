@@ -44,6 +44,7 @@ __all__ = ["AppliedTransactions", "Hold", "PublisherSnapshot"]
 
 T = TypeVar("T")
 
+_WITH_XID: Final = (Transaction, CommitPrepared)
 _REMEMBERED: Final = 100_000
 _ATTEMPTS: Final = 200
 _POLL: Final = 0.02
@@ -78,7 +79,7 @@ class AppliedTransactions:
         """Note that these events were applied, or are about to be."""
         if events:
             self.times.taken(events[0])
-        self._xids.extend(event.xid for event in events if isinstance(event, Transaction | CommitPrepared))
+        self._xids.extend([event.xid for event in events if isinstance(event, _WITH_XID)])
 
     def all_seen(self, xids: XidSnapshot) -> bool:
         """Whether a snapshot sees all of them."""

@@ -286,6 +286,11 @@ class ParallelApply:
         self.events = events
         self._look()
 
+    @property
+    def serves_any(self) -> bool:
+        """Whether an attempt exists."""
+        return bool(self._attempts)
+
     def serves(self, transaction: Transaction) -> bool:
         """Whether an attempt exists, so that :meth:`commit` may succeed."""
         return transaction.spool_id in self._attempts

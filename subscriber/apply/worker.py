@@ -243,9 +243,11 @@ class ApplyWorker:
                 self._tables.note_dropped(*missing)
                 _log.warning("changes of a table that the publisher has dropped since are left out: %s", error)
 
-    def _alone(self, transaction: Transaction) -> bool:
-        hold = self._owner.hold
-        return self._parallel.serves(transaction) or (hold is not None and hold.alone(transaction))
+    def _alone(self) -> Callable[[Transaction], bool] | None:
+        hold, serves = self._owner.hold, self._parallel.serves
+        if hold is None:
+            return serves if self._parallel.serves_any else None
+        return lambda transaction: serves(transaction) or hold.alone(transaction)
 
     async def _apply_single(self, event: Event) -> None:
         held = self._receiver.pop()[1]

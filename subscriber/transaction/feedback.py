@@ -85,6 +85,11 @@ class FlushTracker:
         return self._received
 
     @property
+    def heard(self) -> Lsn:
+        """What ends next in this session must end after it."""
+        return self._heard
+
+    @property
     def applied(self) -> Lsn:
         """Everything received up to here is visible in the target. While nothing is pending, this is everything received."""
         if self._contradicted is not None:

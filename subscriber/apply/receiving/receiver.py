@@ -31,7 +31,7 @@ from subscriber.protocol.frames import (
     decode_frame,
     header,
 )
-from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn, kept_in_years
+from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared, StreamCommit
 from subscriber.transaction.blocks import BlockReassembly
 from subscriber.transaction.feedback import FlushTracker
@@ -49,6 +49,11 @@ _BEHIND_SECONDS = 1.0
 """How long reading waits for parallel apply of the open transaction, before records that it has not applied yet are spilled."""
 _ORDERS = (SpoolTruncate, SpoolDiscard)
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
+
+
+def _memory(transaction: Transaction) -> int:
+    """Of a transaction without spilled records."""
+    return transaction.size + RECORD_OVERHEAD * (len(transaction.records) + 1)
 
 
 class _Watched:
@@ -223,6 +228,28 @@ class Receiver:
         self.popped += 1
         return self._queue.popleft()
 
+    def pop_batch(self, rows: int, size: int, alone: Callable[[Transaction], bool] | None) -> tuple[list[Transaction], int]:
+        """Take the transactions that come next, up to about so many rows and bytes. Return them and their memory.
+
+        Args:
+            rows: how many rows more are wanted.
+            size: how many bytes more are wanted.
+            alone: whether a transaction must not follow others; None: no one.
+        """
+        found: list[Transaction] = []
+        held, queue = 0, self._queue
+        while queue and rows > 0 and size > 0:
+            event, memory = queue[0]
+            if not isinstance(event, Transaction) or (alone is not None and alone(event)):
+                break
+            queue.popleft()
+            found.append(event)
+            held += memory
+            rows -= event.spilled + len(event.records)
+            size -= event.size
+        self.popped += len(found)
+        return found, held
+
     def pop_transactions(self, size: int) -> tuple[list[Transaction], int]:
         """Take the small transactions that come next and are not streamed, up to about ``size`` bytes. Return them and their memory."""
         found: list[Transaction] = []
@@ -356,7 +383,7 @@ class Receiver:
         queue, total = self._queue, 0
         for event in given.events:
             if type(event) is Transaction and not event.spilled:
-                held = RECORD_OVERHEAD + event.size + RECORD_OVERHEAD * len(event.records)
+                held = _memory(event)
             elif isinstance(event, Transaction | PreparedTransaction):
                 held = RECORD_OVERHEAD + self._attach(event.transaction if isinstance(event, PreparedTransaction) else event)
             else:
@@ -381,13 +408,11 @@ class Receiver:
         frame: XLogData | PrimaryKeepalive | None = None
         while place < count:
             whole, place = reassembly.feed_frames(frames, place)
-            for transaction, lsn in whole:
-                end_lsn = transaction.end_lsn
-                if end_lsn > plausible.lsn:
-                    await plausible.check(end_lsn)
-                self.tracker.pend(end_lsn, in_order=True)
-                held = RECORD_OVERHEAD + transaction.size + RECORD_OVERHEAD * len(transaction.records)
-                self._held += held
+            for transaction, lsn in self._take_whole(whole):
+                if transaction.end_lsn > plausible.lsn:
+                    await plausible.check(transaction.end_lsn)
+                self.tracker.pend(transaction.end_lsn, in_order=True)
+                self._held += (held := _memory(transaction))
                 self._queue.append((transaction, held))
                 if lsn > plausible.lsn:
                     await plausible.check(lsn)
@@ -418,6 +443,29 @@ class Receiver:
             if isinstance(frame, XLogData):
                 await self._heard(max(frame.start_lsn, frame.end_lsn))
             self._note_moment(frame.send_time)
+
+    def _take_whole(self, whole: Sequence[tuple[Transaction, Lsn]]) -> Sequence[tuple[Transaction, Lsn]]:
+        """Queue transactions whose LSNs are plausible and in order. Return those from the first other one on.
+
+        There may be a hundred thousand of them in a second, each with one row.
+        """
+        tracker, limit, add = self.tracker, self._plausible_end.lsn, self._queue.append
+        heard, total, end_lsn = tracker.heard, 0, INVALID_LSN
+        done = 0
+        for transaction, lsn in whole:
+            if not heard < transaction.end_lsn <= limit or lsn > limit:
+                break
+            end_lsn = transaction.end_lsn
+            heard = lsn if lsn > end_lsn else end_lsn
+            held = _memory(transaction)
+            total += held
+            add((transaction, held))
+            done += 1
+        if done:
+            tracker.pend(end_lsn, in_order=True)
+            tracker.receive(heard)
+            self._held += total
+        return whole[done:]
 
     async def _order(self, order: SpoolTruncate | SpoolDiscard) -> None:
         async with self._spool_turn:

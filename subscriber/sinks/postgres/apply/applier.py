@@ -136,9 +136,10 @@ class Applier:
             ApplyError, RelationError, TargetError: the named transaction is rolled back; those before it are committed.
             TargetUnavailable: the position tells what is committed. Also if tables of the target were altered twice in the meantime.
         """
-        pending = [transaction for transaction in batch.transactions if transaction.end_lsn > self.position]
-        for transaction in batch.transactions:
-            if transaction.end_lsn <= self.position:
+        position = self.position
+        pending = [transaction for transaction in batch.transactions if transaction.end_lsn > position]
+        for transaction in batch.transactions if len(pending) < len(batch.transactions) else ():
+            if transaction.end_lsn <= position:
                 await self.skip(transaction)
         # the commit timestamps of rows are those of a batch: last_update_wins needs those of each transaction
         for group in [[each] for each in pending] if self._alone else [pending] if pending else []:
@@ -164,7 +165,7 @@ class Applier:
             TargetUnavailable
         """
         missed: TableName | None = None
-        early = self._missed_early.intersection([transaction.xid for transaction in transactions])
+        early = self._missed_early.intersection([transaction.xid for transaction in transactions]) if self._missed_early else set()
         self._missed_early -= early
         for without_sets in (None,) if early else (self._without_sets, None):
             try:

@@ -41,6 +41,9 @@ SELECT srrelid::int8 AS oid, srsubstate::text AS state, srsublsn::text AS lsn
 FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = ANY ($2::oid[])
 """
 
+_AHEAD: Final = 1000
+"""In so many of the transactions that are applied next, tables are looked for."""
+
 _HORIZON: Final = """
 SELECT srsyncxid AS xid FROM subscriber.pg_subscription_rel
 WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid AND srsyncxid IS NOT NULL
@@ -116,6 +119,7 @@ class RelationMap(DescribedRelations):
         return self._ahead.get(name)
 
     async def _read(self, transactions: Sequence[Transaction]) -> dict[TableName, _Ahead]:
+        transactions = transactions[:_AHEAD]
         described = {**self._remote, **{each.relation_id: each for transaction in transactions for each in _described(transaction)}}
         ids = {each for transaction in transactions for each in changed_relations(transaction) or ()} - self._mappings.keys()
         names = {TableName(described[each].namespace, described[each].name) for each in ids & described.keys()}
