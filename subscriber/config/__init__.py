@@ -6,11 +6,12 @@ these classes declares one option with all its properties (:class:`Option`). The
 columns of the target's catalog and the error messages are derived from it. A new option is one field, plus the code that uses it.
 """
 
-from subscriber.config.conflicts import RULES, ConflictRules, TableRules, with_rules
+from subscriber.config.conflicts import RULES, ConflictRules, TableRules
 from subscriber.config.option import Option, declared, reference
 from subscriber.config.parameters import (
     ALTERABLE,
     COPY_DATA_WORDS,
+    KEYED,
     NO_SLOT,
     PARAMETERS,
     STORED,
@@ -25,12 +26,12 @@ from subscriber.config.parameters import (
 from subscriber.config.reading import BOOLEAN, parse_assignments, parse_bytes, parse_seconds
 from subscriber.config.settings import SETTINGS, InsertConflict, SchemaChange, SchemaChangeCallback, Settings
 from subscriber.config.suggestion import suggestion
-from subscriber.config.where import with_filters
 
 __all__ = [
     "ALTERABLE",
     "BOOLEAN",
     "COPY_DATA_WORDS",
+    "KEYED",
     "NO_SLOT",
     "PARAMETERS",
     "RULES",
@@ -56,6 +57,4 @@ __all__ = [
     "parse_seconds",
     "reference",
     "suggestion",
-    "with_filters",
-    "with_rules",
 ]

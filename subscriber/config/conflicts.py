@@ -1,25 +1,22 @@
 """The parameter ``conflict``: what to do about each kind of conflict, for the subscription and for single tables.
 
-It is given as ``conflict.KIND=RULE`` for all tables, and as ``conflict.KIND.SCHEMA.TABLE=RULE`` for one, or as a mapping in Python. It is
-kept, and stored in the target's catalog, as one text: a JSON object. The names of the kinds are those of PostgreSQL's conflicts. The names
-of the rules are those of pglogical and of PostgreSQL's proposal of conflict resolvers.
+It is given as ``conflict.KIND=RULE`` for all tables, and as ``conflict.KIND.SCHEMA.TABLE=RULE`` for one, or as a mapping in Python. The
+names of the kinds are those of PostgreSQL's conflicts. The names of the rules are those of pglogical and of PostgreSQL's proposal of
+conflict resolvers.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Final, Self
 
-from subscriber.config.table_names import Name, read_name, written_name
+from subscriber.config.table_names import Name, TableOption, read_name, written_name
 from subscriber.errors import ConfigurationError
 
-__all__ = ["RULES", "ConflictRules", "TableRules", "given_rules", "parse_conflict", "with_rules"]
+__all__ = ["CONFLICT", "RULES", "ConflictRules", "TableRules"]
 
-_MOST: Final = 4000
-"""Characters in the target's catalog."""
 _UNIQUE: Final = ("error", "apply_remote", "keep_local", "last_update_wins")
 _DIFFERS: Final = ("apply_remote", "keep_local", "last_update_wins")
 _BY_TIME: Final = "last_update_wins"
@@ -99,61 +96,13 @@ class ConflictRules:
     def read(cls, text: str, target: Callable[[Name], Name] = lambda name: name) -> Self:
         """Read the stored text. ``target``: returns the target's name of a table of the publisher."""
         general, tables = TableRules(), dict[Name, dict[str, str]]()
-        for key, rule in given_rules(text).items():
+        for key, rule in CONFLICT.values(text).items():
             kind, table = _key(key)
             if table is None:
                 general = replace(general, **{kind: rule})
             else:
                 tables.setdefault(table, {})[kind] = rule
         return cls(general, {target(table): replace(general, **own) for table, own in tables.items()})
-
-
-def with_rules(text: str, changes: Mapping[str, str]) -> str:
-    """Return the stored text with changes by ``KIND`` or ``KIND.SCHEMA.TABLE``. An empty rule removes one.
-
-    Raises:
-        ConfigurationError: an unknown kind or rule, or too many of them.
-    """
-    if not isinstance(changes, Mapping):
-        raise ConfigurationError("conflict is not a mapping", hint='as in conflict={"insert_exists": "apply_remote"}')
-    rules = given_rules(text)
-    for key, rule in changes.items():
-        kind, table = _key(key)
-        name = kind if table is None else f"{kind}.{written_name(table)}"
-        if not isinstance(rule, str):
-            raise ConfigurationError(f"the rule for conflict {name} is not a text", hint=f"one of {', '.join(RULES[kind])}")
-        word = rule.strip().lower()
-        rules.pop(name, None)
-        if word:
-            _check(kind, word, rule)
-            rules[name] = word
-    kept = {name: rules[name] for name in sorted(rules)}
-    found = json.dumps(kept, ensure_ascii=False) if kept else ""
-    if len(found) > _MOST:
-        raise ConfigurationError(
-            f"the conflict rules are longer than {_MOST} characters", hint="give a rule for all tables, and only the exceptions by table"
-        )
-    return found
-
-
-def parse_conflict(name: str, text: str) -> str:
-    """Read the stored text.
-
-    Raises:
-        ConfigurationError: it is not one.
-    """
-    try:
-        rules = json.loads(text) if text not in {"", "none"} else {}
-    except ValueError:
-        rules = None
-    if not isinstance(rules, dict) or not all(isinstance(rule, str) for rule in rules.values()):
-        raise ConfigurationError(f"{name} requires the kind of the conflict", hint=f"as in {name}.insert_exists=apply_remote")
-    return with_rules("", rules)
-
-
-def given_rules(text: str) -> dict[str, str]:
-    """The rules of the stored text, by ``KIND`` or ``KIND.SCHEMA.TABLE``."""
-    return json.loads(text) if text else {}
 
 
 def _key(key: str) -> tuple[str, Name | None]:
@@ -172,11 +121,29 @@ def _hint(key: str, kind: str) -> str:
     return _suggestion(kind, tuple(RULES))
 
 
-def _check(kind: str, word: str, rule: str) -> None:
+def _written(key: str) -> str:
+    kind, table = _key(key)
+    return kind if table is None else f"{kind}.{written_name(table)}"
+
+
+def _rule(key: str, text: str) -> str:
+    kind, word = key.partition(".")[0], text.strip().lower()
     if word not in RULES[kind]:
-        raise ConfigurationError(f'unrecognized rule for conflict {kind}: "{rule.strip()}"', hint=_suggestion(word, RULES[kind]))
+        raise ConfigurationError(f'unrecognized rule for conflict {kind}: "{text.strip()}"', hint=_suggestion(word, RULES[kind]))
+    return word
 
 
 def _suggestion(word: str, known: tuple[str, ...]) -> str:
     close = get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}? one of {', '.join(known)}" if close else f"one of {', '.join(known)}"
+
+
+CONFLICT: Final = TableOption(
+    name="conflict",
+    example="conflict.insert_exists=apply_remote",
+    most=4000,
+    too_long=("the conflict rules are longer than 4000 characters", "give a rule for all tables, and only the exceptions by table"),
+    key=_written,
+    value=_rule,
+    keys="the kind of the conflict",
+)

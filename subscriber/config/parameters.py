@@ -7,17 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
-from subscriber.config.conflicts import ConflictRules, given_rules, parse_conflict, with_rules
+from subscriber.config.conflicts import CONFLICT, ConflictRules
 from subscriber.config.mapping import COLUMNS, MAP, RENAME, TableMapping, parse_excluded, table_mapping
-from subscriber.config.option import Option, declared, option, parse_options
+from subscriber.config.option import Alterable, Option, declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, RATE, SECONDS, TIME, WHOLE, OptionType, choice, parse_bool, parse_seconds
-from subscriber.config.table_names import patterns_of, read_name, written_name
+from subscriber.config.table_names import TableOption, patterns_of, read_name, written_name
 from subscriber.config.where import WHERE, filters_of
 from subscriber.errors import ConfigurationError
 
 __all__ = [
     "ALTERABLE",
     "COPY_DATA_WORDS",
+    "KEYED",
     "NO_SLOT",
     "PARAMETERS",
     "STORED",
@@ -111,6 +112,26 @@ _COPY_DATA: Final = OptionType(name="boolean, reconcile", parse=_parse_copy_data
 
 def _parse_timeout(name: str, text: str) -> float:
     return -1.0 if text == "-1" else parse_seconds(name, text)
+
+
+KEYED: Final = (WHERE, CONFLICT, MAP, COLUMNS, RENAME)
+"""The parameters that have a value for each key."""
+
+
+def _keyed(given: TableOption, type: str, help: str, *, column: str, alter: Alterable = "never", ours: bool = False) -> str | Mapping[str, str]:
+    """Declare one of them."""
+    found: str | Mapping[str, str] = option(
+        "",
+        OptionType(name=type, parse=given.parse),
+        help,
+        default_text="none",
+        alter=alter,
+        column=column,
+        length=given.most,
+        keyed=True,
+        ours=ours,
+    )
+    return found
 
 
 _LOG_EXAMPLE: Final = "conflict_log=public.conflicts"
@@ -225,26 +246,20 @@ class SubscriptionOptions:
         ours=True,
     )
     """In bytes per second."""
-    where: str | Mapping[str, str] = option(
-        "",
-        OptionType(name="expression", parse=WHERE.parse),
+    where: str | Mapping[str, str] = _keyed(
+        WHERE,
+        "expression",
         "where.SCHEMA.TABLE: a row filter, applied by this program to the changes of the table, and by the publisher to its copy",
-        default_text="none",
-        alter="always",
         column="subwhere",
-        length=4000,
-        keyed=True,
+        alter="always",
     )
     """Give a mapping of ``SCHEMA.TABLE`` to expressions. It is kept as one text; :attr:`row_filters` returns the mapping."""
-    conflict: str | Mapping[str, str] = option(
-        "",
-        OptionType(name="rule", parse=parse_conflict),
+    conflict: str | Mapping[str, str] = _keyed(
+        CONFLICT,
+        "rule",
         "conflict.KIND, or conflict.KIND.SCHEMA.TABLE: what to do about a conflict",
-        default_text="none",
-        alter="always",
         column="subconflict",
-        length=4000,
-        keyed=True,
+        alter="always",
         ours=True,
     )
     """Give a mapping of ``KIND`` or ``KIND.SCHEMA.TABLE`` to rules. It is kept as one text; :attr:`conflict_rules` reads it."""
@@ -273,33 +288,21 @@ class SubscriptionOptions:
         ours=True,
     )
     """In seconds."""
-    map: str | Mapping[str, str] = option(
-        "",
-        OptionType(name="schema.table", parse=MAP.parse),
+    map: str | Mapping[str, str] = _keyed(
+        MAP,
+        "schema.table",
         "map.SCHEMA.TABLE=OTHER.NAME: the table has another name in the target; map.SCHEMA.*=OTHER.*: all tables of the schema",
-        default_text="none",
         column="submap",
-        length=2000,
-        keyed=True,
     )
     """Give a mapping. It is kept as one text; :attr:`mapping` has all names."""
-    columns: str | Mapping[str, str] = option(
-        "",
-        OptionType(name="list of columns", parse=COLUMNS.parse),
+    columns: str | Mapping[str, str] = _keyed(
+        COLUMNS,
+        "list of columns",
         "columns.SCHEMA.TABLE=(a, b): the target has only these columns of the table; others are left out",
-        default_text="none",
         column="subcolumns",
-        length=1500,
-        keyed=True,
     )
-    rename: str | Mapping[str, str] = option(
-        "",
-        OptionType(name="column:name", parse=RENAME.parse),
-        "rename.SCHEMA.TABLE=a:x, b:y: columns have other names in the target",
-        default_text="none",
-        column="subrename",
-        length=1000,
-        keyed=True,
+    rename: str | Mapping[str, str] = _keyed(
+        RENAME, "column:name", "rename.SCHEMA.TABLE=a:x, b:y: columns have other names in the target", column="subrename"
     )
     exclude_table: str = option(
         "",
@@ -328,10 +331,8 @@ class SubscriptionOptions:
                 " which this program does not detect",
                 hint="omit it; an update of such a row is counted as update_missing",
             )
-        if not isinstance(self.conflict, str):
-            object.__setattr__(self, "conflict", with_rules("", self.conflict))
         object.__setattr__(self, "conflict_log", _parse_conflict_log("conflict_log", self.conflict_log))
-        for keyed in (WHERE, MAP, COLUMNS, RENAME):
+        for keyed in KEYED:
             if not isinstance(given := getattr(self, keyed.name), str):
                 object.__setattr__(self, keyed.name, keyed.changed("", given))
         object.__setattr__(self, "exclude_table", parse_excluded("exclude_table", self.exclude_table))
@@ -356,7 +357,7 @@ class SubscriptionOptions:
     @property
     def given_conflict_rules(self) -> Mapping[str, str]:
         """The rules that are given, by ``KIND`` or ``KIND.SCHEMA.TABLE``."""
-        return given_rules(str(self.conflict))
+        return CONFLICT.values(str(self.conflict))
 
     @property
     def mapping(self) -> TableMapping:

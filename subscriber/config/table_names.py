@@ -1,7 +1,7 @@
 """Names of tables in options, written as in SQL, and options that have a value for each table (``OPTION.SCHEMA.TABLE=VALUE``).
 
 Such an option is given once for each table, or as a mapping in Python. It is kept, and stored in the target's catalog, as one text: a JSON
-object with a value for each table, in the order of the tables' names.
+object with a value for each table, in the order of the tables' names. The key may also be something else, as that of ``conflict``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class TableOption:
         most: the largest number of characters of the stored text.
         too_long: the message about a longer text, and what to do.
         key: reads the name of a table, and returns it as it is stored.
-        value: reads a value, and returns it as it is stored.
+        value: reads the value of a key, and returns it as it is stored.
+        keys: what the keys are.
     """
 
     name: str
@@ -55,7 +56,8 @@ class TableOption:
     most: int
     too_long: tuple[str, str]
     key: Callable[[str], str]
-    value: Callable[[str], str] = str.strip
+    value: Callable[[str, str], str] = lambda _, text: text.strip()
+    keys: str = "the name of a table"
 
     def parse(self, name: str, text: str) -> str:
         """Read the stored text.
@@ -68,7 +70,7 @@ class TableOption:
         except ValueError:
             values = None
         if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
-            raise ConfigurationError(f"{name} requires the name of a table", hint=f"as in {self.example}")
+            raise ConfigurationError(f"{name} requires {self.keys}", hint=f"as in {self.example}")
         return self.changed("", values)
 
     def changed(self, stored: str, changes: Mapping[str, str]) -> str:
@@ -81,11 +83,13 @@ class TableOption:
             raise ConfigurationError(f"{self.name} is not a mapping", hint=f"as in {self.example}")
         changed: dict[str, str] = {}
         for table, value in changes.items():
-            if "\0" in value:
-                raise ConfigurationError(f'{self.name} of table "{table}" has a null character', hint=f"as in {self.example}")
-            if (key := self.key(table)) in changed:
+            key = self.key(table)
+            if not isinstance(value, str) or "\0" in value:
+                wrong = "has a null character" if isinstance(value, str) else "is not a text"
+                raise ConfigurationError(f"{self.name}.{key} {wrong}", hint=f"as in {self.example}")
+            if key in changed:
                 raise ConfigurationError(f'conflicting or redundant options: "{self.name}.{key}" is given twice', hint="specify it once")
-            changed[key] = self.value(value) if value.strip() else ""
+            changed[key] = self.value(key, value) if value.strip() else ""
         values = {**self.values(stored), **changed}
         kept = {table: values[table] for table in sorted(values) if values[table]}
         text = json.dumps(kept, ensure_ascii=False) if kept else ""

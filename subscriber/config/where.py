@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from subscriber.config.table_names import Name, TableOption, read_name, written_name
 
-__all__ = ["WHERE", "filters_of", "with_filters"]
+__all__ = ["WHERE", "filters_of"]
 
 _EXAMPLE: Final = 'where.public.orders="amount > 100"'
 
@@ -23,12 +22,3 @@ WHERE: Final = TableOption(
 def filters_of(where: str) -> dict[Name, str]:
     """Return the filters by schema and name of the table."""
     return {read_name(name, _EXAMPLE): expression for name, expression in WHERE.values(where).items()}
-
-
-def with_filters(where: str, changes: Mapping[str, str]) -> str:
-    """Return the filters with changes by table (``SCHEMA.TABLE``). An empty filter removes the table's.
-
-    Raises:
-        ConfigurationError: a name is not of this form, or the filters are too long.
-    """
-    return WHERE.changed(where, changes)

@@ -19,10 +19,10 @@ from subscriber.config import (
     parse_bytes,
     parse_changes,
     parse_seconds,
-    with_filters,
-    with_rules,
 )
 from subscriber.config.reading import parse_bool
+from subscriber.config.conflicts import CONFLICT
+from subscriber.config.where import WHERE
 from subscriber.errors import ConfigurationError
 
 DEFAULT = SubscriptionOptions()
@@ -86,7 +86,7 @@ def test_rules_for_conflicts() -> None:
     assert rules.of("public", "T.x").changed == ("insert_exists", "update_missing")
     assert (rules.kinds("by_origin"), rules.uses("insert_exists")) == ((), {"apply_remote", "error"})
     fewer = {"insert_exists": "", "insert_exists.s.t": "", "UPDATE_MISSING.public.n": "skip"}
-    assert with_rules(str(options.conflict), fewer) == '{"update_missing.public.\\"T.x\\"": "insert", "update_missing.public.n": "skip"}'
+    assert CONFLICT.changed(str(options.conflict), fewer) == '{"update_missing.public.\\"T.x\\"": "insert", "update_missing.public.n": "skip"}'
     assert SubscriptionOptions(conflict={"insert_exists": " "}) == DEFAULT
     # a table has its name on the publisher here, and its name in the target for the sink
     mapped = SubscriptionOptions(conflict={"insert_exists.s.t": "keep_local"}, map={"s.*": "other.*"}).conflict_rules
@@ -106,7 +106,7 @@ def test_rules_for_conflicts() -> None:
         error = refused(text)
         assert str(error) == message
         assert str(error.hint).startswith(hint)
-    with pytest.raises(ConfigurationError, match="the rule for conflict insert_exists is not a text"):
+    with pytest.raises(ConfigurationError, match=r"conflict\.insert_exists is not a text"):
         SubscriptionOptions(conflict={"insert_exists": None})  # type: ignore[dict-item]
     assert "longer than 4000" in str(refused(*(f"conflict.insert_exists.s.{'t' * 40}{n}=error" for n in range(99))))
 
@@ -143,7 +143,7 @@ def test_row_filters() -> None:
     assert options.row_filters == {("public", "orders"): "amount > 5", ("My Schema", "T.x"): "name = 'a=b'"}
     assert options == SubscriptionOptions(where={'"My Schema"."T.x"': "name = 'a=b'", "PUBLIC.orders": "amount > 5"})
     assert SubscriptionOptions.parse([f"where={options.where}"]) == options
-    assert with_filters(str(options.where), {"public.orders": "", "public.n": "n = 1"}) == (
+    assert WHERE.changed(str(options.where), {"public.orders": "", "public.n": "n = 1"}) == (
         SubscriptionOptions(where={'"My Schema"."T.x"': "name = 'a=b'", "public.n": "n = 1"}).where
     )
     assert SubscriptionOptions(where={"public.orders": " "}) == DEFAULT
