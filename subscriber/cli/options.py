@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from subscriber.config import PARAMETERS, SETTINGS, Option
+from subscriber.config import PARAMETERS, SETTINGS, Option, SubscriptionOptions
+from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 
 __all__ = [
     "add_definition_arguments",
     "add_name_argument",
     "add_name_option",
+    "add_names_arguments",
     "add_parameters_argument",
     "add_passwords",
     "add_publisher_arguments",
@@ -20,6 +22,7 @@ __all__ = [
     "add_sides_arguments",
     "add_target_argument",
     "lsn",
+    "names_of",
     "parameters_of",
 ]
 
@@ -50,6 +53,26 @@ def add_mapping_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="do not replicate tables that match this pattern, as pg_dump has them; may be repeated",
     )
+
+
+def add_names_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--map``, ``--exclude-table``, and ``-o`` for ``columns`` and ``rename`` (:func:`names_of`)."""
+    add_mapping_arguments(parser)
+    known = {name: PARAMETERS[name] for name in ("columns", "rename")}
+    add_parameters_argument(parser, known, "columns or rename of a subscription; default: those of NAME")
+
+
+def names_of(args: argparse.Namespace) -> SubscriptionOptions | None:
+    """The names that were given; None: none were.
+
+    Raises:
+        ConfigurationError: another parameter was given.
+    """
+    given = parameters_of(args)
+    for each in given:
+        if each.partition("=")[0].partition(".")[0].strip() not in {"map", "columns", "rename", "exclude_table"}:
+            raise ConfigurationError(f"-o {each.partition('=')[0]} is not available here", hint="give columns or rename")
+    return SubscriptionOptions.parse(given) if given else None
 
 
 def parameters_of(args: argparse.Namespace) -> list[str]:

@@ -22,7 +22,7 @@ from subscriber.interfaces.table_schema import (
 from subscriber.interfaces.values import TableName
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 
-__all__ = ["differences"]
+__all__ = ["column_sql", "differences"]
 
 _Named = TypeVar("_Named", ConstraintSchema, IndexSchema)
 
@@ -79,7 +79,7 @@ def _table(table: TableSchema, there: TableSchema) -> Iterator[SchemaDifference]
     for column in table.columns:
         if column.name not in columns:
             message = f'column "{column.name}" ({column.type}) of table "{table.name}" does not exist in the target'
-            yield SchemaDifference(kind="column", name=table.name, message=message, ddl=(f"{alter} ADD COLUMN {_column(column)};",))
+            yield SchemaDifference(kind="column", name=table.name, message=message, ddl=(f"{alter} ADD COLUMN {column_sql(column)};",))
         else:
             yield from _compared(table.name, column, columns[column.name])
     names = {column.name for column in table.columns}
@@ -100,13 +100,14 @@ def _table(table: TableSchema, there: TableSchema) -> Iterator[SchemaDifference]
         yield SchemaDifference(kind="comment", name=table.name, message=message, ddl=(statement,))
 
 
-def _column(column: ColumnSchema) -> str:
+def column_sql(column: ColumnSchema, sequence: str = "") -> str:
+    """A column as CREATE TABLE has it. ``sequence``: the options of the sequence of an identity column."""
     parts = [quote_identifier(column.name), column.type]
     parts += [f"COLLATE {column.collation}"] if column.collation else []
     if column.generated:
         parts.append(f"GENERATED ALWAYS AS ({column.default}) {'STORED' if column.generated == 's' else 'VIRTUAL'}")
     elif column.identity:
-        parts.append(_IDENTITIES[column.identity])
+        parts.append(_IDENTITIES[column.identity] + sequence)
     elif column.default is not None:
         parts.append(f"DEFAULT {column.default}")
     parts += ["NOT NULL"] if column.not_null else []
@@ -158,7 +159,7 @@ def _value(column: ColumnSchema) -> str:
 
 def _default(alter: str, column: ColumnSchema, there: ColumnSchema) -> Iterator[str]:
     if column.generated:
-        yield f"-- deletes data: create the column again as {_column(column)};"
+        yield f"-- deletes data: create the column again as {column_sql(column)};"
         return
     if there.generated:
         yield f"{alter} DROP EXPRESSION;"

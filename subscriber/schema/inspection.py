@@ -81,7 +81,7 @@ class SchemaScope:
     """Which tables and sequences are read.
 
     Attributes:
-        tables: these tables, and the sequences that their columns own.
+        tables: these tables, and the sequences that their columns own; or names of sequences.
         schemas: all tables and sequences of these schemas.
         everything: all of the database, without those of extensions.
     """
@@ -148,7 +148,7 @@ async def inspect(query: Query, scope: SchemaScope) -> DatabaseSchema:
                 valid=valid == "true",
             )
         )
-    sequences = SchemaScope(schemas=scope.schemas, everything=scope.everything).condition("sn", "s")
+    sequences = scope.condition("sn", "s")
     return DatabaseSchema(
         tables={
             name: TableSchema(

@@ -8,7 +8,7 @@ has a renamed column in another place, or a column that is left out, is left out
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from subscriber.config.table_names import read_identifier, written, written_name
 from subscriber.interfaces import TableName
 from subscriber.interfaces.table_schema import ColumnSchema, ConstraintSchema, DatabaseSchema, IndexSchema, TableSchema
 
-__all__ = ["mapped_schema", "with_names_of_sequences"]
+__all__ = ["mapped_schema", "mentions", "used_sequences", "with_names_of_sequences"]
 
 _PART: Final = r'(?:[a-z_][a-z0-9_$]*|"(?:[^"]|"")+")'
 _NEXTVAL: Final = re.compile(rf"(?<=nextval\(')({_PART})\.({_PART})(?='::regclass\))")
@@ -55,6 +55,16 @@ def with_names_of_sequences(schema: DatabaseSchema, target: DatabaseSchema) -> D
         tables={name: table(found) for name, found in schema.tables.items()} if other else schema.tables,
         sequences=tuple(replace(each, name=other.get(each.name, each.name)) for each in schema.sequences),
     )
+
+
+def used_sequences(table: TableSchema) -> set[TableName]:
+    """The sequences in the defaults of a table."""
+    return {_read(match) for column in table.columns for match in _NEXTVAL.finditer(column.default or "")}
+
+
+def mentions(expression: str, columns: Iterable[str]) -> bool:
+    """Whether an expression may have one of these columns."""
+    return any(re.search(rf"(?<![\w$\"]){re.escape(written(name))}(?![\w$\"])", expression) for name in columns)
 
 
 def _name(name: TableName, mapping: TableMapping) -> TableName:

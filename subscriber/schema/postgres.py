@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from subscriber.apply.tasks import task_group
+from subscriber.config.mapping import NO_MAPPING, TableMapping
 from subscriber.errors import TargetError
 from subscriber.interfaces import Query, TableName
 from subscriber.interfaces.schema import SchemaProgress, SchemaStep, Section, StepState
@@ -20,7 +21,8 @@ from subscriber.schema.client_programs import ClientPrograms, find_client_progra
 from subscriber.schema.database_properties import database_changes, read_database
 from subscriber.schema.inspection import SchemaScope, inspect
 from subscriber.schema.left_out_keys import LeftOutKeys, adapt_keys, left_out_keys
-from subscriber.schema.restore import of_new_tables, of_tables, restore, section
+from subscriber.schema.mapped_copy import mapped_entries
+from subscriber.schema.restore import of_new_tables, of_tables, restore, section, without_tables
 from subscriber.schema.roles import Roles
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.walreceiver.session import Session
@@ -63,6 +65,7 @@ class SchemaOrder:
         only_new_tables: leave out what belongs to tables that exist in the target.
         publications: only the rows of their tables are moved.
         left_out_keys: what is done with foreign keys that refer to other tables; None: they are created as they are.
+        mapping: the names of the target's tables. If it has any, only the published tables are created, with what they need.
     """
 
     selection: Selection
@@ -74,6 +77,7 @@ class SchemaOrder:
     only_new_tables: bool = False
     publications: Sequence[str] = ()
     left_out_keys: LeftOutKeys | None = None
+    mapping: TableMapping = NO_MAPPING
 
 
 async def client_programs(connection: str, target: str, bindir: str | None) -> ClientPrograms:
@@ -109,14 +113,7 @@ async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, pro
         server = publisher.pgconn.server_version // 10000
         programs = await find_client_programs(order.bindir, server, sessions[0].version)
         entries = await read_archive(publisher, connection, programs, order.selection)
-        lines = list[str]()
-        if order.left_out_keys is not None and Section.POST_DATA in order.sections:
-            keys = await left_out_keys(publisher, order.publications)
-            entries, lines = adapt_keys(entries, keys, order.left_out_keys, sessions[0].version)
-        if order.tables:
-            entries = of_tables(entries, {(table.namespace, table.name) for table in order.tables})
-        if order.only_new_tables:
-            entries = of_new_tables(entries, {(schema or "", name or "") for schema, name in await sessions[0].query(_EXISTING)})
+        entries, lines = await _chosen(entries, order, publisher, sessions[0])
         roles = Roles({name or "" for (name,) in await sessions[0].query(_ROLES)}, order.renamed_roles)
         populated = {(schema, name) for schema, name in await publisher.execute(_VIEWS.format("true"))}
         left = list[str]()
@@ -125,11 +122,29 @@ async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, pro
             used = sessions if which is Section.POST_DATA else sessions[:1]
             await restore(section(entries, which), roles.sql, used, progress)
             if which is Section.POST_DATA and not order.tables:
-                if not order.selection.schemas:
+                if not order.selection.schemas and not order.mapping.renames:
                     left = await _move_properties(publisher, sessions[0], order, progress)
                 await _finish(entries, populated, sessions, progress)
     missing = [f'role "{role}" does not exist in the target: its ownership and privileges were left out' for role in sorted(roles.missing)]
     return [*missing, *lines, *left]
+
+
+async def _chosen(
+    entries: Sequence[Entry], order: SchemaOrder, publisher: Session, session: ScriptSession
+) -> tuple[Sequence[Entry], list[str]]:
+    """What is created of the publisher's schema, and a line for what is left out or changed."""
+    if order.mapping.renames:
+        return await mapped_entries(publisher, session, entries, order.mapping, order.publications, order.tables)
+    entries, lines = without_tables(entries, order.mapping.excludes) if order.mapping else (entries, [])
+    if order.left_out_keys is not None and Section.POST_DATA in order.sections:
+        keys = await left_out_keys(publisher, order.publications)
+        entries, changed = adapt_keys(entries, keys, order.left_out_keys, session.version)
+        lines += changed
+    if order.tables:
+        entries = of_tables(entries, {(table.namespace, table.name) for table in order.tables})
+    if order.only_new_tables:
+        entries = of_new_tables(entries, {(schema or "", name or "") for schema, name in await session.query(_EXISTING)})
+    return entries, lines
 
 
 async def _move_properties(publisher: Session, session: ScriptSession, order: SchemaOrder, progress: SchemaProgress) -> list[str]:
@@ -162,7 +177,7 @@ async def _finish(
         await session.run(unpin())
         # a view may read another one
         await _run(steps, [session], progress)
-    schemas = {entry.schema for entry in entries if entry.type in {"TABLE", "MATERIALIZED VIEW"}}
+    schemas = {entry.schema for entry in entries if entry.type in {"TABLE", "MATERIALIZED VIEW", "INDEX", "CONSTRAINT", "FK CONSTRAINT"}}
     if schemas:
         tables = await sessions[0].query(_TABLES.format(", ".join(map(quote_literal, sorted(schemas)))))
         await _run(

@@ -21,10 +21,11 @@ from typing import Final
 
 from subscriber.errors import TargetError
 from subscriber.interfaces.schema import SchemaProgress, SchemaStep, Section, StepState
+from subscriber.protocol.quoting import quote_identifier
 from subscriber.schema.archive import Entry
 from subscriber.sinks.postgres.scripts import ScriptSession
 
-__all__ = ["of_new_tables", "of_tables", "restore", "section"]
+__all__ = ["of_new_tables", "of_tables", "restore", "section", "without_tables"]
 
 _EXISTS: Final = frozenset({"42P07", "42710", "42P06", "42723", "42701"})
 _EXISTS_OF: Final = MappingProxyType(
@@ -40,8 +41,10 @@ _EXISTS_OF: Final = MappingProxyType(
 """SQLSTATEs of an object that exists, where PostgreSQL has no error of its own for it."""
 _OF_THEIR_OWN: Final = frozenset({"TABLE", "VIEW", "MATERIALIZED VIEW", "FOREIGN TABLE", "FUNCTION", "PROCEDURE", "AGGREGATE", "TYPE"})
 """Objects that do not belong to a table that they need."""
+_TOLD: Final = _OF_THEIR_OWN | {"FK CONSTRAINT"}
 _DEADLOCK: Final = "40P01"
 _DEADLOCKS: Final = 10
+_NO_PRIVILEGE: Final = "42501"
 _FIRST: Final = MappingProxyType({"CONSTRAINT": 0, "INDEX": 0, "INDEX ATTACH": 1, "FK CONSTRAINT": 3, "EVENT TRIGGER": 4})
 _OTHERS: Final = 2
 _HINTS: Final = MappingProxyType(
@@ -105,6 +108,28 @@ def of_tables(entries: Sequence[Entry], names: Collection[tuple[str, str]]) -> l
         if entry.number in wanted:
             wanted |= entry.needs
     return [entry for entry in entries if entry.number in wanted]
+
+
+def without_tables(entries: Sequence[Entry], excluded: Callable[[tuple[str, str]], bool]) -> tuple[list[Entry], list[str]]:
+    """Leave out tables, and what needs them.
+
+    Args:
+        entries: each after those that it needs.
+        excluded: whether a table is left out, by schema and name.
+
+    Returns:
+        The others, and a line for each object that is left out and does not belong to such a table.
+    """
+    left_out, kept, lines = set[int](), list[Entry](), list[str]()
+    for entry in entries:
+        named = entry.type == "TABLE" and excluded((entry.schema, entry.name))
+        if not named and not entry.needs & left_out:
+            kept.append(entry)
+            continue
+        left_out.add(entry.number)
+        if not named and entry.type in _TOLD:
+            lines.append(f"{entry} is left out: it needs a table that exclude_table leaves out")
+    return kept, lines
 
 
 async def restore(
@@ -215,6 +240,9 @@ async def _created(entry: Entry, sql: str, session: ScriptSession) -> StepState:
                 continue
             error.add_note(f"while creating {entry} in the target")
             error.hint = _HINTS.get(entry.type) or error.hint
+            if error.sqlstate == _NO_PRIVILEGE:
+                place = "DATABASE …" if entry.type in {"SCHEMA", "EXTENSION"} else f"SCHEMA {quote_identifier(entry.schema)}"
+                error.hint = f"GRANT CREATE ON {place} to the target's role, or connect as the owner of what is altered"
             raise
         return StepState.CREATED
     raise AssertionError

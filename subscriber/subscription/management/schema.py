@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from subscriber.catalog.target_kind import SchemaKind
+from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces.schema import SchemaProgress, Section
 from subscriber.interfaces.table_schema import SchemaDifference
@@ -58,16 +59,21 @@ async def copy_schema(
     target: str,
     connection: str | None = None,
     publications: Sequence[str] = (),
+    names: SubscriptionOptions | None = None,
     options: SchemaOptions | None = None,
     progress: SchemaProgress = lambda step: None,
 ) -> list[str]:
     """Create the publisher's schema in the target. What exists there is left as it is, so the call can be repeated after an error.
 
+    With other names, only the published tables are created, with what they need.
+
     Args:
         name: of a subscription of the target, whose publisher is used. None: ``connection`` is given.
         target: URL or conninfo of the target.
         connection: connection string of the publisher.
-        publications: for a target that is not PostgreSQL: their tables are created; with ``name``, instead of those of the subscription.
+        publications: for other names, or a target that is not PostgreSQL: their tables are created; with ``name``, instead of those of the
+            subscription.
+        names: ``map``, ``columns``, ``rename`` and ``exclude_table`` of the subscription; None: those of ``name``.
         options: what to copy, and how.
         progress: told about each object.
 
@@ -83,17 +89,14 @@ async def copy_schema(
     options = options or SchemaOptions()
     if not is_postgres(target):
         required_ability(target, SchemaKind, *NO_SCHEMA)
-    conninfo, published, mapping = await find_publisher(name, target, connection, publications)
+    conninfo, published, mapping = await find_publisher(name, target, connection, publications, names)
     if not is_postgres(target):
         if not published:
             raise ConfigurationError("no tables are chosen", hint="give the name of a subscription, or --publication")
         async with await Session.connect(conninfo, application_name="subscriber schema") as session:
             return await copy_to_other(session, target, published, options.sections, progress, mapping=mapping)
-    if mapping.renames:
-        raise ConfigurationError(
-            "the schema cannot be copied under other names: pg_dump gives the publisher's",
-            hint="create the tables under their new names; `subscriber schema diff NAME --ddl` finds what they lack",
-        )
+    if mapping.renames and not published:
+        raise ConfigurationError("no tables are chosen, to which other names belong", hint="give the name of a subscription, or --publication")
     from subscriber.schema.archive import Selection  # noqa: PLC0415 -- its drivers come with an extra
     from subscriber.schema.postgres import SchemaOrder, copy_to_postgres  # noqa: PLC0415 -- as above
 
@@ -114,6 +117,7 @@ async def copy_schema(
         publications=published,
         only_new_tables=options.only_new_tables,
         left_out_keys=options.left_out_keys,
+        mapping=mapping,
     )
     return await copy_to_postgres(conninfo, target, order, progress)
 
@@ -140,6 +144,7 @@ async def diff_schema(
     publications: Sequence[str] = (),
     schemas: Sequence[str] = (),
     everything: bool = False,
+    names: SubscriptionOptions | None = None,
 ) -> list[SchemaDifference]:
     """Compare the schema of tables and sequences on both sides. Changes nothing.
 
@@ -153,6 +158,7 @@ async def diff_schema(
         publications: their tables are compared, with the sequences that these own; with ``name``, instead of those of the subscription.
         schemas: all tables and sequences of these schemas, too.
         everything: all tables and sequences of the publisher's database, without those of extensions.
+        names: as in :func:`copy_schema`.
 
     Returns:
         The differences, in an order in which their DDL can be executed.
@@ -164,7 +170,7 @@ async def diff_schema(
     """
     if not is_postgres(target):
         required_ability(target, SchemaKind, *NO_SCHEMA)
-    conninfo, published, mapping = await find_publisher(name, target, connection, publications)
+    conninfo, published, mapping = await find_publisher(name, target, connection, publications, names)
     if not (published or schemas or everything):
         raise ConfigurationError("no tables are chosen", hint="give the name of a subscription, --publication, --schema or --all")
     async with await Session.connect(conninfo, application_name="subscriber schema") as session:

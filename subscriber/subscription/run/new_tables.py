@@ -14,7 +14,7 @@ from typing import Final
 from subscriber.apply.all_changes import require_all_changes
 from subscriber.apply.tables.table_state import TO_BE_ADDED, Addition
 from subscriber.catalog.target_kind import SchemaKind
-from subscriber.errors import ConfigurationError, RelationError, SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import PublishedTable, TableName, TwoPhaseState
 from subscriber.interfaces.schema import SchemaStep, Section, StepState
 from subscriber.schema.inspection import SchemaScope, inspect
@@ -154,8 +154,6 @@ class NewTables:
         names, mapping = [table.publisher_name for table in tables], self._spec.options.mapping
         kind = target_kind(target)
         if is_postgres(target):
-            if mapping.renames:
-                raise RelationError("a table with another name is not created by itself", hint="create it in the target")
             from subscriber.schema.archive import Selection  # noqa: PLC0415 -- its drivers come with an extra
             from subscriber.schema.postgres import SchemaOrder, copy_to_postgres  # noqa: PLC0415 -- as above
 
@@ -167,6 +165,7 @@ class NewTables:
                 only_new_tables=True,
                 publications=self._spec.publications,
                 left_out_keys="skip",
+                mapping=mapping,
             )
             for line in await copy_to_postgres(self._spec.conninfo, target, order, _tell):
                 _log.info("%s", line)

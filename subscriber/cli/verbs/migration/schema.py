@@ -7,7 +7,7 @@ import json
 import time
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_scope_arguments, add_sides_arguments
+from subscriber.cli.options import add_names_arguments, add_scope_arguments, add_sides_arguments, names_of
 from subscriber.cli.output import complain, say
 from subscriber.interfaces.schema import SchemaStep, Section, StepState
 from subscriber.interfaces.table_schema import SchemaDifference
@@ -47,8 +47,9 @@ def _add_copy(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="P",
-        help="for a target that is not PostgreSQL: create the tables of this publication; may be repeated",
+        help="for other names, or a target that is not PostgreSQL: create the tables of this publication; may be repeated",
     )
+    add_names_arguments(parser)
     add_copy_options(parser)
     parser.set_defaults(execute=_copy)
 
@@ -60,6 +61,7 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
     )
     add_sides_arguments(parser)
     add_scope_arguments(parser, "tables", "compare the tables")
+    add_names_arguments(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print JSON")
     shown.add_argument("--ddl", action="store_true", help="print statements that remove the differences from the target")
@@ -156,6 +158,7 @@ async def _copy(args: argparse.Namespace) -> int:
         target=args.target,
         connection=args.connection,
         publications=args.publication,
+        names=names_of(args),
         options=schema_options(args, *sections),
         progress=narrator,
     )
@@ -173,6 +176,7 @@ async def _diff(args: argparse.Namespace) -> int:
         publications=args.publication,
         schemas=args.schema,
         everything=args.all,
+        names=names_of(args),
     )
     if args.json:
         say(json.dumps({"differences": [_as_json(each) for each in found]}, indent=2))
@@ -180,7 +184,7 @@ async def _diff(args: argparse.Namespace) -> int:
         for each in found:
             say(
                 printable(
-                    "\n".join(each.ddl or (f"-- {each.message}: subscriber schema copy creates it, unless it has another name (map)",)),
+                    "\n".join(each.ddl or (f"-- {each.message}: subscriber schema copy creates it",)),
                     keep="\n\t",
                 )
             )
