@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from subscriber.interfaces import ApplyStatistics, TableName
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.conflict_log import LoggedConflict
 
 __all__ = ["ChangeContext", "Counted", "Tally", "count", "describe"]
 
@@ -74,9 +75,11 @@ class Counted:
         conflicts: number of conflicts of each kind.
         explanations: explanation and key of the first conflict of each kind.
         failed: name of the conflict with which the attempt failed; it is counted at once.
+        resolved: the conflicts that were resolved by rules, for their log.
     """
 
     def __init__(self) -> None:
+        self.resolved: list[LoggedConflict] = []
         self.failed: str | None = None
         self.statistics = ApplyStatistics()
         self.conflicts: Counter[_Conflict] = Counter()
@@ -89,6 +92,7 @@ class Counted:
         found.statistics = replace(mine, skipped_tables=set(mine.skipped_tables), tables=dict(mine.tables))
         found.conflicts = Counter(self.conflicts)
         found.explanations = dict(self.explanations)
+        found.resolved = list(self.resolved)
         return found
 
     def changes(self, kind: str, table: TableName | None, identity: Sequence[str], sent: int, found: int) -> None:

@@ -16,6 +16,7 @@ from subscriber.errors import TargetError
 from subscriber.interfaces import Finding, PublishedTable
 from subscriber.sinks.sqlalchemy.catalog.creation import catalog_version
 from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
+from subscriber.sinks.sqlalchemy.conflict_log import ConflictLog
 from subscriber.sinks.sqlalchemy.schema.table_creation import check
 from subscriber.sinks.sqlalchemy.schema.triggers import first_firing
 from subscriber.sinks.sqlalchemy.session.database import Database
@@ -42,7 +43,8 @@ async def subscription_exists(database: Database, name: str) -> bool:
 
 
 async def check_target(
-    database: Database, tables: Sequence[PublishedTable], options: SubscriptionOptions, settings: Settings, *, creating: bool
+    database: Database, tables: Sequence[PublishedTable], options: SubscriptionOptions, settings: Settings, *, creating: bool,
+    log: ConflictLog | None,
 ) -> list[Finding]:
     """Return all problems that these tables would meet in the target.
 
@@ -61,6 +63,8 @@ async def check_target(
         return unwritable
     async with database.reading() as connection:
         findings = await _server(connection, database.dialect_name)
+        if log is not None and (refused := await log.refused(connection)) is not None:
+            findings.append(Finding("error", str(refused), refused.hint or ""))
         if options.on_error == "park" and len(tables) > 1:
             trigger = await first_firing(connection, [table.name for table in tables])
             findings += [] if trigger is None else [Finding.of(trigger.reads_parked)]

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.subscription_rows import SubscriptionRows, tell_dropped
-from subscriber.config import ConflictRules, Settings
+from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
     ApplyStatistics,
@@ -37,6 +37,7 @@ from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.catalog.rows import existing_tables, subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
 from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX
+from subscriber.sinks.sqlalchemy.conflict_log import ConflictLog
 from subscriber.sinks.sqlalchemy.copy.sqlalchemy_table_sink import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
@@ -66,20 +67,25 @@ class SqlAlchemyTarget:
     Args:
         url: a URL of SQLAlchemy.
         settings: the process's settings.
-        rules: what to do about conflicts.
+        options: of the subscription.
 
     Attributes:
         database: the target.
+        log: of conflicts, or None.
         published: the publisher's descriptions of the tables.
         statistics: counters since the sink was created.
         tally: counts there, and remembers what was reported.
         fence: the subscription's, once the sink was opened. It stays the same, so that synchronizations that have begun continue.
     """
 
-    def __init__(self, url: str, settings: Settings, rules: ConflictRules) -> None:
+    def __init__(self, url: str, settings: Settings, options: SubscriptionOptions) -> None:
         self.database = Database(url, replicates=True)
         self.settings = settings
-        self.rules = rules
+        self._rules = options.conflict_rules
+        self.log: ConflictLog | None = None
+        if options.conflict_log:
+            table = TableName(*options.conflict_log_table)
+            self.log = ConflictLog(table, rows=options.conflict_log_rows, retention=options.conflict_log_retention)
         self.published: dict[TableName, PublishedTable] = {}
         self.statistics = ApplyStatistics()
         self.tally = Tally(self.statistics)
@@ -87,7 +93,7 @@ class SqlAlchemyTarget:
 
     def make_relations(self) -> RelationMap:
         """Plans for the relations of a stream."""
-        return RelationMap(self.published, self.settings, self.rules)
+        return RelationMap(self.published, self.settings, self._rules, self.log)
 
     async def creates(self, connection: AsyncConnection, tables: Sequence[PublishedTable]) -> bool:
         """Whether to create missing tables: as ``create_tables`` says.
@@ -337,7 +343,7 @@ class OpenedSqlAlchemySink(CatalogSink):
             table,
             published=self._target.published,
             settings=self._target.settings,
-            rules=self._target.rules,
+            make_relations=self._target.make_relations,
             tally=self._target.tally,
         )
 

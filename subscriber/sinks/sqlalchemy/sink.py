@@ -43,7 +43,7 @@ class SqlAlchemySink:
     """
 
     supports_two_phase = True
-    logs_conflicts = False
+    logs_conflicts = True
     # such a database does not tell which origin changed a row last, and when
     conflict_rules: Mapping[str, Collection[str]] = MappingProxyType(
         {"insert_exists": ("apply_remote", "keep_local"), "update_missing": ("insert", "error"), "delete_missing": ("error",)}
@@ -54,7 +54,7 @@ class SqlAlchemySink:
         self._defined = defined
         # a subscription that existed is not created again: no process would run the new one
         self._known = defined
-        self._shared = SqlAlchemyTarget(target, settings, options.conflict_rules)
+        self._shared = SqlAlchemyTarget(target, settings, options)
         self._options = options
         self._settings = settings
         self._opened: OpenedSqlAlchemySink | None = None
@@ -93,6 +93,8 @@ class SqlAlchemySink:
         database = self._shared.database
         try:
             await ensure_catalog(database)
+            if self._shared.log is not None:
+                await self._shared.log.open(database, name)
             session = await database.connect()
             locks = Locks(database, session)
             store = SqlAlchemyStore(database, locks)
@@ -140,7 +142,7 @@ class SqlAlchemySink:
             creating = self._settings.create_tables
             if creating is None:
                 creating = database.path is not None and (not database.path.exists() or await self._would_create(database, tables))
-            return await check_target(database, tables, self._options, self._settings, creating=creating)
+            return await check_target(database, tables, self._options, self._settings, creating=creating, log=self._shared.log)
         finally:
             await database.close()
 

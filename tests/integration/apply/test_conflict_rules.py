@@ -14,6 +14,7 @@ from subscriber.errors import ConfigurationError, TargetError
 from subscriber.interfaces import TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Delete, Insert, Message, Update
+from subscriber.sinks import conflict_log
 from subscriber.sinks.postgres.apply import set_sender
 from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.testing.server import EmbeddedServer
@@ -464,6 +465,41 @@ async def test_log_of_conflicts(any_target_db: Database, monkeypatch: pytest.Mon
         assert any_target_db.value("SELECT count(*) FROM log WHERE conflict IS NULL") == 1
         assert any_target_db.fetch("SELECT DISTINCT commit_time::text FROM log WHERE conflict IS NOT NULL") == [("2000-01-01 00:00:00+00",)]
         any_target_db.execute("TRUNCATE log; DELETE FROM t WHERE id > 2")
+
+
+async def test_old_rows_of_the_log_are_removed_bit_by_bit(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conflict_log, "_ROWS", 10)
+    target_db.execute(SETUP)
+    async with opened(target_db, conflict_log="public.log", conflict_log_retention=60.0) as feed:
+        assert target_db.value("SELECT indexdef FROM pg_indexes WHERE tablename = 'log'").endswith("(subscription, logged_at)")
+        target_db.execute("INSERT INTO log (logged_at, subscription) SELECT now() - interval '1 hour', 'sub' FROM generate_series(1, 30)")
+        target_db.execute("INSERT INTO log (logged_at, subscription) SELECT now() - interval '1 hour', 'another'")
+        left = "SELECT count(*) FROM log WHERE logged_at < now() - interval '1 minute' AND subscription = 'sub'"
+        await feed.apply(T.relation, T.delete(1, None))
+        # 10, and 2 for each new one
+        assert target_db.value(left) == 18
+        await feed.apply(T.delete(1, None))
+        assert target_db.value(left) == 18, "not due"
+        await feed.apply(*(T.delete(number, None) for number in range(9)))
+        assert target_db.value(left) == 0
+        assert target_db.value("SELECT count(*) FROM log WHERE conflict IS NULL") == 1
+
+
+async def test_rows_for_the_log_are_read_only_in_a_conflict(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(set_sender, "_LEAST", NEVER)
+    target_db.execute("""
+        CREATE TYPE counted AS ENUM ('x'); CREATE SEQUENCE calls;
+        CREATE FUNCTION counting(counted) RETURNS json LANGUAGE sql AS 'SELECT pg_catalog.to_json(pg_catalog.nextval(''public.calls''))';
+        CREATE CAST (counted AS json) WITH FUNCTION counting(counted);
+        CREATE TABLE t (id int PRIMARY KEY, v text, own counted DEFAULT 'x'); INSERT INTO t SELECT generate_series(1, 9)
+    """)
+    rules = {"insert_exists": "apply_remote", "update_missing": "insert", "update_exists": "apply_remote"}
+    async with opened(target_db, conflict=rules, conflict_log="public.log", conflict_log_rows=True) as feed:
+        await feed.apply(T.relation, *(T.update(number, "x") for number in range(1, 9)), T.insert(10, "x"), T.delete(9, None))
+        assert target_db.value("SELECT is_called FROM calls") is False
+        await feed.apply(T.insert(1, "y"))
+        assert target_db.fetch("SELECT last_value, is_called FROM calls") == [(1, True)]
+    assert target_db.value("SELECT local_row FROM log") == {"id": 1, "v": "x", "own": 1}
 
 
 async def test_log_of_conflicts_that_cannot_be_written(target_db: Database) -> None:

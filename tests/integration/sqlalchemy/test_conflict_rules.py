@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,7 @@ SITUATIONS = {
 }
 
 
-@pytest.fixture(params=["sqlite", "mariadb"])
+@pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)])
 def target(request: pytest.FixtureRequest) -> ComplianceTarget:
     if request.param == "sqlite":
         directory: Path = request.getfixturevalue("tmp_path")
@@ -106,6 +107,66 @@ async def test_rows_that_have_only_a_key(target: ComplianceTarget) -> None:
     await feed.expect(loose, (1, "a"), (1, "b"))
     assert conflicts(feed.sink.statistics)["confl_insert_exists"] == 2
     await feed.close()
+
+
+LOG = """
+SELECT schema_name, table_name, conflict, rule, applied, xid, lsn, {quote}key{quote}, local_row, remote_row FROM {log} ORDER BY lsn, conflict, xid
+"""
+
+
+async def test_log_of_conflicts(target: ComplianceTarget, request: pytest.FixtureRequest) -> None:
+    is_file = isinstance(target, SqliteTarget)
+    fetch = target._execute if isinstance(target, SqliteTarget) else request.getfixturevalue("mariadb_db").fetch
+    quote = '"' if is_file else "`"
+    feed = Feed(target)
+    url = feed.sink._target  # type: ignore[attr-defined]
+    await feed.open()
+    await feed.create(T, KEY)
+    await feed.apply(T.relation, T.insert(*LOCAL))
+    for rows in (False, True):
+        await feed.close()
+        options = SubscriptionOptions(
+            conflict={"insert_exists": "keep_local", "update_missing": "insert"},
+            conflict_log="Logs.conflicts" if rows else "public.conflicts",
+            conflict_log_rows=rows,
+        )
+        feed.sink = SqlAlchemySink(url, options=options, settings=Settings(create_tables=False))
+        await feed.open()
+        assert await feed.sink.check((), two_phase=False) == []
+        log, new = ("logs__conflicts", 16) if rows else ("conflicts", 7)
+        old = f"INSERT INTO {log} (logged_at, subscription) VALUES ('2001-01-01 00:00:00.000000', '{feed.name}')"
+        await asyncio.to_thread(fetch if is_file else request.getfixturevalue("mariadb_db").execute, old)
+        many = [T.update(number, "x", "y") for number in range(50, 60)] if rows else []
+        await feed.apply(T.relation, T.insert(1, "remote", None), T.insert(5 + rows, "remote", None), T.delete(8, None, None))
+        xid, lsn = feed._xid, f"0/{feed._lsn:X}"
+        await feed.apply(T.update(new, "é", "y"), T.update(1, "again", UNSENT))
+        last, end = feed._xid, f"0/{feed._lsn:X}"
+        with pytest.raises(TargetError):
+            # what is rolled back is not logged
+            await feed.apply(T.delete(9, None, None), T.update(99, "x", UNSENT))
+        local = f'{{"id": 1, "v": "{"again" if rows else "local"}", "w": "local"}}'
+        assert fetch(LOG.format(log=log, quote=quote)) == [
+            ("public", "t", "delete_missing", "skip", 0, xid, lsn, '{"id": 8}', None, None),
+            (
+                *("public", "t", "insert_exists", "keep_local", 0, xid, lsn, '{"id": 1}'),
+                *((local, '{"id": 1, "v": "remote", "w": null}') if rows else (None, None)),
+            ),
+            (
+                *("public", "t", "update_missing", "insert", 1, last, end, f'{{"id": {new}}}', None),
+                f'{{"id": {new}, "v": "é", "w": "y"}}' if rows else None,
+            ),
+        ]
+        assert fetch(f"SELECT count(*) FROM {log} WHERE commit_time IS NULL") == [(0,)]
+        assert (feed.sink.statistics.confl_delete_missing, feed.sink.statistics.confl_insert_exists) == (1, 1)
+        await feed.apply(*many)
+        assert fetch(f"SELECT count(*) FROM {log}") == [(3 + len(many),)]
+    await feed.close()
+    # another table
+    feed.sink = SqlAlchemySink(url, options=SubscriptionOptions(conflict_log="public.t"), settings=Settings(create_tables=False))
+    with pytest.raises(ConfigurationError, match='table "t" of the target is not a log of conflicts: it has other columns') as caught:
+        await feed.open()
+    assert str(caught.value.hint).startswith("ALTER TABLE ")
+    assert [finding.message for finding in await feed.sink.check((), two_phase=False)] == [str(caught.value)]
 
 
 def test_rules_that_a_sql_target_does_not_have(tmp_path: Path) -> None:

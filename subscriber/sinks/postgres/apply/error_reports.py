@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 from psycopg.pq.abc import PGresult
 
@@ -19,7 +19,7 @@ from subscriber.sinks.postgres.apply.resolving_sql import REASONS
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
 from subscriber.sinks.postgres.session.postgres_errors import parameter_number, target_error
 from subscriber.sinks.postgres.session.statement import Resolution, Statement
-from subscriber.sinks.postgres.tables.conflict_log import LoggedConflict
+from subscriber.sinks.conflict_log import LoggedConflict
 
 __all__ = ["Counted", "RefusedByRule", "RowsMissed", "SetContext", "apply_error"]
 
@@ -172,20 +172,7 @@ def _truncated(failure: StatementFailed) -> TableName | None:
 
 
 class Counted(apply_counters.Counted):
-    """Counts from PostgreSQL's answers.
-
-    Attributes:
-        resolved: the conflicts that were resolved by rules, for their log.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.resolved: list[LoggedConflict] = []
-
-    def copy(self) -> Self:
-        found = super().copy()
-        found.resolved = list(self.resolved)
-        return found
+    """Counts from PostgreSQL's answers."""
 
     def answer(self, statement: Statement, context: object, result: PGresult) -> None:
         """Count changes from the server's answer. ``context``: of the statement."""

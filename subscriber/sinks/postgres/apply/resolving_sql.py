@@ -59,7 +59,7 @@ _TRACKED: Final = (
     " FROM pg_catalog.pg_replication_origin AS g WHERE g.roident = o.roident), '') END AS origin"
 )
 _GONE: Final = "(SELECT pg_catalog.count(*) AS z FROM removed) AS gone"
-_NO_ROWS: Final = "SELECT 1 AS n, 0 AS i, NULL::oid AS t, NULL::tid AS c, NULL::xid AS m, NULL::text AS row WHERE false"
+_NO_ROWS: Final = "SELECT 1 AS n, 0 AS i, NULL::oid AS t, NULL::tid AS c, NULL::xid AS m WHERE false"
 
 
 def _fails(reason: str, condition: str, otherwise: str) -> str:
@@ -88,7 +88,6 @@ class _Parts:
         self.timed = False
         self.unsent: tuple[int, ...] = ()
         self._tracked = tracked
-        self.row = "pg_catalog.to_jsonb(x.*)::text AS row" if self.resolving.log_rows else "NULL::text AS row"
 
     def add(self, name: str, query: str) -> None:
         self.ctes.append(f"{name} AS ({query})")
@@ -122,7 +121,7 @@ class _Parts:
 
     def add_own(self, search: Search, kind: str, origin: int | None, new: str = "NULL") -> None:
         """``own``: with the column ``o``: what the rule about its origin says. ``new``: the new row, for the log."""
-        columns = f"x.tableoid AS t, x.ctid AS c, x.xmin AS m, {self.row}"
+        columns = "x.tableoid AS t, x.ctid AS c, x.xmin AS m"
         self.add("found", f"SELECT {columns} FROM {self.scanned} AS x WHERE {search.predicate} LIMIT 1 FOR UPDATE")
         self.add("tracked", self.tracked("found"))
         if origin is None:
@@ -154,7 +153,9 @@ class _Parts:
         text = f"(SELECT pg_catalog.to_jsonb(s.*)::text FROM (SELECT {values}) AS s)" if values else "NULL"
         if not self.resolving.log_rows:
             return f"{text}, NULL, NULL"
-        return f"{text}, {f'{existing}.row' if existing else 'NULL'}, {new}"
+        # read again by its place: a change without a conflict reads nothing more
+        place = f"FROM {self.scanned} AS x WHERE x.tableoid = {existing}.t AND x.ctid = {existing}.c"
+        return f"{text}, {f'(SELECT pg_catalog.to_jsonb(x.*)::text {place})' if existing else 'NULL'}, {new}"
 
     def add_conflict(self, known: tuple[str, str, str, str], source: str, logged: str, where: str, rows: str | None = None) -> None:
         """Return the conflicts of one kind.
@@ -194,10 +195,10 @@ class _Parts:
             self.add(f"n{number}", key)
             self.add(
                 f"f{number}",
-                f"SELECT subscriber_k.subscriber_n AS n, x.tableoid AS t, x.ctid AS c, x.xmin AS m, {self.row} FROM {self.scanned} AS x,"
+                f"SELECT subscriber_k.subscriber_n AS n, x.tableoid AS t, x.ctid AS c, x.xmin AS m FROM {self.scanned} AS x,"
                 f" n{number} AS subscriber_k WHERE {equal}{predicate}{another} FOR UPDATE OF x",
             )
-        rows = " UNION ALL ".join(f"SELECT n, {number} AS i, t, c, m, row FROM f{number}" for number in range(1, len(indexes) + 1))
+        rows = " UNION ALL ".join(f"SELECT n, {number} AS i, t, c, m FROM f{number}" for number in range(1, len(indexes) + 1))
         self.add("f", rows or _NO_ROWS)
         self.add("l", self.tracked("f"))
 
@@ -297,7 +298,7 @@ def insert_set_resolving(mapping: RelationMapping, arrays: Sequence[int], base: 
     found = " AND ".join(f"x.{quote_identifier(mapping.columns[index].name)} {equals} u.c{index}" for index, equals in mapping.key or ())
     parts.add("u", f"SELECT pg_catalog.row_number() OVER () AS n, s.* FROM (SELECT {elements(mapping, arrays)}) AS s")
     parts.add(
-        "f", f"SELECT u.*, x.tableoid AS t, x.ctid AS c, x.xmin AS m, {parts.row} FROM {scanned} AS x, u WHERE {found} FOR UPDATE OF x"
+        "f", f"SELECT u.*, x.tableoid AS t, x.ctid AS c, x.xmin AS m FROM {scanned} AS x, u WHERE {found} FOR UPDATE OF x"
     )
     act = parts.wins(parts.rules.insert_exists, "w.time", "w.m IS NOT NULL")
     parts.add("l", f"SELECT w.*, {act} AS act FROM ({parts.tracked('f')}) AS w")

@@ -27,7 +27,7 @@ from subscriber.sinks.postgres.apply.forms import Form, Forms
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
-from subscriber.sinks.postgres.tables.conflict_log import LoggedConflict
+from subscriber.sinks.conflict_log import LoggedConflict
 from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping

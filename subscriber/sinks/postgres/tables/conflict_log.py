@@ -1,7 +1,6 @@
-"""The table of the target in which conflicts are logged (``conflict_log``).
+"""The table of a PostgreSQL target in which conflicts are logged (:mod:`subscriber.sinks.conflict_log`).
 
-Its rows are written in the transaction of the changes, by the session's own role, right before its end. So a conflict is logged if and only
-if its transaction is committed. A conflict that is an error rolls back, and is not logged.
+Its rows are written by the session's own role, right before the end of the transaction.
 """
 
 # the name is quoted, values are parameters
@@ -9,29 +8,23 @@ if its transaction is committed. A conflict that is an error rolls back, and is 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.sinks.conflict_log import COLUMNS, LoggedConflict, Retention, other_columns
 from subscriber.sinks.postgres.session.origins import Run
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_mapping import qualified_name
 
-__all__ = ["ConflictLog", "LoggedConflict"]
+__all__ = ["ConflictLog"]
 
-_COLUMNS: Final = {
+_TYPES: Final = {
     "logged_at": "timestamp with time zone",
-    "subscription": "text",
-    "schema_name": "text",
-    "table_name": "text",
-    "conflict": "text",
-    "rule": "text",
     "applied": "boolean",
     "xid": "bigint",
     "lsn": "pg_lsn",
@@ -40,9 +33,9 @@ _COLUMNS: Final = {
     "local_row": "jsonb",
     "remote_row": "jsonb",
 }
+_COLUMNS: Final = {name: _TYPES.get(name, "text") for name in COLUMNS}
 _TEXT: Final = 25
 _TIME: Final = "'2000-01-01 00:00:00+00'::pg_catalog.timestamptz + $9::pg_catalog.int8 * '1 microsecond'::pg_catalog.interval"
-_HOUR: Final = 3600.0
 
 _FOUND: Final = """
 SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull AND NOT a.atthasdef,
@@ -55,33 +48,6 @@ WHERE n.nspname = {} AND c.relname = {}
 _SCHEMA: Final = """
 SELECT pg_catalog.has_schema_privilege(n.oid, 'CREATE'), current_user::text FROM pg_catalog.pg_namespace AS n WHERE n.nspname = {}
 """
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedConflict:
-    """One conflict.
-
-    Attributes:
-        table: the table of the target; the partition if the row is in one.
-        conflict: its name.
-        rule: the rule.
-        applied: whether the change was made.
-        xid: transaction on the publisher.
-        lsn: the final LSN of that transaction; None: it is not known yet.
-        commit_time: its commit time, in microseconds since 2000; None: it is not known yet.
-        key, local_row, remote_row: as JSON, or None.
-    """
-
-    table: TableName | None
-    conflict: str
-    rule: str
-    applied: bool
-    xid: int
-    lsn: Lsn | None
-    commit_time: int | None
-    key: bytes | None
-    local_row: bytes | None
-    remote_row: bytes | None
 
 
 class ConflictLog:
@@ -99,8 +65,7 @@ class ConflictLog:
     def __init__(self, table: TableName, *, rows: bool, retention: float) -> None:
         self._table = table
         self.rows = rows
-        self._retention = retention
-        self._removed_at: float | None = None
+        self._retention = Retention(retention)
         self.subscription = ""
         name = qualified_name(table)
         columns = ", ".join(list(_COLUMNS)[1:])
@@ -109,14 +74,17 @@ class ConflictLog:
         insert = f"INSERT INTO {name} ({columns}) VALUES ({values}, {rows_given})"
         self._insert = Statement(insert.encode("utf-8", "surrogateescape"), (_TEXT,) * 12, reused=True)
         old = "subscription = $1 AND logged_at < pg_catalog.now() - $2::pg_catalog.float8 * '1 second'::pg_catalog.interval"
-        self._remove = Statement(f"DELETE FROM {name} WHERE {old}".encode("utf-8", "surrogateescape"), (_TEXT, _TEXT))
+        some = f"SELECT ctid FROM {name} WHERE {old} ORDER BY logged_at LIMIT $3::pg_catalog.int8"
+        remove = f"DELETE FROM {name} WHERE ctid = ANY (ARRAY({some})) AND {old}"
+        self._remove = Statement(remove.encode("utf-8", "surrogateescape"), (_TEXT,) * 3)
 
     @property
-    def _creates(self) -> tuple[str, str]:
+    def _creates(self) -> tuple[str, ...]:
         name = qualified_name(self._table)
         columns = ", ".join(f"{column} {kind}" for column, kind in list(_COLUMNS.items())[1:])
         return (
             f"CREATE TABLE {name} (logged_at {_COLUMNS['logged_at']} NOT NULL DEFAULT now(), {columns})",
+            f"CREATE INDEX ON {name} (subscription, logged_at)",
             # without it, old rows cannot be deleted if the table is published
             f"ALTER TABLE {name} REPLICA IDENTITY FULL",
         )
@@ -135,12 +103,8 @@ class ConflictLog:
         wrong = [column for column, kind in _COLUMNS.items() if known.get(column) != kind]
         wrong += [str(column) for column, _, needed, *_ in found if needed and column not in _COLUMNS]
         if wrong:
-            quoted = ", ".join(f'"{column}"' for column in wrong)
             moved = quote_identifier(f"{name}_other")
-            return ConfigurationError(
-                f'table "{self._table}" of the target is not a log of conflicts: it has other columns ({quoted})',
-                hint=f"ALTER TABLE {qualified_name(self._table)} RENAME TO {moved}: the log is created then; or name another table",
-            )
+            return other_columns(str(self._table), wrong, f"ALTER TABLE {qualified_name(self._table)} RENAME TO {moved}")
         if not found[0][3]:
             role = quote_identifier(found[0][4])
             return ConfigurationError(
@@ -183,8 +147,8 @@ class ConflictLog:
                 if error.sqlstate not in {"42P07", "23505"}:
                     raise
 
-    def send(self, pipeline: Pipeline, conflicts: Iterable[LoggedConflict], lsn: Lsn | None = None, commit_time: int | None = None) -> None:
-        """Write conflicts in the open transaction, and remove old rows once an hour.
+    def send(self, pipeline: Pipeline, conflicts: Sequence[LoggedConflict], lsn: Lsn | None = None, commit_time: int | None = None) -> None:
+        """Write conflicts in the open transaction, and remove some old rows.
 
         Args:
             pipeline: the pipeline to send through.
@@ -192,10 +156,9 @@ class ConflictLog:
             lsn: the final LSN of a transaction whose changes were made before its end.
             commit_time: its commit time.
         """
-        now = asyncio.get_running_loop().time()
-        if self._retention and (self._removed_at is None or now - self._removed_at >= _HOUR):
-            self._removed_at = now
-            pipeline.send(self._remove, None, [self.subscription.encode(), str(self._retention).encode()])
+        if most := self._retention.most(len(conflicts)):
+            values = (self.subscription, str(self._retention.seconds), str(most))
+            pipeline.send(self._remove, None, [value.encode() for value in values])
         for each in conflicts:
             pipeline.send(self._insert, None, self._values(each, lsn, commit_time))
 

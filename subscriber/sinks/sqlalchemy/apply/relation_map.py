@@ -19,6 +19,7 @@ from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.described_relations import DescribedRelations
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan
+from subscriber.sinks.sqlalchemy.conflict_log import ConflictLog
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
 from subscriber.waits import moved
 
@@ -51,10 +52,14 @@ class RelationMap(DescribedRelations):
         published: the latest descriptions from the publisher's catalog; shared with the sink, which updates it.
         settings: ``schema_change``, ``insert_conflict``.
         rules: what to do about conflicts.
+        log: of conflicts, or None.
     """
 
-    def __init__(self, published: Mapping[TableName, PublishedTable], settings: Settings, rules: ConflictRules) -> None:
+    def __init__(
+        self, published: Mapping[TableName, PublishedTable], settings: Settings, rules: ConflictRules, log: ConflictLog | None
+    ) -> None:
         super().__init__()
+        self.log = log
         self._rules = rules
         self._published = published
         self._settings = settings

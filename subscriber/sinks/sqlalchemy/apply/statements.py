@@ -58,7 +58,15 @@ class RowSearch:
     @cached_property
     def query(self) -> tuple[str, Callable[[Sequence[object]], Any]]:
         """A query that returns a row if the row exists, and the function that picks its parameters from a vector."""
-        found: Select[Any] = select(literal_column("1")).select_from(self._target.table).where(self._predicate)
+        return self._query(literal_column("1"))
+
+    @cached_property
+    def whole(self) -> tuple[str, Callable[[Sequence[object]], Any]]:
+        """The same, for all columns of the row."""
+        return self._query(*self._target.table.c)
+
+    def _query(self, *columns: ColumnElement[Any]) -> tuple[str, Callable[[Sequence[object]], Any]]:
+        found: Select[Any] = select(*columns).select_from(self._target.table).where(self._predicate)
         if self._dialect.name in _WITH_LIMIT:
             found = found.suffix_with(text("LIMIT 1"))
         sql, _, pick = _text(found, len(self._target.columns), self._dialect)

@@ -21,6 +21,7 @@ from subscriber.interfaces import RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.sinks.apply_counters import ChangeContext, Counted, describe
+from subscriber.sinks.conflict_log import LoggedConflict
 from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row, Run, Runs
 from subscriber.sinks.sqlalchemy.apply.binding import picked
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables, Uncounted
@@ -28,6 +29,7 @@ from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind, has_triggers
 from subscriber.sinks.sqlalchemy.apply.relation_plan import Form, RelationPlan, Vector
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_all
+from subscriber.sinks.sqlalchemy.conflict_log import as_json
 from subscriber.sinks.sqlalchemy.session.database_errors import UNIQUE_VIOLATION, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.transaction.model import Transaction
@@ -87,7 +89,7 @@ class TransactionRunner:
             ProtocolError: a record is invalid.
             TargetUnavailable, SpoolError, SchemaBehind
         """
-        context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
+        context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn, commit_time=transaction.commit_time)
         offset = 5 if transaction.prefixed else 1
         most = 1 if self._exact else _MOST_ROWS
         async for chunk in transaction.chunks():
@@ -193,7 +195,7 @@ class TransactionRunner:
             with _naming(statement.table, form.tag, context, count=self._counted if self._exact else None), translated(), passing_values():
                 # a large value is not kept beside its parameter
                 vector = form.bound([rows.pop()])
-                if form.tag == Tag.INSERT and await self._resolved(form.plan, statement, vector):
+                if form.tag == Tag.INSERT and await self._resolved(form.plan, statement, vector, context):
                     continue
                 result = await self._execute(statement, vector)
                 found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
@@ -202,7 +204,7 @@ class TransactionRunner:
                     query, pick = statement.search.query
                     (parameters,) = picked(vector, pick, 1)
                     found = int((await self._connection.exec_driver_sql(query, parameters)).first() is not None)
-                if not found and await self._missed(form, statement, vector):
+                if not found and await self._missed(form, statement, vector, context):
                     continue
             self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
 
@@ -212,7 +214,7 @@ class TransactionRunner:
         limit_of(self._connection).require(statement.sql, parameters)
         return await self._connection.exec_driver_sql(statement.sql, parameters)
 
-    async def _resolved(self, plan: RelationPlan, statement: Statement, vector: Vector) -> bool:
+    async def _resolved(self, plan: RelationPlan, statement: Statement, vector: Vector, context: ChangeContext) -> bool:
         """Resolve the conflict of an INSERT whose key exists, by its rule. False: there is none, or it is an error."""
         rule, overwrites = plan.rules.insert_exists, plan.overwrites if plan.rules.insert_exists != "error" else None
         if overwrites is None or overwrites.search is None:
@@ -222,13 +224,14 @@ class TransactionRunner:
         (parameters,) = picked(both, pick, 1)
         if (await self._connection.exec_driver_sql(query, parameters)).first() is None:
             return False
+        await self._log_conflict("insert_exists", plan, overwrites, both, context, exists=True)
         if rule == "apply_remote":
             await self._execute(overwrites, both)
             self._counted.changes("INSERT", statement.table, (), 1, 1)
         self._note("insert_exists", overwrites, "Key already exists", rule)
         return True
 
-    async def _missed(self, form: Form, statement: Statement, vector: Vector) -> bool:
+    async def _missed(self, form: Form, statement: Statement, vector: Vector, context: ChangeContext) -> bool:
         """Resolve the conflict of a change that found no row, by its rule. False: it is skipped.
 
         Raises:
@@ -237,6 +240,7 @@ class TransactionRunner:
         conflict = f"{statement.kind.lower()}_missing"
         rule = getattr(form.plan.rules, conflict)
         if rule == "skip":
+            await self._log_conflict(conflict, form.plan, statement, vector, context, unsent=form.unsent)
             return False
         message = f'could not find the row of relation "{statement.table}" to be {statement.kind.lower()}d'
         hint = "correct the row in the target, or change the rule; the transaction is retried"
@@ -244,6 +248,7 @@ class TransactionRunner:
         if rule == "insert":
             if len(form.unsent) == 0:
                 await self._execute(form.plan.inserts, vector[:new])
+                await self._log_conflict(conflict, form.plan, statement, vector, context)
                 self._counted.changes("UPDATE", statement.table, (), 1, 1)
                 self._note(conflict, statement, "Could not find the row to be updated", rule)
                 return True
@@ -259,6 +264,55 @@ class TransactionRunner:
     def _note(self, conflict: str, statement: Statement, explanation: str, rule: str) -> None:
         self._counted.conflict("", statement.table, statement.identity, conflict, explanation, resolution=rule)
 
+    async def _log_conflict(
+        self,
+        conflict: str,
+        plan: RelationPlan,
+        statement: Statement,
+        vector: Vector,
+        context: ChangeContext,
+        *,
+        exists: bool = False,
+        unsent: Sequence[str] = (),
+    ) -> None:
+        """Take note of a conflict for the log, if there is one.
+
+        Args:
+            conflict: its name.
+            plan: of the table.
+            statement: finds the row.
+            vector: the values of the change.
+            context: its transaction.
+            exists: whether there is such a row.
+            unsent: columns of the new row that were not sent.
+        """
+        if (log := self._relations.log) is None:
+            return
+        columns, width = plan.target.columns, plan.width
+        key = [(columns[n].name, vector[width + n][0]) for n in plan.target.key or range(len(vector) - width)]
+        new = [(each.name, vector[n][0]) for n, each in enumerate(columns) if each.column is not None and each.name not in unsent]
+        local = None
+        if log.rows and exists and statement.search is not None:
+            query, pick = statement.search.whole
+            (parameters,) = picked(vector, pick, 1)
+            row = (await self._connection.exec_driver_sql(query, parameters)).first()
+            local = row and as_json(zip(plan.target.table.c.keys(), row, strict=True))
+        rule = getattr(plan.rules, conflict)
+        self._counted.resolved.append(
+            LoggedConflict(
+                statement.table,
+                conflict,
+                rule,
+                rule in {"apply_remote", "insert"},
+                context.xid,
+                context.final_lsn,
+                context.commit_time,
+                as_json(key),
+                local,
+                as_json(new) if log.rows and statement.kind != "DELETE" else None,
+            )
+        )
+
     async def _make_together(self, run: Run[Form]) -> None:
         """Make changes by ``executemany``, or by bulk statements."""
         statement, sent = run.form.statement, len(run.rows)
@@ -268,8 +322,9 @@ class TransactionRunner:
             if missing is not None and await self._connection.run_sync(has_triggers, missing.table):
                 # the trigger was created after the plan read the table
                 raise Uncounted("a trigger may have passed over rows that exist")
-            if found < sent and getattr(run.form.plan.rules, f"{statement.kind.lower()}_missing") != "skip":
-                raise Uncounted("a rule is for each row that is missing")
+            rule = getattr(run.form.plan.rules, f"{statement.kind.lower()}_missing", "skip")
+            if found < sent and (rule != "skip" or self._relations.log is not None):
+                raise Uncounted("each row that is missing is a conflict")
         self._counted.changes(statement.kind, statement.table, statement.identity, sent, found)
 
     async def _execute_many(self, form: Form, rows: list[Row]) -> int:

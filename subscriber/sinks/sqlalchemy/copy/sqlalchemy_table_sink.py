@@ -85,7 +85,7 @@ class SqlAlchemyTableSink:
         table: the publisher's table.
         published: the latest descriptions from the publisher's catalog.
         settings: ``schema_change``, ``insert_conflict``.
-        rules: what to do about conflicts.
+        make_relations: creates an empty map of relations.
         tally: receives the counts.
     """
 
@@ -97,7 +97,7 @@ class SqlAlchemyTableSink:
         *,
         published: Mapping[TableName, PublishedTable],
         settings: Settings,
-        rules: ConflictRules,
+        make_relations: Callable[[], RelationMap],
         tally: Tally,
     ) -> None:
         self._database = database
@@ -105,7 +105,7 @@ class SqlAlchemyTableSink:
         self._table = table
         self._published = published
         self._settings = settings
-        self._rules = rules
+        self._make_relations = make_relations
         self._tally = tally
         self._session: Session | None = None
         self._relid: int | None = None
@@ -386,7 +386,7 @@ class SqlAlchemyTableSink:
                 self._session,
                 self._database.tables,
                 self._fence,
-                RelationMap(self._published, self._settings, self._rules),
+                self._make_relations(),
                 Owner(self._fence.oid, self.relation_id),
                 position=position,
                 tally=self._tally,
