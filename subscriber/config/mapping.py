@@ -84,9 +84,9 @@ def _key(example: str) -> TableOption:
         too_long=_too_long(name),
         key=_place if name == "map" else lambda text: written_name(read_name(text, example)),
         value={
-            "map": _place,
-            "columns": lambda text: f"({', '.join(map(written, _names(text)))})",
-            "rename": lambda text: ", ".join(f"{written(old)}:{written(new)}" for old, new in _pairs(text).items()),
+            "map": lambda _, text: _place(text),
+            "columns": lambda _, text: f"({', '.join(map(written, _names(text)))})",
+            "rename": lambda _, text: ", ".join(f"{written(old)}:{written(new)}" for old, new in _pairs(text).items()),
         }[name],
     )
 
@@ -157,9 +157,12 @@ class TableMapping:
             ConfigurationError: ``map`` gives it to another table. That one's rows may be there, even if it is not published now.
         """
         target = self.target(name)
-        other = next((source for source, taken in self.tables.items() if taken == target), name)
-        if other != name:
-            raise two_onto_one(other, name, target)
+        others = [each for each in self.sources(target) if each != name] if name not in self.tables else []
+        for other in others:
+            # a table keeps its name, and a whole schema is mapped into its schema
+            by_schema = other[0] in self.schemas and name[0] not in self.schemas and not self.excludes(other)
+            if other in self.tables or by_schema:
+                raise two_onto_one(other, name, target)
         return target
 
     def sources(self, name: Name) -> list[Name]:
@@ -217,7 +220,13 @@ def table_mapping(tables: str, columns: str, renamed: str, excluded: str) -> Tab
         if source.endswith(".*") != target.endswith(".*"):
             raise ConfigurationError(f"map.{source}={target}: one is a table and the other one a schema", hint=f"as in {_MAP_EXAMPLE}")
         if source.endswith(".*"):
-            schemas[read_identifier(source[:-2])] = read_identifier(target[:-2])
+            schema = read_identifier(target[:-2])
+            for other in (each for each, taken_by in schemas.items() if taken_by == schema):
+                raise ConfigurationError(
+                    f"map.{written(other)}.* and map.{source}: both would be schema {target[:-2]} of the target",
+                    hint="map the tables of one of them by name: two tables could have the same one",
+                )
+            schemas[read_identifier(source[:-2])] = schema
         else:
             single[read_name(source, _MAP_EXAMPLE)] = read_name(target, _MAP_EXAMPLE)
     taken: dict[Name, Name] = {}
@@ -252,7 +261,8 @@ def two_onto_one(one: Name, other: Name, target: Name) -> ConfigurationError:
     first, second = map(written_name, sorted((one, other)))
     return ConfigurationError(
         f"tables {first} and {second} of the publisher would both be table {written_name(target)} of the target",
-        hint="map one of them to another name, or leave it out: --map SCHEMA.TABLE=OTHER.NAME, --exclude-table SCHEMA.TABLE",
+        hint=f"give one of them another name, or leave it out: --map SCHEMA.TABLE=OTHER.NAME, --exclude-table SCHEMA.TABLE;"
+        f" if {second} is alone: --map {second}={written_name(target)}",
     )
 
 

@@ -73,6 +73,7 @@ def test_grammar() -> None:
     [
         (["map.t=x.y"], '"t" is not of the form schema.table'),
         (["map.public.t=y"], '"y" is not of the form schema.table'),
+        (["map.a.*=t.*", "map.b.*=t.*"], "map.a.* and map.b.*: both would be schema t of the target"),
         (["map.public.*=app.t"], "map.public.*=app.t: one is a table and the other one a schema"),
         (["map.a.t=x.t", "map.b.t=x.t"], "tables a.t and b.t of the publisher would both be table x.t of the target"),
         (["map.public.t=a.b", "map.Public.T=c.d"], 'conflicting or redundant options: "map.public.t" is given twice'),
@@ -183,10 +184,15 @@ def test_refused() -> None:
     mapped = MappedFrames(options("map.public.*=x.*").mapping, {("x", "t"): ("public", "t")})
     with pytest.raises(ConfigurationError, match=r"tables public.t and x.t of the publisher would both be table x.t of the target"):
         sent(mapped, OTHER)
-    # one that may come when the other one is not published any more
-    mapped = MappedFrames(options("map.public.t=x.t").mapping, {})
+    # one that may come when the other one is not published any more, or was never
+    for given in ("map.public.*=x.*", "map.public.t=x.t"):
+        with pytest.raises(ConfigurationError, match=r"tables public.t and x.t of the publisher would both be table x.t of the target"):
+            sent(MappedFrames(options(given).mapping, {}), OTHER)
+    assert sent(MappedFrames(options("map.public.*=x.*", "exclude_table=public.t").mapping, {}), OTHER) == [OTHER]
+    mapped = MappedFrames(options("map.public.*=x.*", "map.x.t=x.t").mapping, {})
+    assert sent(mapped, OTHER, LOG) == [OTHER, replace(LOG, namespace="x")]
     with pytest.raises(ConfigurationError, match=r"tables public.t and x.t of the publisher would both be table x.t of the target"):
-        sent(mapped, OTHER)
+        sent(mapped, TABLE)
     # a column that was renamed: without an error, its values would be lost
     for text in ("columns.public.t=a, before", "rename.public.t=before:x"):
         with pytest.raises(ConfigurationError, match=rf"{text[:6]}.*\.public\.t: the table has no published column before"):

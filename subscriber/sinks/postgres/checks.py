@@ -72,6 +72,15 @@ SELECT wanted.oid, pg_catalog.pg_has_role(wanted.role, 'MEMBER') AS member,
        pg_catalog.current_database()::text AS database
 FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::oid[])) AS wanted(role, oid)
 """
+# columns without which no row can be inserted; a trigger that fires for replicated rows may give them a value
+_REQUIRED: Final = """
+SELECT a.attrelid AS oid, a.attname::text AS name
+FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
+  AND t.typdefaultbin IS NULL
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger AS g WHERE g.tgrelid = a.attrelid AND NOT g.tgisinternal AND g.tgenabled IN ('A', 'R'))
+ORDER BY a.attnum
+"""
 _TYPE_NAMES: Final = """
 SELECT oid, pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.unnest($1::oid[]) AS oid
 """
@@ -271,12 +280,14 @@ async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: 
 async def _tables(reader: CatalogReader, published: Sequence[PublishedTable], *, as_owner: bool) -> list[Finding]:
     targets = await read_tables(reader, [table.name for table in published], as_owner=as_owner)
     rights, temporary = await _rights(reader, targets.values())
+    required = await _required(reader, targets.values())
     type_names = await _type_names(reader, {oid for table in published for oid in table.column_types})
     findings = list[Finding]()
     for table in published:
         found = _fit(table, targets.get(table.name), type_names)
         if table.name in targets and not any(finding.severity == "error" for finding in found):
-            found = [*rights[table.name], *found, *_temporary(table, targets[table.name], temporary[table.name])]
+            blocking = _blocking(table, required[table.name])
+            found = [*rights[table.name], *blocking, *found, *_temporary(table, targets[table.name], temporary[table.name])]
         findings += [replace(finding, table=table.name) for finding in found]
     return findings
 
@@ -330,6 +341,25 @@ def _right(table: TargetTable, role: str, missing: Sequence[str], *, current: st
         stops: Literal["without_copy", "always"] = "without_copy" if "INSERT" in missing else "always"
         return [Finding("error", message, f'GRANT {", ".join(missing)} ON {table.name} TO "{role}"', alone=True, stops=stops)]
     return []
+
+
+async def _required(reader: CatalogReader, tables: Collection[TargetTable]) -> Mapping[TableName, list[str]]:
+    """The columns of each table without which no row can be inserted."""
+    found: dict[TableName, list[str]] = {table.name: [] for table in tables}
+    names = {table.oid: table.name for table in tables}
+    for row in await reader.fetch(_REQUIRED, list(names)):
+        found[names[row["oid"]]].append(row["name"])
+    return found
+
+
+def _blocking(published: PublishedTable, required: Sequence[str]) -> list[Finding]:
+    own = [name for name in required if name not in published.columns]
+    if not own:
+        return []
+    message = f'column "{own[0]}" of table "{published.name}" is NOT NULL in the target, has no default and is not published'
+    table = f"{quote_identifier(published.name.namespace)}.{quote_identifier(published.name.name)}"
+    hint = f"ALTER TABLE {table} ALTER {quote_identifier(own[0])} DROP NOT NULL, or SET DEFAULT …, or publish it"
+    return [Finding("error", message, hint, alone=True, stops="without_copy")]
 
 
 async def _type_names(reader: CatalogReader, oids: Collection[int]) -> Mapping[int, str]:

@@ -18,8 +18,8 @@ from subscriber.apply.all_changes import find_own_rows, require_all_changes
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, ResyncingCatalog
 from subscriber.catalog.subscriptions import StoredCatalog, no_such_subscription
-from subscriber.config import ALTERABLE, NO_SLOT, CopyData, Settings, parse_changes, with_filters, with_rules
-from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError
+from subscriber.config import ALTERABLE, KEYED, NO_SLOT, CopyData, Settings, parse_changes
+from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError, raise_all
 from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.conninfo import StoredConninfo
@@ -320,17 +320,22 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def set(self, parameters: Mapping[str, Any]) -> None:
         """SET (parameter = value, …). Values are as in :class:`SubscriptionOptions`; the ``slot_name`` ``"none"`` means NONE."""
         # parsed as on the command line, so that a wrong value is rejected here and not when the subscription runs
-        given = [(name, NO_SLOT if value is None else value) for name, value in parameters.items() if name not in {"where", "conflict"}]
+        keyed = [each for each in KEYED if each.name in parameters and ALTERABLE.get(each.name)]
+        names = {each.name for each in keyed}
+        given = [(name, NO_SLOT if value is None else value) for name, value in parameters.items() if name not in names]
         changes = parse_changes([f"{name}={value}" for name, value in given])
         found = self.definition
-        if "where" in parameters:
-            changes["where"] = with_filters(str(found.options.where), parameters["where"])
+        for each in keyed:
+            changes[each.name] = each.changed(str(getattr(found.options, each.name)), parameters[each.name])
+        if "where" in changes:
             filter_expressions(replace(found.options, where=changes["where"]))
-        if "conflict" in parameters:
-            changes["conflict"] = with_rules(str(found.options.conflict), parameters["conflict"])
         if resolving := {name: value for name, value in changes.items() if name.startswith("conflict")}:
             options = replace(found.options, **resolving)
-            require_rules(options, open_target(self._target, options, self._settings, defined=True))
+            sink = open_target(self._target, options, self._settings, defined=True)
+            require_rules(options, sink)
+            # what the rules need of the target: commit timestamps, a table that can be written
+            findings = await sink.check([], two_phase=options.two_phase)
+            raise_all([ConfigurationError(each.message, hint=each.hint) for each in findings if each.severity == "error"])
         if "slot_name" in changes:
             if "two_phase" in changes:
                 raise ConfigurationError('"slot_name" and "two_phase" cannot be altered at the same time', hint="alter one, then the other")

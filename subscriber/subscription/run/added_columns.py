@@ -201,7 +201,9 @@ async def schema_gap(spec: RunSpec, missing: MissingColumns) -> str | None:
 
 async def _columns(session: Session, spec: RunSpec, missing: MissingColumns) -> dict[str, NewColumn]:
     rows = await session.execute(_FACTS.format(relation_id=missing.relation_id, published=always_published(session, spec)))
-    live = {row[0]: row for row in rows if row[6] == "false"}
+    mapping, table = spec.options.mapping, (missing.namespace, missing.name)
+    own = next(iter(mapping.sources(table)), table)
+    live = {mapping.column(own, row[0] or ""): row for row in rows if row[6] == "false"}
     last = max((int(row[5] or 0) for name, row in live.items() if name in dict(missing.present)), default=0)
     others = {type_oid for name, type_oid in missing.present if name not in live}
     columns: dict[str, NewColumn] = {}
