@@ -24,7 +24,7 @@ from subscriber.config.parameters import (
     parse_changes,
 )
 from subscriber.config.reading import BOOLEAN, parse_assignments, parse_bytes, parse_seconds
-from subscriber.config.settings import SETTINGS, InsertConflict, SchemaChange, SchemaChangeCallback, Settings
+from subscriber.config.settings import SETTINGS, SchemaChange, SchemaChangeCallback, Settings
 from subscriber.config.suggestion import suggestion
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "STORED",
     "ConflictRules",
     "CopyData",
-    "InsertConflict",
     "OnError",
     "Option",
     "SchemaChange",

@@ -221,9 +221,9 @@ def table_mapping(tables: str, columns: str, renamed: str, excluded: str) -> Tab
             raise ConfigurationError(f"map.{source}={target}: one is a table and the other one a schema", hint=f"as in {_MAP_EXAMPLE}")
         if source.endswith(".*"):
             schema = read_identifier(target[:-2])
-            for other in (each for each, taken_by in schemas.items() if taken_by == schema):
+            for first in (each for each, taken_by in schemas.items() if taken_by == schema):
                 raise ConfigurationError(
-                    f"map.{written(other)}.* and map.{source}: both would be schema {target[:-2]} of the target",
+                    f"map.{written(first)}.* and map.{source}: both would be schema {target[:-2]} of the target",
                     hint="map the tables of one of them by name: two tables could have the same one",
                 )
             schemas[read_identifier(source[:-2])] = schema

@@ -118,7 +118,9 @@ KEYED: Final = (WHERE, CONFLICT, MAP, COLUMNS, RENAME)
 """The parameters that have a value for each key."""
 
 
-def _keyed(given: TableOption, type: str, help: str, *, column: str, alter: Alterable = "never", ours: bool = False) -> str | Mapping[str, str]:
+def _keyed(
+    given: TableOption, type: str, help: str, *, column: str, alter: Alterable = "never", ours: bool = False
+) -> str | Mapping[str, str]:
     """Declare one of them."""
     found: str | Mapping[str, str] = option(
         "",

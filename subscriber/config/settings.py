@@ -8,10 +8,10 @@ from typing import Final, Literal, Self
 
 from subscriber.config.option import declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, SECONDS, SIZE, STRING, TIME, WHOLE, choice
+from subscriber.errors import ConfigurationError
 
-__all__ = ["SETTINGS", "InsertConflict", "NewTables", "SchemaChange", "SchemaChangeCallback", "Settings"]
+__all__ = ["SETTINGS", "NewTables", "SchemaChange", "SchemaChangeCallback", "Settings"]
 
-InsertConflict = Literal["error", "upsert"]
 NewTables = Literal["ignore", "copy"]
 SchemaChange = Literal["error", "add", "ignore"]
 
@@ -79,9 +79,6 @@ class Settings:
         ours=True,
     )
     """A word, or a function that decides for each table."""
-    insert_conflict: InsertConflict = option(
-        "error", choice("error", "upsert"), "what to do about an INSERT of a key that exists; not for a PostgreSQL target", ours=True
-    )
 
     @classmethod
     def parse(cls, items: Iterable[str]) -> Self:
@@ -90,6 +87,13 @@ class Settings:
         Raises:
             ConfigurationError: unknown name or value, or a value out of its range.
         """
+        items = list(items)
+        for item in items:
+            if item.partition("=")[0].strip().lower() == "insert_conflict":
+                raise ConfigurationError(
+                    "insert_conflict was removed: a rule for conflicts does the same",
+                    hint="-o conflict.insert_exists=apply_remote; to begin with rows in the target: -o copy_data=reconcile",
+                )
         return cls(**parse_options(items, declared(cls), "unrecognized configuration parameter"))
 
     def __post_init__(self) -> None:

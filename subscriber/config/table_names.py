@@ -73,7 +73,7 @@ class TableOption:
             raise ConfigurationError(f"{name} requires {self.keys}", hint=f"as in {self.example}")
         return self.changed("", values)
 
-    def changed(self, stored: str, changes: Mapping[str, str]) -> str:
+    def changed(self, stored: str, changes: Mapping[str, object]) -> str:
         """Return the stored text with changes by table. An empty value removes the table's.
 
         Raises:

@@ -49,6 +49,7 @@ async def mapped_entries(
     target: ScriptSession,
     dumped: Sequence[Entry],
     mapping: TableMapping,
+    *,
     publications: Sequence[str],
     tables: Collection[TableName] = (),
 ) -> tuple[list[Entry], list[str]]:
@@ -134,7 +135,9 @@ def _require_columns(source: DatabaseSchema, mapping: TableMapping) -> None:
     for name, table in source.tables.items():
         mapping.require_columns(name.pair, [column.name for column in table.columns])
         kept = mapping.kept(name.pair, [column.name for column in table.columns])
-        changed = [column.name for column in table.columns if column.name not in kept or mapping.column(name.pair, column.name) != column.name]
+        changed = [
+            column.name for column in table.columns if column.name not in kept or mapping.column(name.pair, column.name) != column.name
+        ]
         for column in table.columns:
             if column.generated and column.name in kept and mentions(column.default or "", changed):
                 raise ConfigurationError(
@@ -158,9 +161,7 @@ def _without_foreign(schema: DatabaseSchema, published: set[TableName]) -> tuple
 
 def _beside_tables(schema: DatabaseSchema) -> DatabaseSchema:
     """Put a sequence that a column owns into the schema of its table: PostgreSQL requires that."""
-    moved = [
-        replace(each, name=TableName(each.owner[0].namespace, each.name.name)) for each in schema.sequences if each.owner is not None
-    ]
+    moved = [replace(each, name=TableName(each.owner[0].namespace, each.name.name)) for each in schema.sequences if each.owner is not None]
     return with_names_of_sequences(schema, DatabaseSchema(tables={}, sequences=tuple(moved)))
 
 
@@ -172,7 +173,7 @@ def _left_out(source: DatabaseSchema, wanted: DatabaseSchema, mapping: TableMapp
             kept = {each.name for each in other}
             for each in here:
                 if each.name not in kept:
-                    yield f'{what} "{each.name}" of table "{there.name}" is left out: columns or rename change what it is made of'
+                    yield f'{what} "{each.name}" of table "{there.name}" is left out: it may use a column that columns or rename change'
 
 
 def _begun(table: TableSchema, key: str | None) -> TableSchema:
@@ -209,7 +210,7 @@ def _of_table(each: SchemaDifference, numbers: Mapping[TableName, int], wanted: 
     kind, needed = "INDEX" if each.kind == "index" else "CONSTRAINT", {each.name}
     if " FOREIGN KEY " in each.ddl[0]:
         kind = "FK CONSTRAINT"
-        needed |= {found.references for found in table.constraints if found.references in numbers}
+        needed |= {other for found in table.constraints if (other := found.references) is not None and other in numbers}
     return replace(_entry(0, kind, each.name, each.ddl), needs=frozenset(numbers[name] for name in needed), before_data=False)
 
 

@@ -112,8 +112,8 @@ async def copy_to_postgres(connection: str, target: str, order: SchemaOrder, pro
         sessions = [await stack.enter_async_context(await ScriptSession.open(target, _APPLICATION)) for _ in range(order.jobs)]
         server = publisher.pgconn.server_version // 10000
         programs = await find_client_programs(order.bindir, server, sessions[0].version)
-        entries = await read_archive(publisher, connection, programs, order.selection)
-        entries, lines = await _chosen(entries, order, publisher, sessions[0])
+        dumped = await read_archive(publisher, connection, programs, order.selection)
+        entries, lines = await _chosen(dumped, order, publisher, sessions[0])
         roles = Roles({name or "" for (name,) in await sessions[0].query(_ROLES)}, order.renamed_roles)
         populated = {(schema, name) for schema, name in await publisher.execute(_VIEWS.format("true"))}
         left = list[str]()
@@ -134,7 +134,7 @@ async def _chosen(
 ) -> tuple[Sequence[Entry], list[str]]:
     """What is created of the publisher's schema, and a line for what is left out or changed."""
     if order.mapping.renames:
-        return await mapped_entries(publisher, session, entries, order.mapping, order.publications, order.tables)
+        return await mapped_entries(publisher, session, entries, order.mapping, publications=order.publications, tables=order.tables)
     entries, lines = without_tables(entries, order.mapping.excludes) if order.mapping else (entries, [])
     if order.left_out_keys is not None and Section.POST_DATA in order.sections:
         keys = await left_out_keys(publisher, order.publications)

@@ -122,7 +122,9 @@ def without_tables(entries: Sequence[Entry], excluded: Callable[[tuple[str, str]
     """
     left_out, kept, lines = set[int](), list[Entry](), list[str]()
     for entry in entries:
-        named = entry.type == "TABLE" and excluded((entry.schema, entry.name))
+        # the name of a foreign key begins with that of its table
+        table = entry.name.rpartition(" ")[0] if entry.type == "FK CONSTRAINT" else entry.name
+        named = entry.type in {"TABLE", "FK CONSTRAINT"} and excluded((entry.schema, table))
         if not named and not entry.needs & left_out:
             kept.append(entry)
             continue

@@ -78,11 +78,6 @@ class RunSpec:
         check_slot_name(self.slot_name)
         filter_expressions(options)
         require_rules(options, self.sink)
-        if self.settings.insert_conflict == "upsert" and "insert_exists" in options.conflict_rules.kinds("changed"):
-            raise ConfigurationError(
-                "insert_conflict = upsert is not available with a rule for conflict insert_exists: it would overwrite each row that exists",
-                hint="omit insert_conflict, or the rule",
-            )
         if options.wal_receiver_timeout >= 0:
             object.__setattr__(self, "settings", replace(self.settings, wal_receiver_timeout=options.wal_receiver_timeout))
         if self.settings.verify_interval:

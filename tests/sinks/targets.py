@@ -196,7 +196,6 @@ class MemoryAdapter:
         self._target.create_tables = bool(settings.create_tables)
         assert settings.schema_change != "follow"
         self._target.schema_change = settings.schema_change
-        self._target.insert_conflict = settings.insert_conflict
         return self.new_sink()
 
     async def create_table(self, table: Table) -> None:

@@ -152,25 +152,6 @@ class _NeverAsks(OpenedMemorySink):
         await super().apply(batch)
 
 
-class _NeverOverwrites(OpenedMemorySink):
-    async def apply(self, batch: Batch) -> None:
-        self._target.insert_conflict = "error"
-        await super().apply(batch)
-
-
-class _AlwaysOverwrites(OpenedMemorySink):
-    async def apply(self, batch: Batch) -> None:
-        self._target.insert_conflict = "upsert"
-        await super().apply(batch)
-
-
-class _OverwritesForGood(OpenedMemorySink):
-    def open_table(self, table: TableName) -> MemoryTableSink:
-        found = super().open_table(table)
-        self._record.tables[table].overwritten.clear()
-        return found
-
-
 class _DoesNothingInParallel(OpenedMemorySink):
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool | None], *, streamed: bool = True) -> ParallelTransaction:
         raise TargetUnavailable("not implemented")
@@ -198,9 +179,6 @@ _FAULTY: list[type[OpenedMemorySink]] = [
     _ForgetsNotNull,
     _AddsWhatIsToBeIgnored,
     _NeverAsks,
-    _NeverOverwrites,
-    _AlwaysOverwrites,
-    _OverwritesForGood,
     _DoesNothingInParallel,
 ]
 

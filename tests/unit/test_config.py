@@ -20,8 +20,8 @@ from subscriber.config import (
     parse_changes,
     parse_seconds,
 )
-from subscriber.config.reading import parse_bool
 from subscriber.config.conflicts import CONFLICT
+from subscriber.config.reading import parse_bool
 from subscriber.config.where import WHERE
 from subscriber.errors import ConfigurationError
 
@@ -86,7 +86,9 @@ def test_rules_for_conflicts() -> None:
     assert rules.of("public", "T.x").changed == ("insert_exists", "update_missing")
     assert (rules.kinds("by_origin"), rules.uses("insert_exists")) == ((), {"apply_remote", "error"})
     fewer = {"insert_exists": "", "insert_exists.s.t": "", "UPDATE_MISSING.public.n": "skip"}
-    assert CONFLICT.changed(str(options.conflict), fewer) == '{"update_missing.public.\\"T.x\\"": "insert", "update_missing.public.n": "skip"}'
+    assert (
+        CONFLICT.changed(str(options.conflict), fewer) == '{"update_missing.public.\\"T.x\\"": "insert", "update_missing.public.n": "skip"}'
+    )
     assert SubscriptionOptions(conflict={"insert_exists": " "}) == DEFAULT
     # a table has its name on the publisher here, and its name in the target for the sink
     mapped = SubscriptionOptions(conflict={"insert_exists.s.t": "keep_local"}, map={"s.*": "other.*"}).conflict_rules
@@ -388,7 +390,6 @@ def test_every_setting_can_be_given_as_text(field: str) -> None:
         "create_tables": "on",
         "schema_change": "ignore",
         "new_tables": "copy",
-        "insert_conflict": "upsert",
     }
     text = words.get(field) or (f"{value}B" if "size" in field or "mem" in field else None)
     if text is None:

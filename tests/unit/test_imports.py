@@ -71,7 +71,7 @@ def test_a_kind_of_target_that_nothing_serves() -> None:
     assert found.startswith('there is no sink for targets of kind "somedb" (hint: ')
 
 
-@pytest.mark.parametrize("setting", ["create_tables=on", "schema_change=ignore", "insert_conflict=upsert"])
+@pytest.mark.parametrize("setting", ["create_tables=on", "schema_change=ignore"])
 def test_a_postgresql_target_is_as_native(setting: str) -> None:
     name = setting.partition("=")[0]
     with pytest.raises(ConfigurationError, match=f"^{name}.* is not available for a PostgreSQL target") as caught:

@@ -85,7 +85,7 @@ def test_reference_of_settings() -> None:
     assert rows["wal_receiver_timeout"][1:4] == ("time", "1min", "ms")
     assert rows["copy_range_size"][1:4] == ("size", "256MB", "kB")
     assert rows["batch_delay"].default == "0"
-    assert rows["insert_conflict"].type == "error, upsert"
+    assert rows["new_tables"].type == "ignore, copy"
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,7 @@ class Applier:
             case Insert(_, new):
                 relation, table = self._table(change.relations[0])
                 values = self._values(relation, table, new, unsent_as_null=True)
-                number = table.holding(values) if self._target.insert_conflict == "upsert" else None
-                self._undo.append(table.insert(values)[1] if number is None else table.update(number, values))
+                self._undo.append(table.insert(values)[1])
                 counted.inserts += 1
             case Update() as message:
                 relation, table = self._table(change.relations[0])

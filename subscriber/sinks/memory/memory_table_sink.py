@@ -68,10 +68,7 @@ class MemoryTableSink:
             there = set(table.numbers())
             for number in record.copied & there:
                 table.delete(number)
-            for number in record.overwritten.keys() & there:
-                table.update(number, record.overwritten[number])
             record.copied.clear()
-            record.overwritten.clear()
             record.entry = TableEntry(TableState.INIT)
         return record.entry
 
@@ -93,7 +90,7 @@ class MemoryTableSink:
         codecs = [codec(self._relations.types.resolve(types.get(column, 0))) for column in columns]
         binary = copy_format is CopyFormat.BINARY
         decoder = copy_decoder(len(columns), binary=binary)
-        state, copied, overwritten = self._state, set[int](), dict[int, Values]()
+        state, copied = self._state, set[int]()
         undone: list[Undo] = []
         done = False
         try:
@@ -104,18 +101,11 @@ class MemoryTableSink:
                         for column, reading, field in zip(columns, codecs, fields, strict=True)
                         if column in table.columns
                     }
-                    number = table.holding(values) if self._target.insert_conflict == "upsert" else None
-                    if number is None:
-                        number, undo = table.insert(values)
-                        copied.add(number)
-                    else:
-                        if number not in copied and number not in state.copied:
-                            overwritten.setdefault(number, dict(table.row(number)))
-                        undo = table.update(number, values)
+                    number, undo = table.insert(values)
+                    copied.add(number)
                     undone.append(undo)
             decoder.finish()
             state.copied |= copied
-            state.overwritten = overwritten | state.overwritten
             done = True
         except TargetError as error:
             error.add_note(f'while copying table "{self._name}"')
@@ -128,7 +118,6 @@ class MemoryTableSink:
     async def finish_copy(self, position: Position) -> None:
         self._require(TableState.DATASYNC)
         self._state.copied.clear()
-        self._state.overwritten.clear()
         self._state.position = position
         self._state.entry = TableEntry(TableState.FINISHEDCOPY)
 

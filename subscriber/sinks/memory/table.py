@@ -80,12 +80,6 @@ class MemoryTable:
             return number if number is not None and _has(self._rows[number], values) else None
         return next((number for number, row in self._rows.items() if _has(row, values)), None)
 
-    def holding(self, values: Values) -> int | None:
-        """The number of the row that has the key of these values, or None."""
-        if not self.key or any(values.get(name) is None for name in self.key):
-            return None
-        return self._index.get(self._key_of(values))
-
     def insert(self, values: Values) -> tuple[int, Undo]:
         """Add a row. Columns without a value get their defaults.
 

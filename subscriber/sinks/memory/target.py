@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from subscriber.config import InsertConflict, SchemaChange, SchemaChangeCallback
+from subscriber.config import SchemaChange, SchemaChangeCallback
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.interfaces import Position, PublishedTable, TableEntry, TableName, TwoPhaseState, WorkerActivity
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -28,14 +28,12 @@ class TableRecord:
         entry: state of the table.
         position: the table's own position during its synchronization.
         copied: numbers of the rows that an unfinished copy has inserted.
-        overwritten: previous values of the rows that an unfinished copy has overwritten, by row number.
         holder: the object that synchronizes the table, or None.
     """
 
     entry: TableEntry
     position: Position | None = None
     copied: set[int] = field(default_factory=set)
-    overwritten: dict[int, Values] = field(default_factory=dict)
     holder: object | None = None
 
 
@@ -69,7 +67,6 @@ class MemoryTarget:
     Args:
         create_tables: create published tables that are missing.
         schema_change: what to do about a published column that a table does not have, as :attr:`subscriber.config.Settings.schema_change`.
-        insert_conflict: what to do about an INSERT whose key exists, as :attr:`subscriber.config.Settings.insert_conflict`.
     """
 
     def __init__(
@@ -77,12 +74,10 @@ class MemoryTarget:
         *,
         create_tables: bool = True,
         schema_change: SchemaChange | SchemaChangeCallback = "error",
-        insert_conflict: InsertConflict = "error",
     ) -> None:
         self.identifier = uuid.uuid4().hex
         self.create_tables = create_tables
         self.schema_change: SchemaChange | SchemaChangeCallback = schema_change
-        self.insert_conflict: InsertConflict = insert_conflict
         self.subscriptions: dict[str, SubscriptionRecord] = {}
         self._tables: dict[TableName, MemoryTable] = {}
         self._oids = itertools.count(_FIRST_OID)

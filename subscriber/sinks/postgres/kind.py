@@ -94,10 +94,8 @@ def _require_native(settings: Settings) -> None:
             "create_tables is not available for a PostgreSQL target: its tables must be those of the publisher",
             hint="copy them with pg_dump --schema-only | psql",
         )
-    for name, known in (("schema_change", ("error", "add", "follow")), ("insert_conflict", ("error",))):
-        if (value := getattr(settings, name)) not in known:
-            given = f"{name} = {value}" if isinstance(value, str) else f"a function for {name}"
-            raise ConfigurationError(
-                f"{given} is not available for a PostgreSQL target, which behaves as a native subscription",
-                hint=f"use {' or '.join(known)}",
-            )
+    if (value := settings.schema_change) not in ("error", "add", "follow"):
+        given = f"schema_change = {value}" if isinstance(value, str) else "a function for schema_change"
+        raise ConfigurationError(
+            f"{given} is not available for a PostgreSQL target, which behaves as a native subscription", hint="use error or add or follow"
+        )

@@ -43,7 +43,12 @@ async def subscription_exists(database: Database, name: str) -> bool:
 
 
 async def check_target(
-    database: Database, tables: Sequence[PublishedTable], options: SubscriptionOptions, settings: Settings, *, creating: bool,
+    database: Database,
+    tables: Sequence[PublishedTable],
+    options: SubscriptionOptions,
+    settings: Settings,
+    *,
+    creating: bool,
     log: ConflictLog | None,
 ) -> list[Finding]:
     """Return all problems that these tables would meet in the target.

@@ -96,7 +96,9 @@ async def copy_schema(
         async with await Session.connect(conninfo, application_name="subscriber schema") as session:
             return await copy_to_other(session, target, published, options.sections, progress, mapping=mapping)
     if mapping.renames and not published:
-        raise ConfigurationError("no tables are chosen, to which other names belong", hint="give the name of a subscription, or --publication")
+        raise ConfigurationError(
+            "no tables are chosen, to which other names belong", hint="give the name of a subscription, or --publication"
+        )
     from subscriber.schema.archive import Selection  # noqa: PLC0415 -- its drivers come with an extra
     from subscriber.schema.postgres import SchemaOrder, copy_to_postgres  # noqa: PLC0415 -- as above
 

@@ -122,7 +122,7 @@ class Migration:
         if options.mapping:
             raise ConfigurationError(
                 "a migration has the publisher's names: map, columns, rename and exclude_table are not available",
-                hint="choose tables with --table and --exclude-table; with other names: `subscriber schema copy --map …`, then `subscriber run --map …`",
+                hint="choose tables with --table and --exclude-table; else `subscriber schema copy --map …` and `subscriber run --map …`",
             )
         SequenceChoice.parse(sequences)
         self._spec = MigrationSpec(

@@ -74,7 +74,7 @@ class ComplianceTarget(Protocol):
 
 @runtime_checkable
 class SettableTarget(ComplianceTarget, Protocol):
-    """A target whose sink honours the settings ``create_tables``, ``schema_change`` and ``insert_conflict``."""
+    """A target whose sink honours the settings ``create_tables`` and ``schema_change``."""
 
     def new_sink_with(self, settings: Settings) -> Sink:
         """Return a new sink with these settings, as :meth:`new_sink`."""

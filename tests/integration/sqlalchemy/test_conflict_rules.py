@@ -109,8 +109,38 @@ async def test_rows_that_have_only_a_key(target: ComplianceTarget) -> None:
     await feed.close()
 
 
+async def test_other_unique_keys_have_no_rule(target: ComplianceTarget, request: pytest.FixtureRequest) -> None:
+    """What a rule is not for is an error, and nothing of the transaction stays."""
+    execute = target._execute if isinstance(target, SqliteTarget) else request.getfixturevalue("mariadb_db").execute
+    u = Table("u", "*id int4", "n int4")
+    feed = Feed(target)
+    url = feed.sink._target  # type: ignore[attr-defined]
+    await feed.open()
+    await feed.create(u)
+    execute("CREATE UNIQUE INDEX u_n ON u (n)")
+    await target.insert(u, [("1", "10"), ("2", "20")])
+    for rule in ("error", "apply_remote", "keep_local"):
+        await feed.close()
+        feed.sink = SqlAlchemySink(
+            url, options=SubscriptionOptions(conflict={"insert_exists": rule}), settings=Settings(create_tables=False)
+        )
+        await feed.open()
+        refused: list[tuple[Message, str]] = [(u.insert(3, 10), "insert_exists"), (u.update(1, 20), "update_exists")]
+        # the key, and another unique key
+        refused += [(u.insert(1, 20), "insert_exists")] if rule != "keep_local" else []
+        for change, conflict in refused:
+            with pytest.raises(TargetError) as caught:
+                await feed.apply(u.relation, u.insert(9, 90), change)
+            assert f"conflict={conflict}" in caught.value.__notes__[0]
+            await feed.expect(u, (1, 10), (2, 20))
+    await feed.apply(u.relation, u.insert(1, 20))
+    await feed.expect(u, (1, 10), (2, 20))
+    await feed.close()
+
+
 LOG = """
-SELECT schema_name, table_name, conflict, rule, applied, xid, lsn, {quote}key{quote}, local_row, remote_row FROM {log} ORDER BY lsn, conflict, xid
+SELECT schema_name, table_name, conflict, rule, applied, xid, lsn, {quote}key{quote}, local_row, remote_row
+FROM {log} ORDER BY lsn, conflict, xid
 """
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ApplyError, RelationError
+from subscriber.errors import ApplyError
 from subscriber.interfaces import TableEntry, TableState
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.runs import Run, Runs
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan
 from subscriber.sinks.sqlalchemy.apply.statements import delete_row
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
@@ -162,62 +161,6 @@ async def test_keys_of_sqlite_are_looked_up_in_their_index(sqlite_target: Sqlite
         plans.append(plan)
     await database.close()
     assert plans == ["SEARCH k USING INDEX i (a=?)"] * 3
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-async def test_upserts_of_keys_that_are_equal_in_the_target(kind: str, request: pytest.FixtureRequest) -> None:
-    """What is gathered gives the rows that change by change gives: an INSERT of "A" behind the DELETE of "a" stays."""
-    table = Table("u", "*a", "v")
-    one, other = "a", "A"
-    target: ComplianceTarget
-    match kind:
-        case "sqlite":
-            target = request.getfixturevalue("sqlite_target")
-            request.getfixturevalue("sqlite_target")._execute("CREATE TABLE u (a text COLLATE NOCASE NOT NULL PRIMARY KEY, v text)")
-        case _:
-            database = request.getfixturevalue("mariadb_db")
-            target = MariaDBTarget(database)
-            database.execute("CREATE TABLE u (a varchar(9) COLLATE utf8mb4_general_ci PRIMARY KEY, v text)")
-    feed = await fed(target, table, settings=Settings(insert_conflict="upsert"))
-    await feed.apply(table.relation, table.insert(one, "old"))
-    await feed.apply(table.insert("7", "z"), table.delete(one, None), table.insert(other, "new"))
-    rows = await target.rows(table)
-    assert {(str(key), value) for key, value in rows} == {("7", "z"), (other, "new")}
-    await feed.close()
-
-
-async def test_upserts_of_exact_keys_are_gathered(sqlite_target: SqliteTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    sqlite_target._execute("CREATE TABLE u (a text NOT NULL, b int NOT NULL, v text, PRIMARY KEY (a, b))")
-    table = Table("u", "*a", "*b int4", "v")
-    groups: list[int] = []
-    take = Runs.take
-
-    def noted(self: Runs[Any]) -> list[list[Run[Any]]]:
-        found = list(take(self))
-        groups.append(sum(map(len, found)))
-        return found
-
-    monkeypatch.setattr(Runs, "take", noted)
-    feed = await fed(sqlite_target, table, settings=Settings(insert_conflict="upsert"))
-    changes = [change for key in range(9) for change in (table.insert("a", key, "old"), table.update("a", key, "new"))]
-    await feed.apply(table.relation, *changes)
-    assert groups == [2]
-    await feed.expect(table, *(("a", key, "new") for key in range(9)))
-    await feed.close()
-
-
-async def test_upserts_into_a_table_of_two_unique_keys(mariadb_db: MariaDatabase) -> None:
-    """MariaDB has no way to say which of them is meant: another row would be overwritten."""
-    mariadb_db.execute("CREATE TABLE m (id int PRIMARY KEY, v varchar(20) COLLATE utf8mb4_general_ci UNIQUE)")
-    table = Table("m", "*id int4", "v")
-    feed = await fed(MariaDBTarget(mariadb_db), table, settings=Settings(insert_conflict="upsert"))
-    with pytest.raises(RelationError, match="of the target has a unique key in addition to its primary key"):
-        await feed.apply(table.relation, table.insert(1, "a@b"), table.insert(2, "A@b"))
-    await feed.expect(table)
-    mariadb_db.execute("ALTER TABLE m DROP KEY v, ADD UNIQUE (v, id)")
-    await feed.apply(table.relation, table.insert(1, "a@b"), table.insert(2, "A@b"), table.insert(2, "new"))
-    await feed.expect(table, (1, "a@b"), (2, "new"))
-    await feed.close()
 
 
 async def test_statements_are_not_kept_without_bound(sqlite_target: SqliteTarget, monkeypatch: pytest.MonkeyPatch) -> None:

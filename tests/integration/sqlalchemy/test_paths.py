@@ -1,4 +1,4 @@
-"""The fast path gives the rows that change by change would have given; and the settings of this sink: upsert, added and ignored columns."""
+"""The fast path gives the rows that change by change would have given; and the settings of this sink: added and ignored columns."""
 
 from __future__ import annotations
 
@@ -190,21 +190,6 @@ async def _feed(target: ComplianceTarget, settings: Settings) -> Feed:
     return feed
 
 
-async def test_upsert(target: ComplianceTarget) -> None:
-    feed = await _feed(target, Settings(insert_conflict="upsert"))
-    only_key = Table("k", "*id int4", relation_id=3)
-    await feed.create(T, U, only_key)
-    await target.insert(T, [("1", "old", "old"), ("2", "old", "old")])
-    await target.insert(only_key, [("1",)])
-    await feed.apply(T.relation, T.insert(1, "new", None), T.insert(3, "new", "new"), T.insert(3, "newer", "newer"))
-    await feed.apply(U.relation, only_key.relation, U.insert(1, "x", "y"), only_key.insert(1), only_key.insert(2))
-    await feed.apply(U.insert(1, "x", "z"), U.insert(1, "y", "z"))
-    await feed.expect(T, (1, "new", None), (2, "old", "old"), (3, "newer", "newer"))
-    await feed.expect(U, (1, "x", "z"), (1, "y", "z"))
-    await feed.expect(only_key, (1,), (2,))
-    await feed.close()
-
-
 WIDER = Table("t", "*id int4", "v", "w", "added int4", "also")
 
 
@@ -277,23 +262,6 @@ async def test_a_column_that_is_new_at_the_publisher_is_copied(target: Complianc
             await feed.expect(WIDER, *((*row, None, None) for row in before), (2, "a", "b", 7, "c"), (3, "a", "b", None, None))
         else:
             await feed.expect(T, *before, (2, "a", "b"), (3, "a", "b"))
-    await feed.close()
-
-
-async def test_upsert_of_what_is_copied(target: ComplianceTarget) -> None:
-    """The bug was that a row that was there already ended the copy for ever, with insert_conflict = upsert too."""
-    feed = await _feed(target, Settings(insert_conflict="upsert"))
-    only_key, keyless = Table("k", "*id int4", relation_id=3), Table("n", "id int4", relation_id=4)
-    await feed.begin(TableState.INIT, U, only_key, keyless)
-    await target.insert(U, [("1", "x", "old"), ("2", "x", "mine")])
-    await target.insert(only_key, [("1",)])
-    await target.insert(keyless, [("1",)])
-    await _copied(feed, U, b"1\tx\tnew\n", b"1\ty\tnew\n")
-    await _copied(feed, only_key, b"1\n", b"2\n")
-    await _copied(feed, keyless, b"1\n")
-    await feed.expect(U, (1, "x", "new"), (1, "y", "new"), (2, "x", "mine"))
-    await feed.expect(only_key, (1,), (2,))
-    await feed.expect(keyless, (1,), (1,))
     await feed.close()
 
 

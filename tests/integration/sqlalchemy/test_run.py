@@ -152,7 +152,7 @@ def test_a_second_one_is_refused(other_replica: Replica) -> None:
     pair.catches_up()
 
 
-def test_a_truncate_and_upserts(sqlite_replica: Replica) -> None:
+def test_truncate_and_a_rule_for_inserts(sqlite_replica: Replica) -> None:
     pair = sqlite_replica
     pair.catches_up()
     pair.target.execute("INSERT INTO t VALUES (5000, 'of somebody else')")
@@ -160,7 +160,9 @@ def test_a_truncate_and_upserts(sqlite_replica: Replica) -> None:
     done = subscriber(*pair.arguments("--until-caught-up"))
     assert done.status == 1
     assert 'conflict detected on relation "public.t": conflict=insert_exists' in done.errors
-    pair.catches_up("-c", "insert_conflict=upsert")
+    done = subscriber(*pair.arguments("--until-caught-up", "-o", "conflict.insert_exists=apply_remote"))
+    assert done.status == 0, done.errors
+    assert "conflict=insert_exists, resolution=apply_remote" in done.errors
     assert pair.target.fetch("SELECT v FROM t WHERE id = 5000") == [("ours",)]
     pair.publisher.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'again')")
     pair.catches_up()

@@ -68,12 +68,11 @@ def test_check_refuses_what_the_target_cannot_do(publisher18_db: Database, targe
     for target, option, message in (
         (target_db.dsn, "conflict.update_origin_differs=last_update_wins", "needs track_commit_timestamp in the target, which is off"),
         ("sqlite:////nowhere/x.db", "conflict.insert_exists=last_update_wins", "is not available for this kind of target"),
-        ("sqlite:////nowhere/x.db", "conflict_log=public.log", "conflict_log is not available for this kind of target"),
-        ("sqlite:////nowhere/x.db", "conflict.insert_exists=keep_local", "insert_conflict = upsert is not available with a rule"),
+        ("spark:///nowhere/x", "conflict.update_missing=insert", "is not available for this kind of target"),
+        ("spark:///nowhere/x", "conflict_log=public.log", "conflict_log is not available for this kind of target"),
     ):
-        upsert = ("-c", "insert_conflict=upsert") if message.startswith("insert_conflict") else ()
         for verb in ("check", "run"):
-            ended = subscriber(verb, "--name", "r", *connection, "--target", target, "-o", option, *upsert)
+            ended = subscriber(verb, "--name", "r", *connection, "--target", target, "-o", option)
             assert ended.status != 0
             (line,) = [line for line in (ended.output + ended.errors).splitlines() if message in line]
             assert "hint: " in line

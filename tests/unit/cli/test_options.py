@@ -31,8 +31,8 @@ def test_create_tables(verb: str) -> None:
     assert settings(verb).create_tables is None
     assert settings(verb, "--create-tables").create_tables is True
     assert settings(verb, "-c", "create_tables=off").create_tables is False
-    both = settings(verb, "-c", "schema_change=add", "--create-tables", "-c", "insert_conflict=upsert")
-    assert (both.create_tables, both.schema_change, both.insert_conflict) == (True, "add", "upsert")
+    both = settings(verb, "-c", "schema_change=add", "--create-tables", "-c", "new_tables=copy")
+    assert (both.create_tables, both.schema_change, both.new_tables) == (True, "add", "copy")
     with pytest.raises(ConfigurationError, match='"create_tables" is given twice'):
         settings(verb, "--create-tables", "-c", "create_tables=off")
     # nothing of one call stays for the next

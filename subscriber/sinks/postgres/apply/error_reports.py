@@ -13,13 +13,13 @@ from subscriber.errors import ApplyError, TargetError, TargetUnavailable
 from subscriber.interfaces import TableName
 from subscriber.sinks import apply_counters
 from subscriber.sinks.apply_counters import ChangeContext, describe
+from subscriber.sinks.conflict_log import LoggedConflict
 from subscriber.sinks.postgres.apply.change_sql import SWITCH_ROLE
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, Collision, Existing, unique_conflict
 from subscriber.sinks.postgres.apply.resolving_sql import REASONS
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
 from subscriber.sinks.postgres.session.postgres_errors import parameter_number, target_error
 from subscriber.sinks.postgres.session.statement import Resolution, Statement
-from subscriber.sinks.conflict_log import LoggedConflict
 
 __all__ = ["Counted", "RefusedByRule", "RowsMissed", "SetContext", "apply_error"]
 

@@ -297,9 +297,7 @@ def insert_set_resolving(mapping: RelationMapping, arrays: Sequence[int], base: 
     scanned = parts.scanned
     found = " AND ".join(f"x.{quote_identifier(mapping.columns[index].name)} {equals} u.c{index}" for index, equals in mapping.key or ())
     parts.add("u", f"SELECT pg_catalog.row_number() OVER () AS n, s.* FROM (SELECT {elements(mapping, arrays)}) AS s")
-    parts.add(
-        "f", f"SELECT u.*, x.tableoid AS t, x.ctid AS c, x.xmin AS m FROM {scanned} AS x, u WHERE {found} FOR UPDATE OF x"
-    )
+    parts.add("f", f"SELECT u.*, x.tableoid AS t, x.ctid AS c, x.xmin AS m FROM {scanned} AS x, u WHERE {found} FOR UPDATE OF x")
     act = parts.wins(parts.rules.insert_exists, "w.time", "w.m IS NOT NULL")
     parts.add("l", f"SELECT w.*, {act} AS act FROM ({parts.tracked('f')}) AS w")
     always = {column.name for column in mapping.columns if column.identity_always}

@@ -14,6 +14,7 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.protocol.tuples import places_by_header
 from subscriber.sinks.apply_counters import ChangeContext, describe
+from subscriber.sinks.conflict_log import LoggedConflict
 from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
 from subscriber.sinks.postgres.apply.column_changes import (
     alteration,
@@ -27,7 +28,6 @@ from subscriber.sinks.postgres.apply.forms import Form, Forms
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
-from subscriber.sinks.conflict_log import LoggedConflict
 from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping

@@ -50,7 +50,7 @@ class RelationMap(DescribedRelations):
 
     Args:
         published: the latest descriptions from the publisher's catalog; shared with the sink, which updates it.
-        settings: ``schema_change``, ``insert_conflict``.
+        settings: ``schema_change``.
         rules: what to do about conflicts.
         log: of conflicts, or None.
     """
@@ -102,9 +102,6 @@ class RelationMap(DescribedRelations):
         ordered, unique = await connection.run_sync(_facts, target)
         key = {target.columns[number].name for number in target.key or ()}
         keyed = target.key is not None and all(columns == key for columns in unique) and not ordered
-        if self._settings.insert_conflict == "upsert":
-            # if a different key is equal in the target, the INSERT changes the row of that key
-            keyed = keyed and all(target.columns[number].exact for number in target.key or ())
         rules = self._rules.of(name.namespace, name.name)
         if not any(columns <= key for columns in unique):
             # no row conflicts
@@ -113,7 +110,6 @@ class RelationMap(DescribedRelations):
             relation,
             target,
             connection.dialect,
-            self._settings.insert_conflict,
             keyed=keyed,
             ordered=ordered,
             problem=_problem(relation, target, unique),

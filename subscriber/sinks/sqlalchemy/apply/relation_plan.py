@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import Dialect
 
-from subscriber.config import InsertConflict, TableRules
+from subscriber.config import TableRules
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
 from subscriber.protocol.messages import NULL, UNCHANGED, Delete, Insert, Relation, Tag, TupleData, Update
@@ -93,7 +93,6 @@ class RelationPlan:
         remote: the publisher's description.
         target: the table in the target.
         dialect: the target's.
-        conflict: what an INSERT of an existing key does.
         keyed: only the key makes rows of the table unique: changes of different keys may be reordered.
         ordered: triggers of the target see every change: changes are made one by one, in order.
         problem: why UPDATE and DELETE are impossible, or None.
@@ -105,7 +104,6 @@ class RelationPlan:
         remote: Relation,
         target: TargetTable,
         dialect: Dialect,
-        conflict: InsertConflict,
         *,
         keyed: bool,
         ordered: bool,
@@ -119,7 +117,6 @@ class RelationPlan:
         self.width = len(target.columns)
         self._problem = problem
         self._dialect = dialect
-        self._conflict: InsertConflict = conflict
         self._keyed = keyed
         self._forms: dict[object, Form] = {}
         self._inserts: Statement | None = None
@@ -185,7 +182,7 @@ class RelationPlan:
             # of an old row, only the key is needed
             searched = bytes(kind if number in target.key else NULL for number, kind in enumerate(searched))
         if isinstance(message, Insert):
-            tag, statement = Tag.INSERT, insert_row(target, dialect, self._conflict)
+            tag, statement = Tag.INSERT, self.inserts
         elif isinstance(message, Delete):
             tag, kinds, statement = Tag.DELETE, searched, delete_row(target, dialect, _numbers(nulls))
         else:

@@ -14,10 +14,8 @@ from operator import itemgetter
 from typing import Any, Final, Literal
 
 from sqlalchemy import ColumnElement, Dialect, Executable, Select, Table, and_, delete, insert, literal_column, select, text, update
-from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql.dml import UpdateBase
 
-from subscriber.config import InsertConflict
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.apply.bulk import Bulk
@@ -145,57 +143,19 @@ def _dict_of(names: Sequence[str], positions: Sequence[int]) -> Callable[[Sequen
     return lambda vector: {name: vector[position] for name, position in zip(names, positions, strict=True)}
 
 
-def insert_row(target: TargetTable, dialect: Dialect, conflict: InsertConflict = "error", into: Table | None = None) -> Statement:
+def insert_row(target: TargetTable, dialect: Dialect, into: Table | None = None) -> Statement:
     """Build an INSERT of one row.
 
     Args:
         target: the table and its columns.
         dialect: the target's.
-        conflict: whether an existing row of the same key is an error or is replaced.
         into: another table of the same columns, to insert there.
-
-    Raises:
-        RelationError: an upsert is not possible: the database has none, the table has no key, or (MySQL) it has another unique key too.
     """
     table = target.table if into is None else into
     values = {
         table.c[plan.name]: plan.parameter(f"{_NEW}{number}") for number, plan in enumerate(target.columns) if plan.column is not None
     }
-    if conflict == "upsert":
-        return _compiled(_upsert(target, dialect, values), "INSERT", target, dialect)
     return _compiled(insert(table).inline().values(values), "INSERT", target, dialect)
-
-
-def _upsert(target: TargetTable, dialect: Dialect, values: dict[Any, Any]) -> UpdateBase:
-    if target.unique is None:
-        raise RelationError(
-            f'table "{target.name}" of the target has no key for insert_conflict = upsert',
-            hint="add a primary key, or omit the setting",
-        )
-    keys = [target.columns[number].name for number in target.unique]
-    rest = [column.name for column in values if column.name not in keys]
-    match dialect.name:
-        case "sqlite":
-            statement: Any = sqlite.insert(target.table).inline().values(values)
-            if not rest:
-                return statement.on_conflict_do_nothing(index_elements=keys)  # type: ignore[no-any-return]
-            return statement.on_conflict_do_update(  # type: ignore[no-any-return]
-                index_elements=keys, set_={name: statement.excluded[name] for name in rest}
-            )
-        case "mysql" | "mariadb":
-            if target.otherwise_unique:
-                # ON DUPLICATE KEY UPDATE would overwrite a row that is equal under any unique key
-                raise RelationError(
-                    f'table "{target.name}" of the target has a unique key in addition to its primary key: insert_conflict = upsert '
-                    "could not tell which row is meant",
-                    sqlstate="55000",
-                    hint="drop that key in the target, or omit the setting",
-                )
-            replacing: Any = mysql.insert(target.table).inline().values(values)
-            return replacing.on_duplicate_key_update(  # type: ignore[no-any-return]
-                {name: replacing.inserted[name] for name in rest or keys}
-            )
-    raise RelationError(f"insert_conflict = upsert is not available on {dialect.name}", hint="omit the setting")
 
 
 def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nulls: frozenset[int]) -> Statement:

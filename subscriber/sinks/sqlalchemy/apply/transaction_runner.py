@@ -2,8 +2,7 @@
 
 In which order, :mod:`subscriber.sinks.runs` says. Two keys may differ in Python and be equal in the database (a collation, trailing
 blanks). They can only collide with an error, because rows are found by comparisons that match only the identical value
-(:meth:`ColumnPlan.matches`). With ``insert_conflict = upsert`` they would collide without an error: the changes of a table whose key has
-such a column have no key then.
+(:meth:`ColumnPlan.matches`).
 """
 
 from __future__ import annotations

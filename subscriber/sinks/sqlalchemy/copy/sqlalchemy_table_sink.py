@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -42,7 +42,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber import crash_points
 from subscriber.catalog.subscription_rows import SubscriptionRows, TableRow
-from subscriber.config import ConflictRules, Settings
+from subscriber.config import Settings
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Batch, CopyFormat, Position, PublishedTable, Replacement, SyncMode, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
@@ -84,7 +84,7 @@ class SqlAlchemyTableSink:
         fence: the sink's fence.
         table: the publisher's table.
         published: the latest descriptions from the publisher's catalog.
-        settings: ``schema_change``, ``insert_conflict``.
+        settings: ``schema_change``.
         make_relations: creates an empty map of relations.
         tally: receives the counts.
     """
@@ -360,7 +360,7 @@ class SqlAlchemyTableSink:
             staged = row.row["srcopy"] == _STAGED
             if staged:
                 known = self._described or self._published[self._table]
-                await self._staging.move(connection, await self._target(connection, known), self._settings.insert_conflict)
+                await self._staging.move(connection, await self._target(connection, known))
             await rows.save_position(self.relation_id, position)
             await self._change(rows, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
             crash_points.reached("sqlalchemy.copy_stored")

@@ -11,8 +11,6 @@ from __future__ import annotations
 from sqlalchemy import Column, Connection, MetaData, Table, inspect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.config import InsertConflict
-from subscriber.sinks.sqlalchemy.apply.statements import insert_row
 from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable
@@ -64,36 +62,14 @@ class Staging:
         columns = [Column(plan.column.name, plan.column.type) for plan in target.columns if plan.column is not None]
         return Table(self._name, MetaData(), *columns)
 
-    async def move(self, connection: AsyncConnection, target: TargetTable, conflict: InsertConflict) -> None:
+    async def move(self, connection: AsyncConnection, target: TargetTable) -> None:
         """Insert its rows into the table, in the open transaction.
 
         Args:
             connection: to the target.
             target: the table.
-            conflict: whether an existing row of the same key is an error or is replaced.
-
-        Raises:
-            RelationError: an existing row should be replaced, but this table or database does not support that.
         """
         prepare = connection.dialect.identifier_preparer
         names = ", ".join(prepare.format_column(plan.column) for plan in target.columns if plan.column is not None)
         into = f"INSERT INTO {prepare.format_table(target.table)} ({names})"
-        # without a key no row can be replaced
-        replacing = self._replacing(connection, target) if conflict == "upsert" and target.unique is not None else ""
-        # quoted; WHERE: otherwise SQLite reads ON as part of a join
-        await connection.exec_driver_sql(f"{into} SELECT {names} FROM {self._quoted(connection)} WHERE 1 = 1{replacing}")  # noqa: S608
-
-    def _replacing(self, connection: AsyncConnection, target: TargetTable) -> str:
-        # raises if an upsert of single rows is not possible
-        insert_row(target, connection.dialect, "upsert")
-        prepare = connection.dialect.identifier_preparer
-        keys = [target.columns[number].name for number in target.unique or ()]
-        names = [plan.name for plan in target.columns if plan.column is not None]
-        rest = [name for name in names if name not in keys]
-        if connection.dialect.name in _MYSQL:
-            table, staged = prepare.format_table(target.table), self._quoted(connection)
-            sets = [f"{table}.{prepare.quote_identifier(name)} = {staged}.{prepare.quote_identifier(name)}" for name in rest or keys]
-            return f" ON DUPLICATE KEY UPDATE {', '.join(sets)}"
-        sets = [f"{prepare.quote_identifier(name)} = excluded.{prepare.quote_identifier(name)}" for name in rest]
-        quoted = ", ".join(map(prepare.quote_identifier, keys))
-        return f" ON CONFLICT ({quoted}) DO " + (f"UPDATE SET {', '.join(sets)}" if sets else "NOTHING")
+        await connection.exec_driver_sql(f"{into} SELECT {names} FROM {self._quoted(connection)}")  # noqa: S608 (quoted)

@@ -38,7 +38,6 @@ class ReflectedTable:
             collation than BINARY.
         engine: MySQL's storage engine, in lower case; None for other databases.
         character_sets: the character sets of MySQL's text columns that lack some characters, by column.
-        otherwise_unique: whether rows may be equal under a unique key, of columns or expressions, and differ in the first of ``keys``.
     """
 
     table: Table
@@ -49,7 +48,6 @@ class ReflectedTable:
     autoincrement: bool = False
     inexact: frozenset[str] = field(default=frozenset())
     engine: str | None = None
-    otherwise_unique: bool = False
     character_sets: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -91,17 +89,12 @@ def _of_sqlite(name: str, found: SqliteTable) -> ReflectedTable:
         keys,
         autoincrement="AUTOINCREMENT" in found.sql.upper(),
         inexact=frozenset(found.inexact),
-        otherwise_unique=found.otherwise_unique or _otherwise_unique(keys, found.unique),
     )
 
 
 def _keys(primary_key: tuple[str, ...], unique: Iterable[tuple[str, ...]], not_null: frozenset[str]) -> tuple[tuple[str, ...], ...]:
     first = [primary_key] if primary_key else []
     return (*first, *sorted({each for each in unique if each and not_null.issuperset(each)}))
-
-
-def _otherwise_unique(keys: Sequence[tuple[str, ...]], unique: Iterable[tuple[str, ...]]) -> bool:
-    return any(not set(keys[0]) <= set(each) for each in unique if keys)
 
 
 def _inspected(connection: Connection, places: Places) -> dict[TableName, ReflectedTable]:
@@ -148,7 +141,6 @@ def _by_inspector(inspector: Inspector, name: str, facts: _Facts) -> ReflectedTa
         inexact=frozenset(facts.inexact),
         engine=facts.engine,
         character_sets=facts.character_sets,
-        otherwise_unique=any(found.get("expressions") for found in indexes) or _otherwise_unique(keys, unique),
     )
 
 

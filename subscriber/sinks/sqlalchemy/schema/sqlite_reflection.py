@@ -26,7 +26,6 @@ class SqliteTable:
         primary_key: names of its columns.
         unique: columns of each unique index over columns only, and over all rows.
         primary_key_indexed: the primary key has an index: it is not the number of a row.
-        otherwise_unique: there are other unique indexes.
         inexact: names of columns in a unique index whose collation there is not BINARY.
     """
 
@@ -38,7 +37,6 @@ class SqliteTable:
     primary_key: tuple[str, ...] = ()
     unique: list[tuple[str, ...]] = field(default_factory=list)
     primary_key_indexed: bool = False
-    otherwise_unique: bool = False
     inexact: set[str] = field(default_factory=set)
 
 
@@ -94,7 +92,5 @@ def _add_index(table: SqliteTable, parts: list[Any]) -> None:
     _, _, origin, partial, *_ = parts[0]
     if origin == "pk":
         table.primary_key_indexed = True
-    elif partial or any(part[4] < 0 for part in parts):
-        table.otherwise_unique = True
-    else:
+    elif not partial and all(part[4] >= 0 for part in parts):
         table.unique.append(tuple(part[5] for part in parts))

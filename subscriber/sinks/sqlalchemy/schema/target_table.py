@@ -127,11 +127,8 @@ class TargetTable:
         columns: in the order of the published columns.
         key: the columns (indexes) by which a row is found; None: a row is found by all columns (REPLICA IDENTITY FULL), and a change is
             for only one of the rows that match.
-        unique: the columns (indexes) of the target's primary key, or of a unique key instead; None: there is no such key, or not all of its
-            columns are published.
         missing: names of published columns that the target lacks.
         autoincrement: whether the table has a sequence or counter that RESTART IDENTITY restarts.
-        otherwise_unique: whether the target has unique keys besides ``unique``.
         taken: the missing columns whose names the target does not distinguish from another column, each with the other column's name.
     """
 
@@ -139,10 +136,8 @@ class TargetTable:
     table: Table
     columns: tuple[ColumnPlan, ...]
     key: tuple[int, ...] | None
-    unique: tuple[int, ...] | None
     missing: tuple[str, ...]
     autoincrement: bool
-    otherwise_unique: bool = False
     taken: tuple[tuple[str, str], ...] = ()
 
     def require_complete(self) -> None:
@@ -253,10 +248,8 @@ def plan_target_table(
         found.table,
         plans,
         key,
-        _positions(found.keys[0], names) if found.keys else None,
         tuple(column for column in names if column not in found.table.c),
         found.autoincrement,
-        found.otherwise_unique,
         _taken(names, found, dialect),
     )
 

@@ -1,4 +1,4 @@
-"""Settings of the user: create tables, follow new columns of the publisher, overwrite existing rows."""
+"""Settings of the user: create tables, follow new columns of the publisher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from subscriber.config import Settings
 from subscriber.errors import ApplyError, RelationError
-from subscriber.interfaces import CopyFormat, Position, TableEntry, TableName, TableSink, TableState
+from subscriber.interfaces import CopyFormat, Position, TableEntry, TableSink, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
@@ -172,80 +172,3 @@ async def callback_decides_about_new_columns(feed: Feed) -> None:
     await feed.expect(wide[0], (1, "a", "b", 2))
     await feed.expect(narrow[1], (1, "a"))
     await feed.expect(narrow[2])
-
-
-# --- insert_conflict
-
-
-async def _upserting(feed: Feed, *tables: Table) -> None:
-    await feed.reopen_with(Settings(create_tables=False, insert_conflict="upsert"))
-    await feed.create(*tables)
-
-
-@scenarios.needing("settings")
-async def insert_overwrites_an_existing_row(feed: Feed) -> None:
-    """An INSERT of an existing key overwrites the row, except columns that only the target has. It is not counted as a conflict."""
-    t = Table("t", "*id int4", "v", "+mine int4=7")
-    await _upserting(feed, t)
-    await feed.target.insert(t, [("1", "was there", "100"), ("2", "was there", "200")])
-    sent = Table("t", "*id int4", "v")
-    await feed.apply(sent.relation, sent.insert(1, "a"), sent.insert(3, None))
-    await feed.expect(t, (1, "a", 100), (2, "was there", 200), (3, None, 7))
-    counted = feed.sink.statistics
-    equal((counted.inserts, counted.confl_insert_exists), (2, 0), "inserts and conflicts counted")
-
-
-@scenarios.needing("settings")
-async def overwriting_in_order(feed: Feed) -> None:
-    """Among updates and deletes of the same row, in one batch of several transactions."""
-    t = Table("t", "*id int4", "v")
-    await _upserting(feed, t)
-    await feed.target.insert(t, [("1", "was there"), ("2", "was there"), ("3", "was there")])
-    await feed.give(
-        feed.transaction(t.relation, t.insert(1, "a"), t.update(1, "b"), t.delete(2, None), t.insert(2, "c")),
-        feed.transaction(t.insert(3, "d"), t.delete(3, None), t.insert(4, "e"), t.insert(4, "f"), t.update(5, "g", old=(1, None))),
-    )
-    await feed.expect(t, (2, "c"), (4, "f"), (5, "g"))
-
-
-@scenarios.needing("settings")
-async def overwriting_a_row_without_other_columns(feed: Feed) -> None:
-    """A table that has only its key: no change and no error."""
-    t = Table("t", "*a int4", "*b int4")
-    await _upserting(feed, t)
-    await feed.target.insert(t, [("1", "1")])
-    await feed.apply(t.relation, t.insert(1, 1), t.insert(1, 2), t.insert(1, 2))
-    await feed.expect(t, (1, 1), (1, 2))
-
-
-@scenarios.needing("settings")
-async def overwriting_with_an_invalid_value(feed: Feed) -> None:
-    """NULL in a NOT NULL column: the transaction is rolled back."""
-    t = Table("t", "*id int4", "!v")
-    await _upserting(feed, t)
-    await feed.target.insert(t, [("1", "was there")])
-    with refused(ApplyError, "NULL in a column that is NOT NULL", sqlstate="23502"):
-        await feed.apply(t.relation, t.insert(2, "a"), t.insert(1, None))
-    await feed.expect(t, (1, "was there"))
-    equal(await feed.position(), START, "the stored position")
-
-
-@scenarios.needing("settings")
-async def copy_overwrites_existing_rows(feed: Feed) -> None:
-    """The initial copy overwrites rows too. An unfinished copy leaves them unchanged."""
-    t = _NARROW
-    await feed.reopen_with(Settings(create_tables=False, insert_conflict="upsert"))
-    await feed.target.create_table(t)
-    await feed.target.insert(t, [("1", "was there"), ("1000", "was there")])
-    sink = await _copying(feed, t)
-    await sink.copy(["id", "v"], CopyFormat.TEXT, _lines((1, "a"), (2, "a")))
-    await sink.close()
-    sink = feed.opened.open_table(TableName("public", "t"))
-    equal(await sink.begin(), TableEntry(TableState.INIT), "the state after a copy that did not finish")
-    await feed.expect(t, (1, "was there"), (1000, "was there"))
-    await sink.start_copy()
-    await sink.describe(t.published)
-    await sink.copy(["id", "v"], CopyFormat.TEXT, _lines((1, "b"), (2, "b")))
-    await sink.finish_copy(_AT)
-    await sink.close()
-    await feed.expect(t, (1, "b"), (2, "b"), (1000, "was there"))

@@ -19,7 +19,7 @@ from subscriber.sinks.sqlalchemy.session.database import Database
 
 async def look():
     database = Database(sys.argv[1], create=False)
-    for finding in await check_target(database, [], SubscriptionOptions(), Settings(), creating=True):
+    for finding in await check_target(database, [], SubscriptionOptions(), Settings(), creating=True, log=None):
         print(finding.severity, finding.message)
     await database.close()
 
