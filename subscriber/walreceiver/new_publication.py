@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from subscriber.config.table_names import pattern_parts
 from subscriber.errors import ConfigurationError, PublisherError, raise_all
 from subscriber.interfaces import CATALOG_SCHEMA
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.publication import missing_publications
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.table_choice import TableChoice, pattern_condition
 
-__all__ = ["ensure_publication", "extend_publication", "planned_tables", "published_oids"]
+__all__ = ["TableChoice", "ensure_publication", "extend_publication", "pattern_condition", "planned_tables", "published_oids"]
 
 _OURS: Final = "created by subscriber migrate, which adds new tables"
 _DENIED: Final = "42501"
@@ -67,6 +67,45 @@ _CHANGED: Final = f"{_PUBLISHED} AND (p.pubupdate OR p.pubdelete)"
 _IS_OURS: Final = (
     "SELECT FROM pg_catalog.pg_publication AS p WHERE p.pubname = {} AND NOT p.puballtables AND pg_catalog.obj_description(p.oid) = {}"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TableChoice:
+    """Patterns of tables. Empty: all tables.
+
+    Attributes:
+        tables: only tables that match one of these.
+        exclude_tables: not these. They win.
+    """
+
+    tables: Sequence[str] = ()
+    exclude_tables: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in (*self.tables, *self.exclude_tables):
+            pattern_condition(pattern)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing was chosen."""
+        return not (self.tables or self.exclude_tables)
+
+
+def pattern_condition(pattern: str) -> str:
+    """SQL of whether a relation ``c`` of a schema ``n`` matches.
+
+    Raises:
+        ConfigurationError: it has no name, or more than one dot.
+    """
+    parts = pattern_parts(pattern)
+    conditions = [f"c.relname OPERATOR(pg_catalog.~) {_regex(parts[-1])}"]
+    if len(parts) == 2:
+        conditions.append(f"n.nspname OPERATOR(pg_catalog.~) {_regex(parts[0])}")
+    return f"({' AND '.join(conditions)})"
+
+
+def _regex(text: str) -> str:
+    return f'{quote_literal(f"^({text})$")} COLLATE pg_catalog."default"'
 
 
 @dataclass(frozen=True, slots=True)

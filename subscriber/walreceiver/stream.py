@@ -3,7 +3,7 @@
 libpq may hold messages that it has already read from the socket, and TLS may hold bytes below that. So everything is drained before
 waiting for the socket. A message taken from libpq is always returned: if an error follows it, the error is kept for the next call.
 
-Source: PostgreSQL manual, Streaming Replication Protocol; libpq, Functions Associated with the COPY Command.
+Source: PostgreSQL manual, Streaming Replication Protocol; libpq, Functions Associated with the COPY Command; pg_xact_status.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from psycopg import pq
 
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError, UndecidedTransaction
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.publisher_errors import connection_lost, result_error
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.subtransactions import rolled_back_subtransactions
 
 __all__ = ["WalSenderStream"]
 
@@ -29,6 +29,21 @@ _ASK_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 1.0
 _TLS_READS: Final = 4
 """TLS keeps bytes that did not fit into libpq's buffer (a record is 16 kB at most), and waiting for the socket does not see them."""
+# An id on the wire has 32 bits. The one that is meant is the nearest to the next id, because a server lets no older one be in use.
+# An id that was not assigned yet is an error. A standby may not have replayed what a session of the primary's address asks for.
+_SUBTRANSACTIONS: Final = """
+WITH here AS MATERIALIZED (
+    SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS next
+     WHERE NOT pg_catalog.pg_is_in_recovery()
+       AND EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = {slot} AND active)
+), answers AS MATERIALIZED (
+    SELECT xid, pg_catalog.pg_xact_status((next + ((xid - next + 2147483648) & 4294967295) - 2147483648)::text::xid8) AS status
+      FROM here, pg_catalog.unnest('{{{xids}}}'::int8[]) AS asked (xid)
+)
+SELECT pg_catalog.count(*)::text, pg_catalog.count(status)::text,
+       pg_catalog.string_agg(xid::text, ',') FILTER (WHERE status = 'aborted')
+  FROM answers
+"""
 
 
 class WalSenderStream:
@@ -133,7 +148,7 @@ class WalSenderStream:
                 async with asyncio.timeout(_ASK_SECONDS):
                     if self._outcomes is None:
                         self._outcomes = await self._session.sibling("outcome")
-                    return await rolled_back_subtransactions(self._outcomes, self._slot_name, xid, subxids)
+                    return await _rolled_back_subtransactions(self._outcomes, self._slot_name, xid, subxids)
             except (PublisherError, TimeoutError) as error:
                 await self._close_outcomes()
                 if kept and not isinstance(error, UndecidedTransaction):
@@ -173,3 +188,28 @@ class WalSenderStream:
                 self._pgconn.consume_input()
         while (result := await self._session.result()) is not None and result.status != pq.ExecStatus.FATAL_ERROR:
             pass
+
+
+async def _rolled_back_subtransactions(session: Session, slot_name: str, xid: int, subxids: Collection[int]) -> Collection[int]:
+    """Ask the publisher which of a transaction's subtransactions were rolled back.
+
+    Args:
+        session: with the server that sent the transaction.
+        slot_name: the slot through which it was sent. It shows that another server answers.
+        xid: of the transaction, without an epoch, as in messages. Its COMMIT or PREPARE was received.
+        subxids: of its subtransactions.
+
+    Raises:
+        UndecidedTransaction: the answer is not certain.
+        PublisherUnavailable, PublisherError: the query failed.
+    """
+    # the top transaction last: if it was not rolled back by then, its subtransactions were rolled back before its COMMIT or PREPARE
+    xids = ",".join(map(str, (*subxids, xid)))
+    ((answers, known, found),) = await session.execute(_SUBTRANSACTIONS.format(slot=quote_literal(slot_name), xids=xids))
+    if answers == "0":
+        raise UndecidedTransaction("another server answers, or it is a standby")
+    if answers != known:
+        raise UndecidedTransaction("the transaction is too old")
+    aborted = {int(each) for each in (found or "").split(",") if each}
+    # of a prepared transaction that was rolled back since, nothing is left anyway
+    return () if xid in aborted else aborted

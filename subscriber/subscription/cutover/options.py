@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces.sequences import SequenceChoice
 from subscriber.walreceiver.fences.fence_kinds import FenceKind
-from subscriber.walreceiver.table_choice import TableChoice
+from subscriber.walreceiver.new_publication import TableChoice
 
 __all__ = ["CutoverOptions"]
 

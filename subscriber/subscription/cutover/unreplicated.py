@@ -10,7 +10,7 @@ from subscriber.printable import shortened
 from subscriber.protocol.quoting import quote_literal
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.table_choice import pattern_condition
+from subscriber.walreceiver.new_publication import pattern_condition
 
 __all__ = ["move_unreplicated", "require_replicated", "unreplicated_problems"]
 

@@ -56,9 +56,8 @@ from subscriber.subscription.migration.spec import MigrationSpec, Tell
 from subscriber.subscription.migration.step_log import StepLog, goes_away
 from subscriber.subscription.setup.checks import check
 from subscriber.subscription.targets import has_sequences, is_postgres, target_kind
-from subscriber.walreceiver.new_publication import ensure_publication
+from subscriber.walreceiver.new_publication import TableChoice, ensure_publication
 from subscriber.walreceiver.publication import published_names
-from subscriber.walreceiver.table_choice import TableChoice
 from subscriber.walreceiver.table_sizes import table_sizes
 
 __all__ = ["Migration"]

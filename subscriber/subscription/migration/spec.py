@@ -11,7 +11,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.management.schema import SchemaOptions
 from subscriber.subscription.targets import observe_target
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.table_choice import TableChoice
+from subscriber.walreceiver.new_publication import TableChoice
 
 __all__ = ["APPLICATION", "MigrationSpec", "Tell"]
 

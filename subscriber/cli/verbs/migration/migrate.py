@@ -16,7 +16,7 @@ from subscriber.config.reading import parse_assignments
 from subscriber.errors import raise_all
 from subscriber.printable import printable
 from subscriber.subscription.migration import Migration
-from subscriber.walreceiver.table_choice import TableChoice
+from subscriber.walreceiver.new_publication import TableChoice
 
 __all__ = ["add_arguments"]
 
