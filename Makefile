@@ -17,7 +17,7 @@ MATRIX_MARK ?= matrix and
 export PYTHONDONTWRITEBYTECODE =
 
 ELSEWHERE := --ignore tests/spark --ignore tests/delta --ignore tests/docker --ignore tests/debezium
-QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/publisher/test_stream.py tests/native/test_changes.py
+QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/publisher/test_stream.py
 
 .PHONY: help demo demo-migration compiled quick test test-spark test-crash test-matrix test-lowest test-postgres test-all test-docker test-debezium chaos soak crash-spark fuzz golden \
 	bench lint docs format wheel image hashes sbom servers mariadb clean
@@ -80,6 +80,8 @@ bench: $(VENV)/.group-bench $(if $(filter spark,$(SINK)),$(VENV)/.spark)
 compiled: $(VENV)/.dev
 	$(PYTEST) --collect-only --quiet --quiet $(ELSEWHERE) >/dev/null
 
+# the processor is the limit here: more workers only import more
+quick: TEST_ARGS = -n auto
 quick: $(VENV)/.dev
 	$(PYTEST) $(TEST_ARGS) -m 'not slow and not crash and not crash_points and not endurance and not spark' $(QUICK)
 

@@ -130,6 +130,7 @@ def hints() -> Iterator[tuple[str, str]]:
                                 yield f"{path.name}:{part.lineno}", text
 
 
+@pytest.mark.slow
 def test_no_hint_is_for_the_developer_of_a_sink() -> None:
     """The bug was that an operator who lost a session was told to open the sink again."""
     found = {

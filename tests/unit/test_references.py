@@ -7,6 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("subscriber/**/*.py"), *ROOT.glob("tests/**/*.py")])
 _ROLE = re.compile(r":(?:mod|class|func|meth|attr|data|exc|obj):`(?:[^`<]*<)?[~.]*([\w.]+)>?`")
@@ -74,6 +76,7 @@ def _missing(file: Path) -> list[str]:
     return roles + [name for name in _FILE.findall(text) if not any(path.as_posix().endswith(f"/{name}") for path in FILES)]
 
 
+@pytest.mark.slow
 def test_what_docstrings_name_exists() -> None:
     missing = {str(file): names for file in FILES if (names := _missing(file))}
     assert not missing

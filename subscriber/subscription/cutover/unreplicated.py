@@ -9,8 +9,8 @@ from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.printable import shortened
 from subscriber.protocol.quoting import quote_literal
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.new_publication import pattern_condition
+from subscriber.walreceiver.session import Session
 
 __all__ = ["move_unreplicated", "require_replicated", "unreplicated_problems"]
 

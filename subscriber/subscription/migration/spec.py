@@ -10,8 +10,8 @@ from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.management.schema import SchemaOptions
 from subscriber.subscription.targets import observe_target
-from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.new_publication import TableChoice
+from subscriber.walreceiver.session import Session
 
 __all__ = ["APPLICATION", "MigrationSpec", "Tell"]
 

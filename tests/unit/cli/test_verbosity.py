@@ -15,6 +15,7 @@ from subscriber.cli.service.logs import NOTICE
 from tests.support.program import PROGRAM, environment
 
 
+@pytest.mark.slow
 def test_drivers_do_not_show_their_parameters(tmp_path: Path) -> None:
     """The bug was that -vv made aiosqlite write every call with its parameters: rows, and the publisher's password."""
     file = tmp_path / "replica.db"

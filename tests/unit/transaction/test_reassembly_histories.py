@@ -109,7 +109,7 @@ def play(history: bytes) -> Subscriber:
     return subscriber
 
 
-@property_test(1000, 6000, st.binary(min_size=40, max_size=160))
+@property_test(400, 6000, st.binary(min_size=40, max_size=160))
 def test_surviving_rows(history: bytes) -> None:
     subscriber = play(history)
     # what is left belongs to streams that end in no commit: the last session's empty ones, and those of what is still prepared

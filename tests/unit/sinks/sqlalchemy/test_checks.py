@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = """
 import asyncio, sys
 from subscriber.config import Settings, SubscriptionOptions

@@ -9,8 +9,11 @@ from typing import Any
 
 import asyncpg
 import asyncpg.connect_utils
+import pytest
 
 from subscriber.sinks.postgres.session import authentication
+
+pytestmark = pytest.mark.slow
 
 STEPS = 40
 

@@ -34,8 +34,9 @@ from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds
 from tests.unit.sinks.spark.pipeline.test_rounds import copy
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner_module, "_SMALL_FILES", 6)
     sink: OpenedSparkSink = await begun(make(tmp_path))
@@ -57,7 +58,6 @@ async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monke
     assert not any(action["dataChange"] for action in removed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_continue(tmp_path: Path, whole: bool) -> None:
     sink = await begun(make(tmp_path), tables=(TABLE, OTHER_TABLE))
@@ -120,7 +120,6 @@ async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_
     await sink.close()
 
 
-@pytest.mark.slow
 async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner_module, "_SMALL_FILES", 4)
     sink = await begun(make(tmp_path))

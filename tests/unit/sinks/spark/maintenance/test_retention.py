@@ -28,6 +28,8 @@ from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, storage
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 
+pytestmark = pytest.mark.slow
+
 OTHER_TABLE = TableName("public", "other")
 OTHER = Relation(6, "public", "other", "d", RELATION.columns)
 
@@ -49,7 +51,6 @@ def of_snapshot(path: Path, snapshot: Snapshot, name: TableName) -> set[str]:
     return {Path(uri).name for uri in DeltaTable(str(path / table.path), version=table.version).file_uris()}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @some_and_others(["rounds", "interval"], [(80, 20)], [(220, 100)])
 async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, interval: int) -> None:
@@ -149,7 +150,6 @@ def test_checkpoints_of_spark_are_made_durable_in_all_forms(tmp_path: Path, monk
     assert synced[-2:] == ["_last_checkpoint", "."], "it names one of them"
 
 
-@pytest.mark.slow
 async def test_within_the_retention_time_every_snapshot_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:
     publisher = Publisher(11)
     sink = await begun(make(tmp_path), tables=NAMES)

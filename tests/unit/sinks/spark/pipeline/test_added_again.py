@@ -18,6 +18,8 @@ from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
 from tests.unit.sinks.spark.reading.test_change_feed import read
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("between", [True, False])
 @pytest.mark.parametrize("copied", [True, False])

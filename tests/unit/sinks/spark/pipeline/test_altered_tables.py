@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Literal
 
+import pytest
 from deltalake import DeltaTable
 
 from subscriber.protocol.lsn import Lsn
@@ -16,6 +17,8 @@ from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from tests.support.examples import seeds
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
+
+pytestmark = pytest.mark.slow
 
 _EXTRAS = ("e0", "e1", "e2")
 Values = dict[str, str | None]

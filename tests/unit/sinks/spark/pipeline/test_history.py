@@ -40,6 +40,8 @@ from tests.unit.sinks.spark.pipeline.test_applier import SMALL, Killed, all_roun
 from tests.unit.sinks.spark.pipeline.test_rounds import copy
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 
+pytestmark = pytest.mark.slow
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -98,7 +100,6 @@ class Fragile(LocalEngine):
         return found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_killed_anywhere_a_history_has_every_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = random.randrange(10**6)
@@ -485,7 +486,6 @@ async def test_history_that_others_change_every_time_is_left_out_of_the_round(
     assert versions(tmp_path, snapshot, "id") == [(1, 200, None), (2, 300, None)]
 
 
-@pytest.mark.slow
 async def test_steps_of_a_long_log_end_with_transactions_and_ended_versions_are_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

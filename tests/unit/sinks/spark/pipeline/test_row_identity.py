@@ -24,6 +24,8 @@ from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, st
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation, rows, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 
+pytestmark = pytest.mark.slow
+
 UNKEYED = relation("n", ("note", 25, False))
 NUMBERED = relation("d", ("note", 25, False), ("id", 20, True))
 RENAMED = relation("d", ("pk", 23, True), ("note", 25, False))

@@ -20,6 +20,8 @@ from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import Identity, land, relation, rows
 from tests.unit.sinks.spark.stream import begun, make, row
 
+pytestmark = pytest.mark.slow
+
 FILES = 10
 ROWS = 100
 

@@ -31,6 +31,8 @@ from tests.unit.sinks.spark.pipeline.test_applier import storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, rows
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 
+pytestmark = pytest.mark.slow
+
 OTHER = "has another applier, which published in the meantime"
 
 

@@ -25,6 +25,8 @@ from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, st
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 
+pytestmark = pytest.mark.slow
+
 Place = tuple[int, int, str]
 
 
@@ -44,7 +46,6 @@ def read(changes: Changes, start: Lsn, end: Lsn, between: Callable[[], None] = l
     return found
 
 
-@pytest.mark.slow
 @seeds(1, 2)
 async def test_each_change_is_read_once_and_in_order_while_the_log_grows(tmp_path: Path, seed: int) -> None:
     dice, publisher = random.Random(seed), Publisher(seed)
@@ -197,7 +198,6 @@ async def test_a_range_may_begin_and_end_amid_a_landed_batch(tmp_path: Path) -> 
                 assert [lsn for lsn, _, _ in read(changes, Lsn(start), Lsn(end))] == expected, (start, end)
 
 
-@pytest.mark.slow
 async def test_small_files_that_become_one_keep_their_place_among_the_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner_module, "_SMALL_FILES", 8)
     sink, work, expected, counts = await begun(make(tmp_path)), applier(tmp_path), [], []

@@ -18,6 +18,8 @@ from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, st
 from tests.unit.sinks.spark.pipeline.test_rounds import land, relation
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 
+pytestmark = pytest.mark.slow
+
 
 def values(changes: Changes, schema: pa.Schema, start: int, end: int) -> list[Any]:
     pieces = changes.pieces(Lsn(start), Lsn(end))

@@ -31,6 +31,8 @@ from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.tables.foreign_writer import OTHER, OTHER_NAME
 
+pytestmark = pytest.mark.slow
+
 LOG = "_delta_log"
 
 
@@ -87,7 +89,6 @@ async def damaged(path: Path, damage: str) -> OpenedSparkSink:
     return sink
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage not in {"moved", "none"}])
 async def test_damaged_table_leaves_the_snapshot_alone_and_a_new_copy_repairs_it(tmp_path: Path, damage: str) -> None:
     sink = await damaged(tmp_path, damage)

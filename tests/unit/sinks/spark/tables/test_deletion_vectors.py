@@ -29,6 +29,8 @@ from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, rows
 from tests.unit.sinks.spark.stream import batch, begun, make, row
 
+pytestmark = pytest.mark.slow
+
 TABLE = "tables/public/t"
 KEYED_NAME = TableName("public", "t")
 
@@ -218,7 +220,6 @@ async def test_files_of_vectors_are_removed_after_the_grace_time(tmp_path: Path,
     assert dict(rows(tmp_path)) == {**dict.fromkeys(range(1000), "a"), **dict.fromkeys(range(13), "b")}
 
 
-@pytest.mark.slow
 @seeds(1, 2)
 async def test_random_changes_leave_the_publishers_rows(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With keys of several columns, values not sent, TRUNCATE and keys that change; the log is read from checkpoints too."""

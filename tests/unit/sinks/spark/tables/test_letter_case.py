@@ -23,6 +23,8 @@ from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, st
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 
+pytestmark = pytest.mark.slow
+
 HISTORIES: list[list[tuple[str, ...]]] = [
     [("A", "a"), ("A",)],
     [("A", "a"), ("a",)],

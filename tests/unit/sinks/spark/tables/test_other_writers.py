@@ -28,6 +28,8 @@ from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows,
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row
 from tests.unit.sinks.spark.tables.foreign_writer import OTHER, OTHER_NAME, Maintained, commit
 
+pytestmark = pytest.mark.slow
+
 
 def maintain(path: Path, dice: random.Random) -> None:
     """Do what other writers may do, to some table."""

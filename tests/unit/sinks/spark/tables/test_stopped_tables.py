@@ -29,6 +29,8 @@ from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row
 from tests.unit.sinks.spark.tables.foreign_writer import OTHER, OTHER_NAME, Maintained
 
+pytestmark = pytest.mark.slow
+
 
 def append_only(path: Path, value: str) -> None:
     """Set or remove what prevents the applier from writing a table."""
@@ -106,7 +108,6 @@ async def test_changes_of_a_stopped_table_are_not_kept_without_end(tmp_path: Pat
     assert rows(tmp_path) == [(7, "seven"), (8, "eight")]
 
 
-@pytest.mark.slow
 @seeds(1, 2)
 async def test_tables_stop_and_continue_under_kills(tmp_path: Path, seed: int) -> None:
     dice, publisher = random.Random(seed), Publisher(seed)

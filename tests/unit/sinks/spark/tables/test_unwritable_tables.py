@@ -16,6 +16,8 @@ from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, rows, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.tables.foreign_writer import OTHER, OTHER_NAME, commit, protocol, reader_protocol
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("actions", "reason"),
